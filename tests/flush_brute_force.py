@@ -11,7 +11,7 @@ from typing import Literal
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.plan import Plan
 from tests.brute_force import first_k
-from tests.link_rates import between, borders, ring, unpassed
+from tests.link_rates import between, borders, ring_where_stages_lie, unpassed
 
 MEMORY_TOLERANCE = 1e-9
 
@@ -179,7 +179,7 @@ def _memory_bytes(chosen: dict[int, Tmpc], d: int, y: int) -> float:
 def _rates(instance: Instance, p: int, d: int, t: int) -> list[Rates]:
     """Of each stage, front to back."""
     at_borders = [1.0, *map(float, borders(instance, d * t, p)[::-1]), 1.0]
-    others = float(between(instance, p * d * t)), float(ring(instance, p * d * t, d, t))
+    others = float(between(instance, p * d * t)), float(ring_where_stages_lie(instance, d, t, p))
     return [(*pair, *others) for pair in pairwise(at_borders)]
 
 

@@ -39,19 +39,26 @@ def between(instance: Instance, devices: int) -> Fraction:
 def borders(instance: Instance, stage_devices: int, stages: int) -> list[Fraction]:
     """What each border of a plan has, the last one first, where all stages have one d and one t: the rate of the least
     group that both stages are in, of those in which all stages of the plan lie whole, or which hold the plan."""
-    *inner, (held, outermost) = groups(instance, stages * stage_devices)
-    held, whole = min(held, instance.devices), list[tuple[int, Fraction]]()
-    for group in inner:
-        trial = [*(size for size, _ in whole), group[0]]
-        if stage_devices <= group[0] and len(starts(held, stage_devices, trial)) >= stages:
-            whole.append(group)
+    *inner, (_, outermost) = groups(instance, stages * stage_devices)
+    whole = whole_groups(instance, stage_devices, stages)
     # Of groups in which stages do not lie whole all borders count as outside, and so of all smaller ones.
-    shared = inner[max((k for k, group in enumerate(inner, 1) if group not in whole), default=0) :]
-    found = starts(held, stage_devices, [size for size, _ in whole])[:stages]
+    shared = inner[max((k for k, group in enumerate(inner, 1) if group[0] not in whole), default=0) :]
+    found = starts(instance.devices, stage_devices, whole)[:stages]
     return [
         next((rate for size, rate in shared if here // size == ahead // size), outermost)
         for here, ahead in pairwise(found)
     ]
+
+
+def whole_groups(instance: Instance, stage_devices: int, stages: int) -> list[int]:
+    """The devices of groups, smaller than what holds the plan, in which all stages of the plan lie whole."""
+    *inner, (held, _) = groups(instance, stages * stage_devices)
+    whole: list[int] = []
+    for size, _ in inner:
+        there = starts(min(held, instance.devices), stage_devices, [*whole, size])
+        if stage_devices <= size and len(there) >= stages:
+            whole.append(size)
+    return whole
 
 
 def starts(devices: int, stage_devices: int, whole: Sequence[int], first: int = 0) -> list[int]:
@@ -91,6 +98,24 @@ def ring(instance: Instance, devices: int, d: int, t: int) -> Fraction:
             slowest = inside * rate if slowest is None else min(slowest, inside * rate)
             inside = n
     return outermost[1] if slowest is None else slowest
+
+
+def ring_where_stages_lie(instance: Instance, d: int, t: int, stages: int) -> Fraction:
+    """The same where all stages of a plan have these degrees: inside the least group in which all stages lie whole. If
+    there is none, the best of all n, of which the largest group smaller than what holds the plan has n, group after
+    group until no stage is left; n times what leads out of it, and what a ring of n has in it."""
+    *inner, (held, outermost) = groups(instance, stages * d * t)
+    whole = whole_groups(instance, d * t, stages)
+    if whole:
+        return ring(instance, whole[0], d, t)
+    found = [ring(instance, stages * d * t, d, t)]
+    for n in range(2, d):
+        if inner and d % n == 0:
+            size, there = inner[-1][0], min(held, instance.devices)
+            runs = sum(min(size, there - first) // (n * t) for first in range(0, there, size))
+            if runs >= stages * d // n:
+                found.append(min(ring(instance, size, n, t), n * outermost))
+    return max(found)
 
 
 def surely_together(sizes: list[int], d: int, t: int) -> int:

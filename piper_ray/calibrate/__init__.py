@@ -1,1 +1,2 @@
-"""Measured steps and layers correct an estimate's constants: the few that they can tell apart."""
+"""Corrects the constants of an estimate by measured steps and layers: those few constants that the measurements
+determine."""

@@ -1,9 +1,9 @@
-"""The factors under which predictions come nearest to measurements, for as many constants as these tell apart.
+"""The factors of constants for which predictions come nearest to measurements.
 
-Of the logarithms of predicted over measured times the sum of squares is made small (Gauss-Newton), each factor held to
-1 by what is known of it before anything is measured. One constant is fitted by default, others where each measurement
-is told better with them from all the others, and all of them only where they are clear of 1: what is no matter of
-constants changes none, and a few runs do no harm.
+Minimises the sum of squares of log(predicted / measured) (Gauss-Newton); each factor is pulled towards 1 by what is
+known of it without measurements. By default one constant is fitted. More are fitted only if they predict each
+measurement better from all the others. A factor that is not clearly different from 1 is not fitted at all, so
+deviations that no constant explains change no constant, and a few runs do no harm.
 """
 
 from __future__ import annotations
@@ -20,38 +20,41 @@ from piper_ray.model.errors import UsageError
 from piper_ray.workloads.estimate.software import Calibration, Constant, Spread
 
 _PRIOR = 0.3
-"""The deviation of a factor's logarithm: what the tables may well be off by."""
+"""The expected deviation of a factor's logarithm: the accuracy of the tables."""
 
 _NOISE = 0.04
-"""The deviation of a time's logarithm: what a formula with the right constants is good to, for one layout among
+"""The deviation of a time's logarithm: the accuracy of a formula with the right constants, for one layout among
 others."""
 
 _HOLD = (_NOISE / _PRIOR) ** 2
 
 _WORTH = 0.3
-"""The share of what is left that a further constant must take off."""
+"""The share of the remaining error that a further constant must remove."""
 
 _SPREAD = 0.08
-"""Of a time's logarithm: what layouts of one machine differ by among each other, where its rates are right (vTrain)."""
+"""The deviation of a time's logarithm between layouts of one machine, if its rates are right (vTrain)."""
 
 _CLEAR = 2.0
-"""Standard deviations of a factor's logarithm from which on it is fitted."""
+"""A factor is fitted if its logarithm is at least this many standard deviations from 0."""
 
 _FEW = 4
-"""With up to this many measurements one outlier among layouts would decide."""
+"""With at most this many measurements, one outlier could decide the choice of constants."""
+
+_CLEAR_OF_FEW = 2.75
+"""Of these, whichever is left out. At 2 three runs of a machine made its others worse in 6 of 15 groups, here in 2."""
 
 _STEP = 0.05
 _LARGEST_STEP = 0.5
 _ROUNDS = 8
 _FAR = 6.0
-"""A measurement that differs from its estimate by more than this factor is of something else."""
+"""A measurement that differs from its estimate by more than this factor belongs to something else."""
 
 _Vector = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """What took ``measured_s``, and what is predicted for it. weight: 1 for a step; of layers their share of it."""
+    """A measured time and its prediction. weight: 1 for a step; for layers, their share of a step."""
 
     label: str
     measured_s: float
@@ -61,8 +64,9 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Fit:
-    """before, after: (predicted - measured) / measured of each measurement. left_out: the mean of what is left of each
-    where it is told from the others; None of a single one. left: constants that stay as they are."""
+    """A fitted calibration. before, after: (predicted - measured) / measured of each measurement. left_out: the mean
+    error of each measurement predicted from the others; None for a single one. left: constants that keep their
+    values."""
 
     calibration: Calibration
     before: tuple[float, ...]
@@ -72,7 +76,8 @@ class Fit:
 
 
 def fit(measurements: Sequence[Measurement]) -> Fit:
-    """Raises UsageError where nothing is measured, or something else than is estimated."""
+    """Fits a calibration. Raises UsageError if there are no measurements, or if one is of something else than the
+    estimate."""
     if not measurements:
         raise UsageError("nothing to calibrate with: expected at least one run with a measured step")
     start = np.zeros(len(Constant))
@@ -105,20 +110,21 @@ def _residuals(measurements: Sequence[Measurement], logs: _Vector) -> _Vector:
 def _jacobian(
     measurements: Sequence[Measurement], logs: _Vector, residuals: _Vector, columns: Sequence[int]
 ) -> _Vector:
-    """float64[measurements, columns]: by how much each prediction's logarithm changes with each factor's."""
+    """float64[measurements, columns]: the derivative of each prediction's logarithm by each factor's logarithm."""
     found = np.empty((len(measurements), len(columns)))
     for place, column in enumerate(columns):
         moved = logs.copy()
-        moved[column] -= _STEP  # slower: shares of a rate may be at their most
+        moved[column] -= _STEP  # slower, because shares of a rate may be at their maximum
         found[:, place] = (residuals - _residuals(measurements, moved)) / _STEP
     return found
 
 
 def _told_apart(jacobian: _Vector, residuals: _Vector) -> list[int]:
-    """The columns to fit, by the slopes at the start: those that tell each measurement better from all the others, as
-    far as each is clear of what layouts of one machine differ by anyhow; of a few measurements, whichever is left out.
+    """The columns to fit, judged by the slopes at the start: those that predict each measurement better from all the
+    others, if each factor differs from 1 by more than layouts of one machine differ anyway. With few measurements this
+    must hold whichever of them is left out.
 
-    A single measurement tells of the most general constant alone.
+    A single measurement only determines the most general constant.
     """
     clear = [k for k in range(jacobian.shape[1]) if np.linalg.norm(jacobian[:, k]) * _PRIOR > _NOISE / 2.0]
     if len(residuals) == 1:
@@ -134,15 +140,15 @@ def _told_apart(jacobian: _Vector, residuals: _Vector) -> list[int]:
 
 
 def _clear_without_any(jacobian: _Vector, residuals: _Vector) -> bool:
-    """Whether each column's factor is clear of 1 whichever of a few measurements is left out: none decides alone."""
+    """Whether each column's factor is clearly different from 1 whichever of a few measurements is left out."""
     return len(residuals) > _FEW or all(
-        min(_clearness(np.delete(jacobian, left, axis=0), np.delete(residuals, left))) >= _CLEAR
+        min(_clearness(np.delete(jacobian, left, axis=0), np.delete(residuals, left))) >= _CLEAR_OF_FEW
         for left in range(len(residuals))
     )
 
 
 def _clearness(jacobian: _Vector, residuals: _Vector) -> list[float]:
-    """Of each column's factor in the fit, its logarithm in standard deviations of its own."""
+    """For each column, the logarithm of its fitted factor in standard deviations."""
     inverse = np.linalg.inv(jacobian.T @ jacobian + _HOLD * np.eye(jacobian.shape[1]))
     found = inverse @ jacobian.T @ residuals
     left = residuals - jacobian @ found
@@ -152,7 +158,7 @@ def _clearness(jacobian: _Vector, residuals: _Vector) -> list[float]:
 
 
 def _left_out(jacobian: _Vector, residuals: _Vector) -> _Vector:
-    """What the others leave of each measurement; all fits at once (Allen's PRESS)."""
+    """The error of each measurement predicted from the others; all these fits at once (Allen's PRESS)."""
     inverse = np.linalg.inv(jacobian.T @ jacobian + _HOLD * np.eye(jacobian.shape[1]))
     hat = jacobian @ inverse @ jacobian.T
     found: _Vector = (residuals - hat @ residuals) / (1.0 - np.diag(hat))
@@ -160,7 +166,7 @@ def _left_out(jacobian: _Vector, residuals: _Vector) -> _Vector:
 
 
 def _left_out_error(jacobian: _Vector, residuals: _Vector) -> float:
-    """Sum over measurements of what the others leave of it."""
+    """The sum of the errors of each measurement predicted from the others."""
     return float(np.sum(np.abs(_left_out(jacobian, residuals))))
 
 
@@ -171,8 +177,8 @@ def _left_out_mean(jacobian: _Vector, residuals: _Vector) -> float | None:
 
 
 def _spread_of(measurements: Sequence[Measurement], jacobian: _Vector, residuals: _Vector) -> Spread | None:
-    """How far off steps of further layouts may be, by what the others leave of each, at least what formulas are good
-    to; with Student's factor. None of a single step, and of layers."""
+    """The likely error of a step of another layout, from the errors of each step predicted from the others, with
+    Student's factor; at least the accuracy of formulas. None for a single step, and for layers."""
     count = len(measurements)
     if count == 1 or any(one.weight != 1.0 for one in measurements):
         return None
@@ -192,7 +198,7 @@ def student_90(freedom: int) -> float:
 def _fitted(
     measurements: Sequence[Measurement], chosen: Sequence[int], scale: _Vector, residuals: _Vector
 ) -> tuple[_Vector, _Vector]:
-    """Logarithms of all factors, and what is left of each measurement."""
+    """Logarithms of all factors, and the remaining error of each measurement."""
     logs = np.zeros(len(Constant))
 
     def loss(at: _Vector, left: _Vector) -> float:

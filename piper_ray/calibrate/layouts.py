@@ -1,4 +1,4 @@
-"""What a published run says of its layout, and what is assumed where it is silent."""
+"""The layout of a published run, and the assumptions where the run does not state it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from piper_ray.workloads.estimate.software import (
 )
 
 NO_RECOMPUTATION = "no recomputation"
-"""What is assumed where a run says nothing of it."""
+"""The assumption if a run does not mention recomputation."""
 
 _Table = TypeVar("_Table", bound=BaseModel)
 
@@ -43,7 +43,7 @@ class NotExpressible(Exception):
 
 @dataclass(frozen=True)
 class Untold:
-    """What is taken of a run that does not say it. None: what is usual, or a reason not to price it."""
+    """Values for runs that do not state them. None: the usual value, or a reason not to price the run."""
 
     model: ModelConfig | None = None
     gpu: str | None = None
@@ -55,7 +55,7 @@ class Untold:
 
 @dataclass(frozen=True)
 class Laid:
-    """A run in the estimator's words. software: the key of its generation. assumed: what the run does not say."""
+    """A run in the estimator's terms. software: the key of its generation. assumed: what the run does not state."""
 
     model: ModelConfig
     software: str
@@ -65,7 +65,7 @@ class Laid:
 
 
 def laid_out(run: PublishedRun, hardware: Hardware, untold: Untold = Untold()) -> Laid:
-    """Raises NotExpressible with the reason."""
+    """Converts a run. Raises NotExpressible with the reason if that is not possible."""
     assumed: list[str] = []
     try:
         model = _model(run, untold)
@@ -90,7 +90,7 @@ def _model(run: PublishedRun, untold: Untold) -> ModelConfig:
     for key in ("max_position_embeddings", "n_positions"):
         known = config.get(key)
         if isinstance(known, int) and run.seq is not None:
-            config[key] = max(known, run.seq)  # a run may be longer than its config's own training
+            config[key] = max(known, run.seq)  # a run may have longer sequences than its config's own training
     return model_of_config(described.name or run.id, config)
 
 
@@ -104,7 +104,7 @@ SHARDINGS = {
     "zero3": Sharding.WEIGHTS,
     "fsdp (optimizer and gradients)": Sharding.GRADIENTS,
 }
-"""The shardings by what runs call them."""
+"""Shardings by the names that runs use."""
 
 
 def _sharding(run: PublishedRun) -> Sharding:
@@ -159,11 +159,11 @@ def _stack(run: PublishedRun, generation: str, hardware: Hardware, untold: Untol
 
 
 _OVERLAPS = {"expert-all-to-all": Overlap.EXPERTS.value}
-"""Other names that runs have for what overlaps."""
+"""Other names of overlaps that runs use."""
 
 
 def _changed(table: _Table, **figures: object) -> _Table:
-    """The table with figures in place of its own; None: its own."""
+    """The table with new figures; None keeps the old one."""
     return table.model_copy(update={name: value for name, value in figures.items() if value is not None})
 
 
@@ -219,7 +219,7 @@ def _schedule(run: PublishedRun, pp: int) -> Schedule:
 
 
 def _recomputation(run: PublishedRun, software: Software, assumed: list[str]) -> Recomputation:
-    """Selective is what the software does again by default: Megatron the core of attention."""
+    """Selective recomputation means the software's default, such as Megatron's core of attention."""
     if not run.recompute:
         assumed.append(NO_RECOMPUTATION)
         return Recomputation.NONE

@@ -1,5 +1,5 @@
-"""An estimate's request with the constants that measurements give: steps of runs in their own layouts, or times of a
-profile's layers."""
+"""An estimate's request, calibrated by measurements: steps of runs in their own layouts, or times of a profile's
+layers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from piper_ray.workloads.formats.documents import parse_json, read_text
 
 @dataclass(frozen=True)
 class Estimated:
-    """What is estimated, and is to be calibrated."""
+    """The estimate that is to be calibrated."""
 
     model: ModelConfig
     hardware: Hardware
@@ -42,7 +42,7 @@ class Estimated:
 
 
 def calibrated(path: str, estimated: Estimated) -> EstimateRequest:
-    """The request with a calibration by the file. Raises UsageError and InputError."""
+    """The request, calibrated by the file's measurements. Raises UsageError and InputError."""
     measurements = measurements_in(path, estimated)
     found = fit(measurements)
     told = tuple(told_of(path, found))
@@ -50,7 +50,7 @@ def calibrated(path: str, estimated: Estimated) -> EstimateRequest:
 
 
 def told_of(path: str, found: Fit) -> list[str]:
-    """What was changed, and how far predictions were off before and after."""
+    """Sentences on the changed constants, and on the error of predictions before and after."""
     changed = [f"{constant.value} x {factor:.3g}" for constant, factor in found.calibration.factors.items()]
     counted = plural(len(found.before), "measurement")
     lines = [
@@ -70,8 +70,8 @@ def _errors_text(errors: Sequence[float]) -> str:
 
 
 def measurements_in(path: str, estimated: Estimated) -> list[Measurement]:
-    """The measurements of a file of runs, or of a workload that was profiled. Raises InputError and UsageError for what
-    is no measurement of that GPU and software."""
+    """The measurements of a file of runs, or of a profiled workload. Raises InputError and UsageError for measurements
+    of another GPU or software."""
     if _holds_runs(path):
         return [_of_run(path, run, estimated) for run in read_runs(path)]
     return list(_of_layers(path, load(path), estimated))
@@ -129,23 +129,23 @@ def _of_run(path: str, run: PublishedRun, estimated: Estimated) -> Measurement:
 
 
 _IMPOSSIBLE = 1.75
-"""Of a GPU's memory: what no layout that ran was estimated to need."""
+"""No layout that ran was estimated to need more than this multiple of a GPU's memory."""
 
 
 def simulated(plan: PricedLayout) -> Simulation:
-    """The layout run event by event."""
+    """Simulates the layout event by event."""
     transfers = Transfers.BESIDE if plan.overlap_transfers else Transfers.IN_PASSES
     options = replace(SimulationOptions.of(plan.terms), transfers=transfers)
     return simulate(plan.instance, plan.plan, plan.schedule, options=options)
 
 
 def layout_step_s(laid: Laid, hardware: Hardware, calibration: Calibration) -> float:
-    """The step of a layout."""
+    """The step time of a layout."""
     return simulated(priced(laid.model, calibration.applied(laid.stack), hardware.training, laid.layout)).step_s
 
 
 def _of_layers(path: str, profile: Instance, estimated: Estimated) -> Iterator[Measurement]:
-    """Each kind of layer whose modules the profile names: the forward and the backward pass of one device."""
+    """One measurement for each pass of each kind of layer whose modules the profile names, on one device."""
     request = estimated.request
     batch = profile.batch
     samples = batch.samples_per_microbatch or request.samples or estimated.model.samples
@@ -180,7 +180,7 @@ def _of_layers(path: str, profile: Instance, estimated: Estimated) -> Iterator[M
 
 
 def _layer_pass_s(kind: LayerKind, place: int, estimated: Estimated, calibration: Calibration) -> float:
-    """A layer's forward (0) or backward pass (1) on one device."""
+    """The time of a layer's forward pass (place 0) or backward pass (1) on one device."""
     request, hardware = estimated.request, estimated.hardware
     stack = replace(request, calibration=calibration).stack(hardware.gpu(estimated.gpu))
     setting = Setting(stack, hardware.training, 1, stack.gpu.network_bytes_per_s, 0.0, 1)
@@ -189,7 +189,7 @@ def _layer_pass_s(kind: LayerKind, place: int, estimated: Estimated, calibration
 
 
 def _same_module(measured: str, known: str) -> bool:
-    """Whether both paths name one module; people wrap models, so that one path may be longer in front."""
+    """Whether both paths name the same module; if a model is wrapped, one path is longer at the front."""
     if not measured or not known:
         return False
     return measured == known or measured.endswith(f".{known}") or known.endswith(f".{measured}")

@@ -1,4 +1,4 @@
-"""What each rank of a layout holds, by how its software holds memory."""
+"""The memory of each rank of a layout, by the way its software uses memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _HALF_PRECISION = "nemo"
 
 
 def traits_of(run: PublishedRun, laid: Laid) -> Traits:
-    """As the run says it, else as its generation of software does."""
+    """The traits that the run states, else those of its generation of software."""
     precision, usual = laid.stack.precision, DEFAULT
     traits = held_by(laid.software, half=precision is Precision.FP16)
     if traits is None and laid.layout.sharding is Sharding.WEIGHTS:
@@ -41,12 +41,13 @@ def traits_of(run: PublishedRun, laid: Laid) -> Traits:
 
 
 def shares_untold(laid: Laid) -> bool:
-    """Whether the optimizer's state is taken for shared out without a word of it, as in all of NVIDIA's recipes."""
+    """Whether replicas are assumed to divide the optimizer's state although the run does not say so, as in all of
+    NVIDIA's recipes."""
     return laid.software in ("nemo", "megatron-core") and laid.layout.sharding is Sharding.NONE
 
 
 def memory_of(plan: PricedLayout, run: PublishedRun, laid: Laid) -> list[RankMemory]:
-    """What each rank of a published run's pipeline holds at its worst moment."""
+    """The memory of each rank of a published run's pipeline at its peak."""
     sharding = Sharding.OPTIMIZER if shares_untold(laid) else laid.layout.sharding
     return memory_of_ranks(plan, laid.layout, sharding, traits_of(run, laid))
 
@@ -54,7 +55,8 @@ def memory_of(plan: PricedLayout, run: PublishedRun, laid: Laid) -> list[RankMem
 def memory_of_ranks(
     plan: PricedLayout, layout: Layout, sharding: Sharding, traits: Traits, recomputed: Sequence[int] | None = None
 ) -> list[RankMemory]:
-    """recomputed: of each stage of the plan so many first blocks recompute, where not all do."""
+    """The memory of each rank. recomputed: for each stage of the plan the number of its first blocks that recompute;
+    None: all."""
     ranks = rank_layouts(plan, layout, sharding, recomputed)
     lists = flush_lists(plan.schedule, len(ranks), layout.microbatches)
     return [
@@ -66,7 +68,7 @@ def memory_of_ranks(
 def rank_layouts(
     plan: PricedLayout, layout: Layout, sharding: Sharding, recomputed: Sequence[int] | None = None
 ) -> list[RankLayout]:
-    """What each rank of a pipeline holds of the model."""
+    """The part of the model on each rank of a pipeline."""
     of_stage = [[plan.layers[layer] for layer in stage.layers] for stage in plan.plan.stages]
     if recomputed is not None:
         of_stage = [_first(stage, count) for stage, count in zip(of_stage, recomputed, strict=True)]
@@ -81,14 +83,14 @@ def rank_layouts(
             sharding=sharding,
             ranks=layout.pipeline,
             rank=rank,
-            groups=1 + sum(degree > 1 for degree in degrees),  # and all ranks together
+            groups=1 + sum(degree > 1 for degree in degrees),  # with the group of all ranks
         )
         for rank in range(layout.pipeline)
     ]
 
 
 def _first(stage: Chunk, count: int) -> list[tuple[LayerKind, LayerMode]]:
-    """The stage with recomputation in so many first blocks alone."""
+    """The stage with recomputation in its first ``count`` blocks only."""
     found = []
     for kind, mode in stage:
         count -= kind.recomputable
@@ -98,12 +100,11 @@ def _first(stage: Chunk, count: int) -> list[tuple[LayerKind, LayerMode]]:
 
 @dataclass(frozen=True)
 class LayoutMemory:
-    """What each rank of a layout will hold, ``piper_ray.memory``'s answer.
+    """The memory of each rank of a layout, the result of ``piper_ray.memory``.
 
     layout: its degrees, schedule and batch, by name. ranks: of one pipeline, the first stage's first; all pipelines are
-    alike. device_bytes: what programs find of the
-    GPU's memory, where a GPU is named. assumed: what the layout does not say, and what was taken. notes: what it says
-    that is not in the figures.
+    equal. device_bytes: the part of the GPU's memory that programs can use, if a GPU is named. assumed: assumptions
+    about what the layout does not state. notes: what it states that the figures do not include.
 
     >>> import piper_ray
     >>> found = piper_ray.memory("llama3-8b", "tp=2,pp=2,dp=2", gpu="H100-SXM")
@@ -124,17 +125,17 @@ class LayoutMemory:
 
     @property
     def needed_bytes(self) -> float:
-        """What each GPU must have: what the fullest rank allocates, and what is reserved beside."""
+        """The memory that each GPU needs: allocations of the fullest rank, and what is reserved in addition."""
         return max(rank.device_bytes for rank in self.ranks)
 
     @property
     def likely_bytes(self) -> tuple[float, float]:
-        """Where the measured figure lies in 9 of 10 cases."""
+        """The range that contains the measured figure in 9 of 10 cases."""
         return memory_doubt(software_named(self.software)).range_bytes(self.needed_bytes)
 
     @property
     def fits(self) -> bool | None:
-        """Whether the GPU has that; None where no GPU is named."""
+        """Whether the GPU has enough memory; None if no GPU is named."""
         return None if self.device_bytes is None else self.needed_bytes <= self.device_bytes
 
 

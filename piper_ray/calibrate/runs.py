@@ -1,7 +1,7 @@
-"""Training runs that others published: layout, measured step, memory. One file in, typed runs and named faults out.
+"""Published training runs: layout, measured step, memory. Reads a file into typed runs, or reports its faults.
 
-Three forms are read: one run; a list of runs, or an object with ``runs``, in which each has all its figures; and an
-object with ``models`` and ``sources``, in which models, and what all runs of a source share, stand once.
+There are three forms: one run; a list of runs, or an object with ``runs``, where each run has all its figures; and an
+object with ``models`` and ``sources``, where models and the figures that all runs of a source share are written once.
 """
 
 from __future__ import annotations
@@ -36,30 +36,34 @@ _Flag = Annotated[bool | None, Field(description="true, false or null")]
 _Text = Annotated[str, BeforeValidator(_text), Field(description="a text, or null")]
 _Names = Annotated[list[str] | None, Field(description="a list of names, or null")]
 _Words = Annotated[str, BeforeValidator(_words)]
-"""What a run is not refused for, whatever it is."""
+"""A text that is accepted whatever it is; other values become an empty text."""
 
 
 class RunModel(Open):
-    """What was trained. config: a Hugging Face config, or the name of a known model."""
+    """The trained model. config: a Hugging Face config, or the name of a known model."""
 
     name: _Text = ""
     config: dict[str, Any] | str | None = Field(default=None, description="a config, or the name of a known model")
 
 
 class PublishedRun(Open):
-    """A run as it is published; what is not said is None. step_s: the time of a whole batch (``global_batch``
+    """A published run; None stands for what it does not state. step_s: the time of a whole batch (``global_batch``
     sequences).
 
-    tp, pp, dp, cp, ep, etp: degrees of tensor, pipeline, data, context, expert and experts' own tensor parallelism.
-    vpp: chunks of the model on each rank. group: microbatches that pass through a chunk before the next. stages: layers
-    of each stage (or of each rank, if it has several chunks). precision, recompute, optimizer_sharding, schedule,
-    software, context_exchange: as ``layouts`` reads them. optimizer_on_host: whether its state is in host memory.
-    tensor_overlap, expert_overlap: shares of these exchanges that work hides; overlaps: names of those that hide where
-    software is told so; graphs: what CUDA graphs capture; overlapped: whether gradients and transfers are exchanged
-    while passes run. figure: a benchmark, where routers are balanced by force, or a production average;
-    expert_imbalance: where that is known. dispatcher: how tokens reach experts. gradients: fp32 or bf16, as they are
-    summed; loss: fused or not.
-    node_gbit_per_s, matrix_flop_per_s, memory_bytes_per_s, memory_gb: of a machine that is not as sold.
+    tp, pp, dp, cp, ep, etp: degrees of tensor, pipeline, data, context and expert parallelism, and of tensor
+    parallelism within experts. vpp: chunks of the model on each rank. group: microbatches that pass through a chunk
+    before the next.
+    stages: layers of each stage (or of each rank, if it has several chunks). precision, recompute, optimizer_sharding,
+    schedule, software, context_exchange: as ``layouts`` reads them. optimizer_on_host: whether its state is in host
+    memory.
+    tensor_overlap, expert_overlap: shares of these exchanges that overlap with work; overlaps: names of exchanges that
+    overlap if the software is set so; graphs: what CUDA graphs capture; overlapped: whether gradients and transfers are
+    exchanged while passes run. figure: a benchmark, where routers are forced to be balanced, or a production average;
+    expert_imbalance: if known. dispatcher: how tokens reach experts. gradients: the precision of their sum, fp32 or
+    bf16;
+    loss: fused or not.
+
+    node_gbit_per_s, matrix_flop_per_s, memory_bytes_per_s, memory_gb: of a machine that differs from the standard one.
     """
 
     id: _Text = Field(default="", description="a text")
@@ -112,7 +116,7 @@ class PublishedRun(Open):
 
     @property
     def measured_step_s(self) -> float | None:
-        """The time of a step as published, or from tokens a second; None where neither is there."""
+        """The step time as published, or computed from tokens per second; None if neither is known."""
         if self.step_s is not None:
             return self.step_s
         known = self.tokens_per_s_per_gpu and self.gpus and self.global_batch and self.seq
@@ -122,15 +126,15 @@ class PublishedRun(Open):
 
     @property
     def measured_memory_bytes(self) -> float | None:
-        """The most that any device held: allocated where that is said."""
+        """The most memory of any device; allocated memory if that is published."""
         if self.peak_allocated_gib is not None:
             return self.peak_allocated_gib * 2.0**30
         return None if self.published_memory_gb is None else self.published_memory_gb * 1e9
 
 
 def read_runs(path: str | Path) -> list[PublishedRun]:
-    """The runs of a file, in its order. Raises InputError for a file that holds no list of runs, and with every fault
-    found in them."""
+    """The runs of a file, in its order. Raises InputError for a file without a list of runs, and with every fault in
+    the runs."""
     source = str(path)
     text = read_text(source)
     document = parse_json(source, f'{{"runs": {text}}}' if text.lstrip().startswith("[") else text)
@@ -150,7 +154,7 @@ def read_runs(path: str | Path) -> list[PublishedRun]:
 
 
 def is_run(document: Mapping[str, object]) -> bool:
-    """Whether it says what only a run says."""
+    """Whether the document has a key that only runs have."""
     return not document.keys().isdisjoint({"step_s", "tokens_per_s_per_gpu", "global_batch", "tp", "pp", "dp"})
 
 

@@ -1,4 +1,4 @@
-"""A layout in a line of words: ``tp=4,pp=8,dp=2,vpp=2,mbs=1``."""
+"""A layout written as one line of words: ``tp=4,pp=8,dp=2,vpp=2,mbs=1``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NAMES: Mapping[str, str] = {
     "fsdp": "optimizer_sharding",
     "optimizer_on_host": "optimizer_on_host",
 }
-"""What a run calls it, by word."""
+"""The field of a run for each word."""
 
 WORDS = "tp=4,pp=8,dp=2,cp=1,ep=1,vpp=2,mbs=1,gbs=64"
 """An example."""
@@ -32,12 +32,12 @@ _SHARDED = {"0": "none", "1": "zero1", "2": "zero2", "3": "fsdp"}
 
 
 def are_words(text: str) -> bool:
-    """Whether the text is words with values, and nothing else."""
+    """Whether the text consists of words with values only."""
     return "=" in text and all(_WORD.fullmatch(word) for word in _split(text))
 
 
 def run_of_words(text: str) -> PublishedRun:
-    """The layout as a run that says nothing else. Raises InputError with all faults."""
+    """A run with this layout and nothing else. Raises InputError with all faults."""
     said: dict[str, object] = {}
     faults = Faults()
     for word in _split(text):

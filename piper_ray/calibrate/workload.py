@@ -1,4 +1,4 @@
-"""``piper_ray.estimate``: the command ``piper-ray estimate`` as a function, calibrated if asked."""
+"""``piper_ray.estimate``: the command ``piper-ray estimate`` as a function, with optional calibration."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from piper_ray.model.instance import Instance
 from piper_ray.model.mode import ALL_REPLICAS, Recomputation, parse_recomputation
 
 PARAMETERS = {"reserve": "reserve_bytes", "host-memory": "host_memory_bytes"}
-"""The parameters of functions that estimate, by the command's options where these have other names."""
+"""The parameters of functions that estimate, by those of the command's options that have another name."""
 
 
 MODEL_WORDS = "the path of a config.json, an id of the hub, or the name of a known model, such as 'llama3-70b'"
 
 
 def shared_replicas(value: object, name: str = "zero") -> int:
-    """``zero`` or ``fsdp`` as offers have it. Raises UsageError."""
+    """The number of replicas that ``zero`` or ``fsdp`` states. Raises UsageError."""
     if value == "all":
         return ALL_REPLICAS
     if isinstance(value, str):
@@ -29,13 +29,13 @@ def shared_replicas(value: object, name: str = "zero") -> int:
 
 
 def text_argument(name: str, value: str, example: str) -> str:
-    """The text. Raises UsageError for anything else."""
+    """The value, which must be a text. Raises UsageError."""
     arguments.of_kind(name, value, str, f"a text, such as '{example}'")
     return value
 
 
 class _Running(TypedDict):
-    """Of a request (``build.EstimateRequest``): how software runs the model."""
+    """Fields of a request (``build.EstimateRequest``): how software runs the model."""
 
     precision: str
     overlaps: tuple[str, ...]
@@ -46,7 +46,7 @@ class _Running(TypedDict):
 def running_arguments(
     precision: str, overlap: Iterable[str], dispatcher: str | None, expert_imbalance: float | None
 ) -> _Running:
-    """These arguments of functions as a request has them. Raises UsageError."""
+    """These arguments of functions as fields of a request. Raises UsageError."""
     names = (overlap,) if isinstance(overlap, str) else tuple(overlap)
     return _Running(
         precision=text_argument("precision", precision, "bf16"),
@@ -59,13 +59,13 @@ def running_arguments(
 
 
 def recomputation_arguments(recompute: Iterable[str]) -> tuple[Recomputation, ...]:
-    """What is offered to be computed again. Raises UsageError."""
+    """The kinds of recomputation to offer. Raises UsageError."""
     names = (recompute,) if isinstance(recompute, str) else recompute
     return tuple(parse_recomputation(text_argument("recompute", one, "core_attn,mlp")) for one in names)
 
 
 def bytes_argument(name: str, value: object) -> float | None:
-    """None where nobody says. Raises UsageError."""
+    """A number of bytes; None stays None. Raises UsageError."""
     return None if value is None else arguments.number_from(name, value, 0.0, "a number of bytes >= 0")
 
 
@@ -103,32 +103,34 @@ def estimate(
     hardware: str | os.PathLike[str] | None = None,
     calibrate: str | os.PathLike[str] | None = None,
 ) -> Instance:
-    """The workload of training a model on ``nodes`` equal nodes, by formulas and not measured.
+    """The workload of training a model on ``nodes`` equal nodes, computed by formulas, not measured.
 
     model: a known name such as "llama3-70b", an id of the Hugging Face hub, or the path of a config.json. gpu: an entry
-    of the table of hardware, such as "H100-SXM". domain: GPUs that share the fast link, of several nodes. hardware: the
-    path of a TOML file over that table. tokens: the tokens of a sample, images: of a sample of a model that sees.
-    microbatch_size, global_batch: in samples. None: what the model's own training or the GPU's node has. precision:
-    that of matrix products, "bf16", "fp16" or "fp8". software: the generation of training software, such as
-    "megatron-core", "nemo" or "fsdp". lora: rank of adapters that are trained in the model's place (LoRA).
+    of the table of hardware, such as "H100-SXM". domain: GPUs that share the fast link, if these are several nodes.
+    hardware: the path of a TOML file whose entries replace those of the table. tokens: the tokens of a sample. images:
+    the images of a sample, for models with image input. microbatch_size, global_batch: in samples. None: the value of
+    the model's own training, or of the GPU's node. precision: of matrix products, "bf16", "fp16" or "fp8". software:
+    the generation of training software, such as "megatron-core", "nemo" or "fsdp". lora: rank of adapters that are
+    trained while the model is frozen (LoRA).
 
-    Further ways to run layers, each a TMPC of its own. zero, zero_2, fsdp: optimizer state, gradients too, weights too
-    shared by so many replicas; zero="all", fsdp="all": by however many a stage has. context_parallel: degrees, such as
-    (2, 4); context_exchange: "ring", "all-gather" or "all-to-all". expert_parallel: ranks that experts are spread over,
-    apart from t, each shared by expert_tensor_parallel devices; expert_imbalance: tokens of the busiest of these over
-    the average; dispatcher: how tokens reach them, "all-to-all", "once-per-node" or "all-gather". overlap: exchanges
-    that overlap with passes, of "tensor", "experts" and "context". recompute: parts of layers that the
-    backward pass computes again, such as ("core_attn,mlp",), besides those that suit the software. keep_gathered: what
-    sequence parallelism would gather again. offload: activations in host memory. optimizer_on_host: no way of its own:
-    all TMPCs have the optimizer's state in host memory, and parameters are updated there.
+    Further ways to run layers, each a TMPC of its own. zero, zero_2, fsdp: the number of replicas that divide the
+    optimizer state, also gradients, also weights; zero="all", fsdp="all": all replicas of a stage. context_parallel:
+    degrees, such as (2, 4); context_exchange: "ring", "all-gather" or "all-to-all". expert_parallel: ranks that experts
+    are spread over, independent of t, where expert_tensor_parallel devices share each expert; expert_imbalance: tokens
+    of the busiest rank over the average; dispatcher: how tokens reach experts, "all-to-all", "once-per-node" or
+    "all-gather". overlap: exchanges that overlap with passes, of "tensor", "experts" and "context". recompute: parts of
+    layers that the backward pass recomputes, such as ("core_attn,mlp",), in addition to those that suit the software.
+    keep_gathered: keep what sequence parallelism would gather again. offload: activations in host memory.
+    optimizer_on_host: not a TMPC of its
+    own: all TMPCs keep the optimizer's state in host memory, and parameters are updated there.
 
-    reserve_bytes: the bytes of each GPU that are left free for CUDA's context, communicators and what is stuck in the
-    allocator, in place of what is usual.
+    reserve_bytes: the bytes of each GPU that are left free for CUDA's context, communicators and fragments of the
+    allocator, in place of the usual number.
 
-    calibrate: a file of measured runs in their layouts, or of a profiled workload of this model; the few constants that
-    these tell apart are fitted, and the instance's ``notes`` say what was changed and how far.
+    calibrate: a file of measured runs with their layouts, or of a profiled workload of this model. The few constants
+    that these determine are fitted, and the instance's ``notes`` state the changes and the remaining error.
 
-    Raises UsageError for arguments that make no sense, InputError for a file that is not sound.
+    Raises UsageError for arguments that make no sense, InputError for an invalid file.
 
     >>> import piper_ray
     >>> piper_ray.estimate("llama3-70b", gpu="H100-SXM", nodes=64).devices

@@ -1,61 +1,72 @@
-"""Stages on devices of several kinds, from the instance alone: at which rates edges and tensors go.
+"""Stages on devices of several kinds, from the instance alone: the rates of edges and tensors.
 
-Between stages on different kinds there is one rate, within a kind that of its outermost link. A way to run a stage is
-taken once for each kind of the stages behind it and in front of it. An edge that no stage can lie between the ends of
-goes to one of these. Any other edge, and a tensor with several ends, goes at the fastest rate that it may have, unless
-all that it may have are one: its *open* ends are the layers that would tell.
+Between stages on different kinds there is one rate; within a kind, that of its outermost link. A way to run a stage is
+repeated for each kind of the stage behind it and in front of it. An edge goes to one of these if no stage can lie
+between its ends. Any other edge, and a tensor with several ends, is charged at the fastest possible rate. If several
+rates are possible, its *open* ends are the layers whose kinds would decide.
 
-On devices of one kind with several links the number of stages behind says which link a border has. There a way is taken
-once for each pair of links behind it and in front of it; edges that a stage can lie between go at the outermost one.
+On devices of one kind with several links, the number of stages behind determines the link of a border. There a way is
+repeated for each pair of links behind it and in front of it; edges that may skip stages use the outermost one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations_with_replacement, pairwise, product
+from itertools import combinations_with_replacement, groupby, pairwise, product
 
 import numpy as np
 
 from piper_ray.certificate.certificate import StageWay
 from piper_ray.certificate.kernels.downsets import Floats, Ints
 from piper_ray.certificate.tables import Vertices, crossing_tensors, edge_bytes_of
-from piper_ray.evaluate import links_holding
+from piper_ray.evaluate import links_holding, replicas_bytes_per_s
 from piper_ray.model.cluster import Cluster
 from piper_ray.model.instance import Instance
 from piper_ray.model.schedule import FLUSHED, Schedule
-from piper_ray.simulate.borders import border_levels
+from piper_ray.simulate.borders import border_levels, whole_groups
 
 
 def outermost_bytes_per_s(cluster: Cluster, one: str, other: str) -> float:
-    """Between stages on devices of these kinds."""
+    """Returns the rate between stages on devices of these kinds."""
     if one != other and cluster.between_bytes_per_s is not None:
         return cluster.between_bytes_per_s
     own = cluster.of_kind(one)
     return links_holding(own, own.devices)[-1][1]
 
 
-def borders_of(cluster: Cluster, schedule: Schedule, stage_devices: int, most: int) -> list[tuple[int, ...]]:
-    """For some numbers of stages the links of their borders, by the stages behind, as numbers from the outermost link
-    inwards: no plan is charged less by one of these, and each as much as it takes. One of nothing where all are alike.
+def borders_of(
+    cluster: Cluster, schedule: Schedule, d: int, t: int, most: int
+) -> list[tuple[int, tuple[int, ...], float]]:
+    """The fewest of some numbers of stages; the links of their borders, by the stages behind, as numbers from the
+    outermost link inwards, up to the most of these; and the bandwidth of rings. One of all, with no borders, where
+    links do not depend on how many there are.
 
-    Behind the last stage there is no border, nor in front of the first: what stands there, other borders have too.
+    Behind the last stage, and in front of the first, there is no border: the entry there is one that other borders have
+    too.
     """
     held = links_holding(cluster, cluster.devices)
     if len(held) == 1 or cluster.kinds or schedule.name not in FLUSHED:
-        return [()]
-    found: list[tuple[int, ...]] = []
-    for stages in range(1, most + 1):
-        own = tuple(len(held) - 1 - level for level in border_levels(cluster, stage_devices, stages))
-        found = [one for one in found if own[: len(one)] != one] + [own]
-    return [(min(own, default=0), *own, min(own, default=0)) for own in found]
+        return [(1, (), replicas_bytes_per_s(cluster, cluster.devices, d, t))]
+
+    def links(stages: int) -> tuple[tuple[int, ...], float]:
+        found = replicas_bytes_per_s(cluster, cluster.devices, d, t, stages)
+        return whole_groups(cluster, d * t, stages), found
+
+    found = []
+    for (_, ring), numbers in groupby(range(1, most + 1), links):
+        alike = [*numbers]
+        own = tuple(len(held) - 1 - level for level in border_levels(cluster, d * t, alike[-1]))
+        found.append((alike[0], (min(own, default=0), *own, min(own, default=0)), ring))
+    return found
 
 
 @dataclass(frozen=True)
 class PlacedWays:
-    """way, kind, behind, ahead: int64[r], of a way its number and the numbers of kinds, or of links. in_rate, out_rate:
-    float64[r, e], in bytes per second, for the stage of an edge's head and of its tail. tensor_rate: float64[h].
-    open_ends: the bytes that a layer leaves open which may be on several kinds, and its id, the most first."""
+    """Ways placed between neighbours. way, kind, behind, ahead: int64[r], the number of the way and those of kinds or
+    links. in_rate, out_rate: float64[r, e], in bytes per second, for the stage of an edge's head and of its tail.
+    tensor_rate: float64[h]. open_ends: for layers that may be on several kinds, the bytes whose rate they leave open,
+    and their ids, the most first."""
 
     way: Ints
     kind: Ints
@@ -70,7 +81,7 @@ class PlacedWays:
     def of(
         cls, instance: Instance, vertices: Vertices, ways: Sequence[StageWay], borders: tuple[int, ...]
     ) -> PlacedWays:
-        """borders: of ``borders_of``."""
+        """borders: from ``borders_of``."""
         names = instance.cluster.kind_names
         number = {name: g for g, name in enumerate(names)}
         pairs = sorted({*pairwise(borders)} if borders else product(range(len(names)), repeat=2))
@@ -111,7 +122,7 @@ class PlacedWays:
 
 
 def _joins_neighbours(vertices: Vertices, tail: int, head: int) -> bool:
-    """Whether each layer comes before or with the tail, or after or with the head: none is left for a stage between."""
+    """Whether each other layer comes before the tail or after the head, so that no stage can lie between."""
     before: list[list[int]] = [[] for _ in vertices.layers]
     for u, heads in enumerate(vertices.successors):
         for v in heads:

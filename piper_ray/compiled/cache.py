@@ -1,15 +1,15 @@
-"""Compiled kernels on disk: each entry checked before it is used, and written whole or not at all.
+"""Compiled kernels on disk. Each entry is checked before it is used, and written completely or not at all.
 
-Numba's own cache trusts what it finds: a damaged file ends the program, some by a segmentation fault, and so does a
-disk without room. Here an entry is one file, which begins with a checksum of the rest and holds what it was compiled
-from and for. What does not match is as good as missing, and what cannot be written is compiled by the next process too.
-So processes may read, write and delete entries at the same time, in any order. A checksum keeps nobody from writing an
-entry that does harm, and what is unpickled can do anything: folders that others may write to are left alone
+Numba's own cache trusts its files: a damaged file ends the program, sometimes by a segmentation fault, and so does a
+full disk. Here an entry is one file, which begins with a checksum of the rest and contains what it was compiled from
+and for. An entry that does not match is treated as missing. If no entry can be written, the next process compiles
+again. So processes may read, write and delete entries at the same time, in any order. A checksum does not stop anybody
+from writing a harmful entry, and unpickling can run any code; folders that others may write to are therefore not used
 (``fault_of``).
 
-Processes of a machine that need the same kernel: one compiles it, the others wait for that (``claim``). A lock of the
-system's for each kernel, in one file: a process that ends, however it does, holds nothing any more. Kernels call each
-other in one direction only, so no two processes wait for each other.
+If several processes of a machine need the same kernel, one compiles it and the others wait (``claim``). Each kernel has
+a lock of the operating system, on a byte of one file, so a process that ends in any way releases its locks. Kernels
+call each other in one direction only, so processes never wait for each other in a circle.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _FILE = "compiling"
 
 
 def claim(folders: Sequence[Path], number: int) -> bool:
-    """Takes the lock of that number, at most 63 bits; waits for it if another process has it, and returns whether one
-    had. Where no lock can be taken, whoever asks has it."""
+    """Takes lock ``number``, of at most 63 bits, and waits if another process holds it. Returns whether it had to wait;
+    False also if no lock can be taken."""
     file = _opened(tuple(folders))
     if file is None:
         return False
@@ -59,7 +59,7 @@ def claim(folders: Sequence[Path], number: int) -> bool:
 
 
 def release(folders: Sequence[Path], number: int) -> None:
-    """Who waits for the lock has it."""
+    """Releases lock ``number``."""
     file = _opened(tuple(folders))
     if file is not None:
         with contextlib.suppress(OSError):
@@ -68,7 +68,8 @@ def release(folders: Sequence[Path], number: int) -> None:
 
 @cache
 def _opened(folders: tuple[Path, ...]) -> int | None:
-    """Kept open: a process that closes the file anywhere gives up all its locks. None if no folder can be written."""
+    """The open lock file; None if no folder can be written. It stays open, because closing it would release all locks
+    of the process."""
     for folder in folders:
         if fault_of(folder) is not None:
             continue
@@ -83,7 +84,7 @@ _MODE = 0o755
 
 
 def fault_of(folder: Path) -> str | None:
-    """Why nothing in it is read or written, in words. None for one that is not there yet."""
+    """Why the folder is not used, in words; None if it may be used, or does not exist yet."""
     if not hasattr(os, "getuid"):
         return None
     try:
@@ -98,13 +99,13 @@ def fault_of(folder: Path) -> str | None:
 
 
 def made(folder: Path) -> None:
-    """The folder, whatever the umask for no one else to write to. Raises OSError."""
+    """Creates the folder so that nobody else may write to it, whatever the umask. Raises OSError."""
     folder.mkdir(_MODE, parents=True, exist_ok=True)
 
 
 @cache
 def _trusted() -> frozenset[int]:
-    """This user, root, and whoever has installed what is run anyhow."""
+    """The owners whose files are trusted: this user, root, and the owner of this installation."""
     return frozenset((os.getuid(), 0, Path(__file__).stat().st_uid))
 
 
@@ -112,7 +113,7 @@ _CHECKSUM_BYTES = hashlib.sha256().digest_size
 
 Key = tuple[object, ...]
 
-# Numba has no types.
+# Numba has no type annotations.
 _runtime: Any = numba.core.runtime.rtsys  # type: ignore[attr-defined]
 _dumps: Callable[[object], bytes] = dumps
 _result: Callable[..., CompileResult] = compile_result
@@ -120,10 +121,10 @@ _result: Callable[..., CompileResult] = compile_result
 
 @final
 class KernelCache:
-    """The entries of one function, as numba's dispatchers ask for them. folders: looked through in turn, and the first
-    that can be written gets new ones.
+    """The entries of one function, in the interface of numba's dispatchers. folders: searched in order; new entries go
+    to the first that can be written.
 
-    kind: of ``KernelCompiler``: tells apart those that are compiled in another way.
+    kind: the ``KernelCompiler``'s kind; distinguishes entries that were compiled differently.
     """
 
     def __init__(self, function: FunctionType, folders: Sequence[Path], kind: str = "") -> None:
@@ -135,7 +136,8 @@ class KernelCache:
         self.cache_path = str(folders[0])
 
     def load_overload(self, sig: Any, target_context: Any) -> CompileResult | None:
-        """None for what has to be compiled, which observers are told; until ``release`` other processes wait for it."""
+        """The entry; None if it must be compiled. Observers are then notified, and other processes wait until
+        ``release``."""
         _runtime.initialize(target_context)
         key = self._key(sig, target_context.codegen())
         found = self._found(key, target_context)
@@ -148,7 +150,7 @@ class KernelCache:
         return found
 
     def release(self) -> None:
-        """What was compiled, or could not be, is there for others."""
+        """Lets other processes continue after an attempt to compile, successful or not."""
         while self._claimed:
             release(self._folders, self._claimed.pop())
 
@@ -166,7 +168,7 @@ class KernelCache:
         return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        """What no folder takes is left to the next process to compile, which observers are told."""
+        """Writes an entry. If no folder takes it, the next process compiles again, and observers are notified."""
         key = self._key(sig, data.codegen)
         body = _dumps((key, data._reduce()))
         entry = hashlib.sha256(body).digest() + body
@@ -179,7 +181,7 @@ class KernelCache:
         tell(f"compiled kernels cannot be kept, so every run compiles them anew ({'; '.join(faults)})")
 
     def _key(self, sig: Any, codegen: Any) -> Key:
-        """All that compiled code depends on, but for the sources."""
+        """Everything that compiled code depends on, except the sources."""
         versions = numba.__version__, llvmlite.__version__, sys.implementation.cache_tag
         where = self._function.__module__, self._function.__code__.co_firstlineno
         return self._stem, where, versions, sig, codegen.magic_tuple()
@@ -193,7 +195,7 @@ def _digest(key: Key) -> str:
 
 
 def _content(path: Path) -> tuple[Key, tuple[Any, ...]] | None:
-    """An entry's key and code; None if there is none that can be used."""
+    """An entry's key and code; None if there is no usable entry."""
     try:
         entry = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
@@ -218,9 +220,9 @@ def _loaded(
     objectmode: bool,
     lifted: Any,
     type_annotation: str,
-    *initialize: object,  # noqa: ARG001 - parallel loops, objects: kernels have none
+    *initialize: object,  # noqa: ARG001 - for parallel loops and objects, which kernels do not have
 ) -> CompileResult | None:
-    """As numba's ``CompileResult._rebuild``, from what its ``_reduce`` returned."""
+    """Does what numba's ``CompileResult._rebuild`` does with the result of its ``_reduce``."""
     restored = KernelLibrary.restored(target_context, function, library)
     if restored is None:
         return None
@@ -241,7 +243,7 @@ def _loaded(
 
 
 def _write(path: Path, entry: bytes) -> str | None:
-    """Returns why it cannot be written, if so."""
+    """Writes an entry; returns the reason if that fails."""
     try:
         made(path.parent)
         with replacing(path, path.with_name(f".{uuid4().hex}.tmp")) as unfinished:

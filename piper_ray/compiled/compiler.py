@@ -1,10 +1,11 @@
 # mypy: disable-error-code="no-untyped-call"
-"""Numba's compiler, for kernels that call kernels: nothing is optimised or made into machine code twice.
+"""Numba's compiler, changed for kernels that call kernels, so that nothing is optimised or compiled to machine code
+twice.
 
-By itself numba optimises each function three times, makes machine code of it, and puts all that it calls into it, where
-the same happens again: what lies six calls deep seven times. Here a kernel is one of two things. What is *merged* stays
-as it was written until it is part of what calls it, and is optimised with that, once. All others have machine code,
-which other kernels call where it lies.
+Numba by itself optimises each function three times, makes machine code of it, and copies all its callees into it, where
+the same happens again: a function six calls deep is processed seven times. Here a kernel is one of two things. A
+*merged* kernel stays unoptimised until it is part of its caller, and is optimised once, together with it. All other
+kernels have machine code, which their callers call.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from numba.np import arrayobj
 
 
 class Origin(NamedTuple):
-    """What a library was made of. kind: of ``KernelCompiler``. arguments: numba's types of them."""
+    """The source of a library. kind: of ``KernelCompiler``. arguments: numba's types of the arguments."""
 
     module: str
     name: str
@@ -40,13 +41,13 @@ class Origin(NamedTuple):
 
 
 dispatchers: dict[tuple[str, str, str], Any] = {}
-"""Of all kernels of this process, by module, name and kind."""
+"""The dispatchers of all kernels of this process, by module, name and kind."""
 
 
 @final
 class KernelLibrary(JITCodeLibrary):
-    """The code of one kernel for arguments of some types. calls: those whose machine code it needs where it is used.
-    symbol: by which others call it."""
+    """The code of one kernel for arguments of certain types. calls: the kernels whose machine code it calls.
+    symbol: the name by which others call it."""
 
     def __init__(self, codegen: Any, name: str, origin: Origin, *, is_merged: bool) -> None:
         super().__init__(codegen, name)
@@ -59,7 +60,7 @@ class KernelLibrary(JITCodeLibrary):
         self.is_merged = is_merged
 
     def add_linking_library(self, library: Any) -> None:
-        """What is merged brings its calls along."""
+        """Adds a callee; a merged one also adds its own calls."""
         if isinstance(library, KernelLibrary):
             if not library.is_merged:
                 self.calls[library._origin] = library
@@ -73,7 +74,7 @@ class KernelLibrary(JITCodeLibrary):
     def _optimize_final_module(self) -> None:
         if self.is_merged:
             return
-        if self.counts_references:  # numba takes those out that are not needed, amid its passes
+        if self.counts_references:  # numba removes unneeded reference counts between its passes
             super()._optimize_final_module()
             return
         passes, builder = self._codegen._module_pass_manager()
@@ -90,7 +91,7 @@ class KernelLibrary(JITCodeLibrary):
         return super()._get_module_for_linking() if self._restored_module is None else self._restored_module()
 
     def serialize_using_object_code(self) -> tuple[Any, ...]:
-        """For ``restored``; numba calls it so."""
+        """The state for ``restored``. Numba defines the name of this method."""
         self._ensure_finalized()
         machine_code = b"" if self.is_merged else self._get_compiled_object()
         bitcode = self._get_module_for_linking().as_bitcode()
@@ -101,8 +102,9 @@ class KernelLibrary(JITCodeLibrary):
     def restored(cls, target_context: Any, function: Any, state: Any) -> KernelLibrary | None:
         """function: numba's description. state: from ``serialize_using_object_code``.
 
-        What LLVM needs for compiling it into a caller is read if that is ever asked for, and the machine code that it
-        calls comes first. None where that goes by another name now: it would jump to nowhere.
+        LLVM's bitcode, needed to compile the kernel into a caller, is only parsed when it is used. The machine code
+        that the kernel calls is loaded first. Returns None if that has another symbol now, because the call would go
+        nowhere.
         """
         name, origin, machine_code, bitcode, calls = state
         codegen = target_context.codegen()
@@ -114,14 +116,14 @@ class KernelLibrary(JITCodeLibrary):
         library._restored_module = cache(lambda: llvmlite.binding.parse_bitcode(bitcode))
         if machine_code:
             library._set_compiled_object(machine_code)
-            # Numba reads the bitcode to know which symbols there are.
+            # Numba parses the bitcode to learn its symbols.
             codegen._engine._defined_symbols.update((library.symbol, function.llvm_cpython_wrapper_name))
         library._finalize_final_module()
         return library
 
 
 def _library_of(origin: Origin) -> KernelLibrary:
-    """Loaded, or compiled if need be."""
+    """The library, loaded from disk or compiled."""
     importlib.import_module(origin.module)
     dispatcher = dispatchers[origin.module, origin.name, origin.kind]
     dispatcher.compile(origin.arguments)
@@ -131,13 +133,13 @@ def _library_of(origin: Origin) -> KernelLibrary:
 
 @final
 class Merged:
-    """In place of the address of a kernel that has none."""
+    """Stands for the address of a kernel that has none."""
 
 
 class _KernelLower(Lower):
-    """What a function begins with, such as its arguments, stays a value in all of it. Numba keeps what several blocks
-    use in memory: records of some five hundred words, which it reads as a whole for each field. Where references are
-    counted it has to, as it may end a variable twice."""
+    """Keeps variables that are assigned once at the start of a function, such as its arguments, as values everywhere.
+    Numba keeps variables that several blocks use in memory; for records of about five hundred words it would then read
+    the whole record for each field. With reference counts numba has to, because it may end a variable twice."""
 
     def _find_singly_assigned_variable(self) -> None:
         super()._find_singly_assigned_variable()
@@ -150,8 +152,8 @@ class _KernelLower(Lower):
 
 @contextmanager
 def _indexing_from_the_front() -> Iterator[None]:
-    """No index that a kernel works out is negative, only constants may be. Numba looks at the sign of each, and keeps
-    the lengths of all arrays at hand for that."""
+    """Compiles indexing on the assumption that no index computed by a kernel is negative; only constants may be. Numba
+    checks the sign of each index, and needs the lengths of all arrays for that."""
     wrapping = arrayobj.fix_integer_index
 
     def fix_integer_index(context: Any, builder: Any, index_type: Any, index: Any, size: Any) -> Any:
@@ -177,7 +179,7 @@ class _KernelLowering(NativeLowering):
     def run_pass(self, state: Any) -> bool:
         function, kind = state.func_id.func, state.pipeline.kind
         origin = Origin(function.__module__, function.__qualname__, kind, tuple(state.args))
-        # Numba tells functions of one name apart by a number, which other processes would not give them.
+        # Numba numbers functions that have the same name, and other processes would number them differently.
         state.func_ir.func_id.unique_id = int(sha256(repr(origin[:3]).encode()).hexdigest()[:8], 16)
         is_merged = kind == MergedCompiler.kind
         library = state.library = KernelLibrary(
@@ -197,7 +199,7 @@ class _KernelLowering(NativeLowering):
 
 
 class KernelCompiler(CompilerBase):
-    """For Python to call."""
+    """Compiles kernels that Python calls."""
 
     kind: ClassVar[str] = ""
 
@@ -213,23 +215,23 @@ class KernelCompiler(CompilerBase):
 
 @final
 class SharedCompiler(KernelCompiler):
-    """For kernels to call where it lies."""
+    """Compiles kernels that other kernels call by their machine code."""
 
     kind = "shared"
 
 
 @final
 class MergedCompiler(KernelCompiler):
-    """For kernels to hold."""
+    """Compiles kernels that become part of their callers."""
 
     kind = "inner"
 
 
 @contextmanager
 def by_itself() -> Iterator[None]:
-    """What is compiled within is the same whatever it is compiled for: a caller's settings would be part of its name.
+    """Compiles independently of the caller, whose settings would otherwise become part of the name.
 
-    Without the garbage collector: the compiler's data are many and stay, and looking through them takes a third of its
+    The garbage collector is off: the compiler makes many objects that stay, and examining them takes a third of its
     time.
     """
     collects = gc.isenabled()

@@ -1,7 +1,7 @@
-"""The one way kernels are compiled: no Python, no GIL, and kept in a folder that is named after all their sources.
+"""The only way kernels are compiled: without Python objects, without the GIL, and cached in a folder named by a hash of
+all sources.
 
-A kernel's code holds that of the kernels it calls, so an entry of the cache would be out of date when any of them
-changes: the folder's name carries a hash over all sources.
+A kernel's code contains that of the kernels it calls, so a cached entry is out of date when any of them changes.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _FOLDERS = (
     "planners/published",
     "simulate/kernels",
 )
-"""Where kernels are written."""
+"""The folders with kernels' source code."""
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 @cache
 def sources_digest() -> str:
-    """Changes with any kernel: who has the same computes the same."""
+    """A hash over all kernels: processes with equal hashes compute the same results."""
     digest = hashlib.sha256()
     package = Path(__file__).parents[1]
     for folder in _FOLDERS:
@@ -47,57 +47,59 @@ def sources_digest() -> str:
 
 @cache
 def cache_folders() -> tuple[Path, ...]:
-    """Where compiled kernels may lie: beside their sources, or in the user's cache where that cannot be written.
+    """The folders for compiled kernels: next to their sources, or in the user's cache if that cannot be written.
 
-    NUMBA_CACHE_DIR is in place of both. Nobody has made them yet, perhaps.
+    NUMBA_CACHE_DIR replaces both. The folders may not exist yet.
     """
     name = f"kernels-{sources_digest()}"
     named = os.environ.get("NUMBA_CACHE_DIR")
     if named:
         return (Path(named) / name,)
     ours = Path(__file__).parent / "__pycache__"
-    # Path.exists raises where this user may not look.
-    if not os.path.exists(ours / name):  # noqa: PTH110 - the first run of this version: drop what others left here
+    # Path.exists raises if this user may not look there.
+    if not os.path.exists(ours / name):  # noqa: PTH110 - the first run of this version: delete those of others
         for old in ours.glob("kernels-*"):
             shutil.rmtree(old, ignore_errors=True)
     try:
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "piper_ray"
-    except RuntimeError:  # the user has none
+    except RuntimeError:  # the user has no home
         return (ours / name,)
-    if ours.exists() and not os.access(ours, os.R_OK | os.X_OK):  # another user's alone
+    if ours.exists() and not os.access(ours, os.R_OK | os.X_OK):  # only another user may read it
         return (home / name,)
     return ours / name, home / name
 
 
 def is_loaded(function: Callable[..., Any]) -> bool:
-    """Whether this process has called the kernel before: a first call takes its loading, or its compiling, besides."""
+    """Whether this process has called the kernel before. A first call also takes the time to load or compile it."""
     return bool(getattr(function, "overloads", True))
 
 
 def kernel(function: _Function) -> _Function:
-    """For Python to call. Compiles ``function`` on first call, or loads it from the cache. Kernels call its machine
-    code where it lies."""
+    """Makes a kernel for Python to call. ``function`` is compiled on the first call, or loaded from the cache. Other
+    kernels call its machine code."""
     return _compiled(function, KernelCompiler, _nrt=True)
 
 
 def shared_kernel(function: _Function) -> _Function:
-    """The same for kernels alone: for what is long and seldom called, by several of them at best."""
+    """Makes a kernel for other kernels to call: for long functions that are seldom called, preferably by several
+    kernels."""
     return _for_kernels(function, SharedCompiler, _nrt=True)
 
 
 def inner_kernel(function: _Function) -> _Function:
-    """For kernels, whose code gets a copy of its own. Python, such as a test, has it compiled once more."""
+    """Makes a kernel that other kernels copy into their code. If Python calls it, as in a test, it is compiled once
+    more."""
     return _for_kernels(function, MergedCompiler, _nrt=True)
 
 
 def leaf_kernel(function: _Function) -> _Function:
-    """An inner one that makes no arrays: without counting references, most of the time of an inner loop."""
+    """An inner kernel without arrays, so that it needs no reference counts, which would take most of its time."""
     return _for_kernels(function, MergedCompiler, _nrt=False)
 
 
 def inlined_kernel(function: _Function) -> _Function:
-    """A leaf that stands in its callers' own code: a call passes records array by array, some five hundred words, which
-    costs more than a short run of it does.
+    """A leaf kernel that is inlined into its callers. A call passes records array by array, about five hundred words,
+    which can cost more than the work of a short function.
     """
     return _for_kernels(function, MergedCompiler, _nrt=False, forceinline=True)
 
@@ -111,15 +113,15 @@ def _compiled(function: _Function, compiler: type[KernelCompiler], **flags: Any)
     compiled = _compiler(nogil=True, error_model="numpy", no_cfunc_wrapper=True, pipeline_class=compiler, **flags)(
         function
     )
-    if compiled is not function:  # the compiler is not switched off
+    if compiled is not function:  # compilation is switched on
         prepare(compiled, KernelCache(cast(FunctionType, function), cache_folders(), compiler.kind))
         dispatchers[function.__module__, function.__qualname__, compiler.kind] = compiled
     return cast(_Function, compiled)
 
 
 def prepare(dispatcher: Any, cache: KernelCache) -> None:
-    """For a dispatcher of numba's with a ``KernelCompiler``: it keeps what it compiles in ``cache``, and for kernels
-    that call it with a literal, such as 0 or True, compiles nothing of its own."""
+    """Prepares one of numba's dispatchers with a ``KernelCompiler``: it caches its results in ``cache``, and a call
+    with a literal, such as 0 or True, uses the same code as a call with a value of its type."""
     compile_or_load, add_overload = dispatcher.compile, dispatcher.add_overload
     call_template = dispatcher.get_call_template
     dispatcher._cache = cache

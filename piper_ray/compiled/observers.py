@@ -1,5 +1,5 @@
-"""Who is told that kernels are compiled, and what is amiss with those on disk: without numba, so that whoever may need
-no kernel can listen too."""
+"""Reports to observers that kernels are being compiled, or that those on disk are faulty. Does not import numba, so
+commands that may not need a kernel can observe too."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from functools import cache
 from piper_ray.model.events import Compiling, Listener, Note
 
 COMPILING = "compiling kernels: up to half a minute"
-"""What observers hear when a kernel really has to be compiled."""
+"""The text that observers receive when a kernel has to be compiled."""
 
 _observers: list[Callable[[str], None]] = []
 
 
 @contextlib.contextmanager
 def observed(observer: Callable[[str], None]) -> Iterator[None]:
-    """Calls ``observer`` with COMPILING when the first kernel has to be compiled meanwhile, by any thread of this
-    process, and with what is amiss with the kernels on disk. On the thread that compiles, with each text once."""
-    once = cache(observer)  # numba's lock lets one thread at a time load and compile
+    """Inside this context ``observer`` is called with COMPILING when any thread of this process compiles its first
+    kernel, and with a text about faulty kernels on disk. It is called on the thread that compiles, once for each
+    text."""
+    once = cache(observer)  # numba's lock lets only one thread at a time load and compile
     _observers.append(once)
     try:
         yield
@@ -29,11 +30,11 @@ def observed(observer: Callable[[str], None]) -> Iterator[None]:
 
 
 def compiling_told(listener: Listener) -> AbstractContextManager[None]:
-    """The same as events."""
+    """The same, with events for a listener."""
     return observed(lambda text: listener(Compiling() if text == COMPILING else Note(text)))
 
 
 def tell(text: str) -> None:
-    """text: COMPILING, or what is amiss."""
+    """Calls all observers with ``text``: COMPILING, or a fault."""
     for observer in _observers.copy():
         observer(text)

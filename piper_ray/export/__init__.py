@@ -1,1 +1,1 @@
-"""Plans in the forms that runtimes read, and the way back."""
+"""Writes plans in the forms that runtimes read, and reads layouts back."""

@@ -1,9 +1,11 @@
-"""DeepSpeed's configuration, a PipelineModule that is divided as ``stages.json`` says, and the script that starts it.
+"""Writes DeepSpeed's configuration, a PipelineModule that is divided as in ``stages.json``, and a script that starts
+it.
 
-``ds_config.json`` has batch, precision, optimizer and sharing of its state, as DeepSpeed's pipelines have them.
-Read in the source of DeepSpeed 0.19.8. Under a pipeline bf16 weights with fp32 gradients go to BF16_Optimizer
-(ZeRO stage 1 with ``grad_accum_dtype`` fp32: runtime/engine.py, _do_optimizer_sanity_check), gradients in half
-precision to DeepSpeedZeroOptimizer. Either shares its state among all replicas; PipelineEngine refuses stages 2 and 3.
+``ds_config.json`` has batch, precision, optimizer and the sharding of its state, in the form of DeepSpeed's pipelines.
+
+Source: DeepSpeed 0.19.8. Under a pipeline bf16 weights with fp32 gradients use BF16_Optimizer (ZeRO stage 1 with
+``grad_accum_dtype`` fp32: runtime/engine.py, _do_optimizer_sanity_check), gradients in half precision use
+DeepSpeedZeroOptimizer. Both divide their state among all replicas; PipelineEngine refuses stages 2 and 3.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from piper_ray.workloads.estimate.software import Precision
 def export_deepspeed(job: ExportJob) -> Export:
     """``stages.json``, ``ds_config.json``, ``planned_module.py`` and ``launch.sh``.
 
-    Raises UsageError for what DeepSpeed has no setting for.
+    Raises UsageError for settings that DeepSpeed does not have.
     """
     if job.recomputation not in (Recomputation.NONE, Recomputation.FULL):
         raise UsageError(
@@ -57,9 +59,9 @@ def export_deepspeed(job: ExportJob) -> Export:
 
 
 def _buffer_bytes(job: ExportJob) -> tuple[float, ...]:
-    """What PipelineEngine holds on a device of each pipeline rank beyond what a plan's figures count.
+    """Memory of PipelineEngine on a device of each pipeline rank, in addition to a plan's figures, in bytes.
 
-    Of each microbatch in flight it keeps the tensor that came in, whose copy the first layer reads, and the result
+    For each microbatch in flight it keeps the received tensor, of which the first layer reads a copy, and the result
     until the backward pass (runtime/pipe/engine.py, _exec_forward_pass: pipe_buffers "inputs" and "outputs").
     """
     p = job.pipeline_ranks
@@ -68,8 +70,8 @@ def _buffer_bytes(job: ExportJob) -> tuple[float, ...]:
 
 
 def _border_bytes(job: ExportJob, stage: int) -> float:
-    """The bytes of the whole tensor that comes into a stage, for a microbatch: what one device without others
-    receives."""
+    """The bytes of the whole tensor that comes into a stage for a microbatch, as a single device without others
+    receives it."""
     first = job.in_order(job.plan.stages[stage].layers)[0]
     row = job.instance.layer_by_id[first].tmpcs
     plain = row.get(1, row[job.replica_devices])[0]
@@ -86,11 +88,11 @@ _OPTIMIZER = {
     "optimizer": {"type": "AdamW", "params": {"lr": 3e-4, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}},
     "gradient_clipping": 1.0,
 }
-"""fp32 weights and two fp32 moments: 12 bytes a parameter."""
+"""The optimizer's state of a parameter is 12 bytes: its fp32 weight and two fp32 moments."""
 
 
 def deepspeed_config(job: ExportJob) -> dict[str, object]:
-    """The configuration, without precision and optimizer where nobody knows how the model is trained."""
+    """The configuration; without precision and optimizer if it is unknown how the model is trained."""
     model = job.instance.model
     batch: dict[str, object] = {
         "train_batch_size": job.global_batch_samples,
@@ -110,7 +112,7 @@ def _precision(job: ExportJob, model: TrainedModel) -> dict[str, object]:
             "data_types": {"grad_accum_dtype": "fp16"},
             "communication_data_type": "fp16",
         }
-    # immediate_grad_update gives a bf16 gradient back as soon as it is added up: 2 bytes a parameter less.
+    # immediate_grad_update frees a bf16 gradient as soon as it is added to the sum, which saves 2 bytes per parameter.
     reduced = reduced_bytes(job, model)
     return {
         "bf16": {"enabled": True, "immediate_grad_update": True},
@@ -120,7 +122,7 @@ def _precision(job: ExportJob, model: TrainedModel) -> dict[str, object]:
 
 
 def reduced_bytes(job: ExportJob, model: TrainedModel) -> float:
-    """The bytes of a gradient on its way to the other replicas, as the plan's times have it."""
+    """The bytes of a gradient that is exchanged with other replicas, as in the plan's times."""
     software = job.software
     if software is None:
         return model.gradient_bytes
@@ -131,8 +133,8 @@ def reduced_bytes(job: ExportJob, model: TrainedModel) -> float:
 
 
 def trained_parameters(job: ExportJob) -> dict[int, int] | None:
-    """The parameters on a rank that are trained, of each layer id, by what replicas exchange of it; None where nobody
-    knows the bytes of each."""
+    """The number of trained parameters on a rank, by layer id, computed from what replicas exchange; None if the bytes
+    of each parameter are unknown."""
     model = job.instance.model
     if model is None:
         return None

@@ -1,4 +1,5 @@
-"""The forms that a plan can be written in, and what an export is: files by name, and what the form could not hold."""
+"""The forms in which a plan can be written. An export consists of files by name, and of notes on what the form cannot
+hold."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from piper_ray.storage.files import write_atomically
 
 
 class Target(str, Enum):
-    """The targets as ``export --to`` knows them."""
+    """The values of ``export --to``."""
 
     MEGATRON = "megatron"
     MEGATRON_BRIDGE = "megatron-bridge"
@@ -26,15 +27,15 @@ class Target(str, Enum):
 
 
 RANKS = "ranks.csv"
-"""The file that says which rank is which, a line for each below the columns' names."""
+"""The file that maps ranks, one line for each below the names of the columns."""
 
 
 @dataclass(frozen=True)
 class Export:
-    """files: texts by file name. command: what starts the training. notes: what the form could not hold, and what was
-    assumed, a sentence each. excess: a sentence on each rank that needs more memory than a device has; notes tell it
-    too. usage: how the files are used, Markdown for the README. beyond_bytes: what the runtime holds on a device of
-    each pipeline rank beyond the plan's figures; empty where nothing is known of it."""
+    """files: texts by file name. command: starts the training. notes: sentences on what the form cannot hold, and on
+    assumptions. excess: a sentence on each rank that needs more memory than a device has; notes contain these too.
+    usage: how to use the files, in Markdown for the README. beyond_bytes: memory of the runtime on a device of each
+    pipeline rank in addition to the plan's figures; empty if unknown."""
 
     files: Mapping[str, str]
     command: str
@@ -45,11 +46,11 @@ class Export:
 
     @property
     def missing_bytes(self) -> float:
-        """The bytes to set aside of each device so that the launch fits; 0 where it does, or where that is not why."""
+        """The bytes to reserve on each device so that the launch fits; 0 if it fits, or if that would not help."""
         return max(self.beyond_bytes, default=0.0) if self.excess else 0.0
 
     def write(self, folder: Path) -> list[Path]:
-        """Into the folder, which is made if need be. Raises UsageError where that cannot be."""
+        """Writes the files to the folder, and creates it if it does not exist. Raises UsageError if that fails."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -62,23 +63,23 @@ class Export:
 
 
 NO_FILES = Export({}, "none", ())
-"""Where a runtime can run a plan, and its files cannot say the model."""
+"""The export of a plan that a runtime can run, if its files cannot express the model."""
 
 
 def json_text(document: object) -> str:
-    """Indented, with a line's end."""
+    """The document as indented JSON that ends with a line break."""
     return json.dumps(document, indent=2) + "\n"
 
 
 def yaml_text(document: object) -> str:
     """The document as YAML in its order, with short lists in a line."""
-    import yaml  # what --help shows of the forms does not need it
+    import yaml  # --help lists the forms without it
 
     return str(yaml.safe_dump(document, sort_keys=False, default_flow_style=None, width=120))
 
 
 def rendered(template: str, **values: object) -> str:
-    """The text of a file that is exported, from its template beside this module."""
+    """The text of an exported file, from its template next to this module."""
     from jinja2 import Environment, StrictUndefined  # which --help does not need, either
 
     rules = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
@@ -86,10 +87,10 @@ def rendered(template: str, **values: object) -> str:
 
 
 def noted(template: str, **values: object) -> tuple[str, ...]:
-    """Notes, from a template with a line for each."""
+    """Notes from a template with one line for each."""
     return tuple(rendered(template, **values).splitlines())
 
 
 def resource(name: str) -> str:
-    """A text among the templates."""
+    """The text of a template."""
     return files("piper_ray.export").joinpath("templates", name).read_text(encoding="utf-8")

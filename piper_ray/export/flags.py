@@ -1,4 +1,5 @@
-"""The launch arguments of runtimes that a plan decides, by which they are written and read (``flags.toml``)."""
+"""The launch arguments of runtimes that a plan determines; the table ``flags.toml`` is used to write and to read
+them."""
 
 from __future__ import annotations
 
@@ -14,11 +15,11 @@ from piper_ray.workloads.formats.fields import Closed
 
 Value = bool | int | float | str | tuple[str, ...]
 Settings = dict[str, Value]
-"""Arguments by their names in Python (``tensor_model_parallel_size``). A switch is there and true, or not there."""
+"""Arguments by their names in Python (``tensor_model_parallel_size``). A switch is present and true, or absent."""
 
 
 class PlanFlag(Closed):
-    """A flag, as ``flags.toml`` has it."""
+    """A flag in ``flags.toml``."""
 
     name: str
     says: str = ""
@@ -46,6 +47,8 @@ class _TitanFlags(_RuntimeFlags):
     training: list[PlanFlag]
     costly: list[str]
     harmless_tables: list[str]
+    tables: list[str]
+    training_fields: list[str]
 
 
 class _TorchFlags(Closed):
@@ -71,10 +74,10 @@ RENAMED_FIELDS = {
     for field in flag.fields
     if field.rpartition(".")[2] != flag.name
 }
-"""Names of Megatron's arguments by those of fields that are called otherwise."""
+"""Names of Megatron's arguments by the names of fields that differ from them."""
 
 READ_FIELDS = frozenset(flag.name for flag in (*TITAN.written, *TITAN.older))
-"""The fields of torchtitan's table of parallelism."""
+"""The fields of torchtitan's table ``parallelism``."""
 
 
 DISPATCHERS = {
@@ -85,11 +88,11 @@ DISPATCHERS = {
 """Megatron's ways to send tokens to experts."""
 
 TORCH_NAMES = {ScheduleName(name): torchs for name, torchs in TORCH.schedules.items()}
-"""The names of schedules, as torch knows them."""
+"""torch's names of schedules."""
 
 
 def flag_of(name: str) -> str:
-    """The flag of an argument by its name in Python."""
+    """The command-line flag of an argument's name in Python."""
     return "--" + name.replace("_", "-")
 
 

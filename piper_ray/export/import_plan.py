@@ -1,4 +1,4 @@
-"""Layouts that people run today, as plans: layout strings, whole launches, torchtitan's lists, what we exported."""
+"""Turns layouts of other tools into plans: layout strings, whole launches, torchtitan's lists, and our own exports."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ FORMS = (
     "a Megatron layout string, Megatron's launch arguments, a launch script, torchtitan's list of lists of module "
     "names or its configuration, one of FlagScale, Primus or Megatron-Bridge, or a file of an exported folder"
 )
-"""What is read, for people."""
+"""The readable forms, in words for messages."""
 
 
 @dataclass(frozen=True)
 class Imported:
-    """A plan with the schedule that it runs under. notes: what it does not hold of the layout, a sentence each.
-    transfers: how its stages hand over. flushes: of a batch, where its pipelines run empty several times."""
+    """A plan with its schedule. notes: a sentence for each part of the layout that a plan does not hold.
+    transfers: how its stages pass on tensors. flushes: per batch, if its pipelines run empty several times."""
 
     plan: Plan
     schedule: Schedule
@@ -51,9 +51,10 @@ class Imported:
 def import_plan(
     instance: Instance, layout: str | Source, run_as: RunAs = AS_IT_SAYS, asked: Asked = THE_ONE
 ) -> Imported:
-    """layout: the text of one of ``FORMS``, or that with the file that it stands in. asked: which launch of it.
+    """The plan of a layout. layout: a text in one of the ``FORMS``, possibly with its file. asked: which of the file's
+    launches to read.
 
-    Raises UsageError or InputError that says where the layout is wrong, or what is missing.
+    Raises UsageError or InputError that states where the layout is wrong, or what is missing.
     """
     source = layout if isinstance(layout, Source) else Source(layout)
     text = source.text.strip()
@@ -70,7 +71,8 @@ def import_plan(
 
 
 def read_layout(instance: Instance, source: Source, asked: Asked = THE_ONE) -> ReadLayout:
-    """What a layout says of a model, whatever devices and batch the instance has. Raises UsageError or InputError."""
+    """The content of a layout of a model, independent of the instance's devices and batch. Raises UsageError or
+    InputError."""
     document = document_of(source.text.strip())
     if isinstance(document, Mapping) and is_stage_document(document):
         raise UsageError("a plan with the TMPC of each module holds for its own workload: simulate shows its memory")
@@ -93,11 +95,11 @@ def _read(
 
 
 _LETTERS = re.compile(r"[^\s=\[{-]*|[EtLm\d|*(), ]*")
-"""What a layout string may be, right or wrong."""
+"""Texts that may be layout strings, valid or not."""
 
 
 def _no_layout(text: str, document: object) -> str:
-    """What a text is that is no layout."""
+    """What kind of text it is, for a text that is not a layout."""
     if isinstance(document, Mapping):
         kind = advice(document)
         return "parallelism is missing" if kind is None else f"not a layout but {kind}"
@@ -124,11 +126,11 @@ def _plan(instance: Instance, pieces: ModelPieces, read: ReadLayout, run_as: Run
         raise UsageError(f"{len(stages)} stages are no multiple of {ranks} pipeline ranks")
     counts = _recomputed_blocks(pieces, stages, run_as)
     context = run_as.context_parallel or 1
-    t = (run_as.tensor_parallel or 1) * context  # a plan's counts the devices of all groups
+    t = (run_as.tensor_parallel or 1) * context  # a plan's t counts the devices of all groups
     known = {tmpc.mode for layer in instance.layers for row in layer.tmpcs.values() for tmpc in row}
     _require_degree(instance, known, run_as, t)
     d = _replicas(instance, run_as, t, ranks)
-    notes = [*read.notes, *_place_of_state(instance, run_as), *_way_to_experts(instance, run_as)]
+    notes = [*read.notes, *read.of_times, *_place_of_state(instance, run_as), *_way_to_experts(instance, run_as)]
     setting = _setting(instance, known, run_as, t, d, notes)
     schedule = _schedule(run_as, len(stages) // ranks, ranks, instance.microbatches // d)
     plain = replace(setting, recomputation=Recomputation.NONE)
@@ -153,14 +155,14 @@ def _plan(instance: Instance, pieces: ModelPieces, read: ReadLayout, run_as: Run
 
 
 def _flushes(instance: Instance, read: ReadLayout, d: int) -> int:
-    """How often a pipeline runs empty in a batch, of which a layout may hand it a part at a time."""
+    """How often a pipeline runs empty in a batch. A layout may process a batch in several parts."""
     local = read.batch.get("local_samples")
     samples = instance.microbatches * (instance.batch.samples_per_microbatch or 1) // d
     return samples // local if isinstance(local, int) and local > 0 and samples % local == 0 else 1
 
 
 def _place_of_state(instance: Instance, run_as: RunAs) -> Iterator[str]:
-    """A sentence where the optimizer's state is elsewhere than in the workload."""
+    """A sentence if the optimizer's state is elsewhere than in the workload."""
     on_host = instance.model is not None and instance.model.optimizer_on_host
     if run_as.optimizer_on_host is not None and run_as.optimizer_on_host != on_host:
         places = ("on GPUs", "in host memory")
@@ -171,7 +173,7 @@ def _place_of_state(instance: Instance, run_as: RunAs) -> Iterator[str]:
 
 
 def _way_to_experts(instance: Instance, run_as: RunAs) -> Iterator[str]:
-    """A sentence where tokens reach experts otherwise than the workload's times count, or nobody says how they do."""
+    """A sentence if tokens reach experts in another way than in the workload's times, or in an unknown way."""
     ranks = (run_as.expert_parallel or 1) * (run_as.expert_tensor or 1)
     if ranks == 1 or instance.model is None or not any(layer.experts for layer in instance.layers):
         return
@@ -190,7 +192,8 @@ def _way_to_experts(instance: Instance, run_as: RunAs) -> Iterator[str]:
 
 
 def _recomputed_blocks(pieces: ModelPieces, stages: Sequence[Sequence[int]], run_as: RunAs) -> Sequence[int]:
-    """For each stage how many first blocks recompute, if any do. Raises UsageError for more than any stage has."""
+    """The number of first blocks that recompute in each stage, if any do. Raises UsageError if it exceeds every
+    stage."""
     given = run_as.recomputed_layers
     blocks = [sum(map(pieces.is_block, stage)) for stage in stages]
     if given is None:
@@ -210,13 +213,13 @@ def _recomputed_blocks(pieces: ModelPieces, stages: Sequence[Sequence[int]], run
 
 
 def _advice(instance: Instance, option: str) -> str:
-    """The option of ``estimate`` that makes a workload with more; nothing for a workload that was measured."""
+    """The option of ``estimate`` that adds the missing TMPCs to a workload; empty for a measured workload."""
     return "" if instance.model is None else f" (estimate {option})"
 
 
 def _require_degree(instance: Instance, known: Collection[Mode], run_as: RunAs, t: int) -> None:
-    """Raises UsageError where the workload knows no such degree, or no such context parallelism. known: modes that it
-    has TMPCs of."""
+    """Raises UsageError if the workload does not have this degree or this context parallelism. known: the modes of its
+    TMPCs."""
     context = run_as.context_parallel or 1
     if all(mode.context != context for mode in known):
         raise UsageError(
@@ -232,7 +235,7 @@ def _require_degree(instance: Instance, known: Collection[Mode], run_as: RunAs, 
 
 
 def _replicas(instance: Instance, run_as: RunAs, t: int, ranks: int) -> int:
-    """d, as given or what the devices leave. Raises UsageError where it does not fit the cluster or the batch."""
+    """d, as given or as the devices allow. Raises UsageError if it does not fit the cluster or the batch."""
     devices = run_as.world or instance.devices
     d = run_as.data_parallel or devices // (t * ranks)
     if d < 1 or d * t * ranks > instance.devices:
@@ -251,8 +254,8 @@ def _replicas(instance: Instance, run_as: RunAs, t: int, ranks: int) -> int:
 
 
 def _setting(instance: Instance, known: Collection[Mode], run_as: RunAs, t: int, d: int, notes: list[str]) -> Mode:
-    """What the layers are asked to run as. known: modes that the workload has TMPCs of. notes: gets what it has
-    otherwise. Raises UsageError for expert parallelism that it has no times of."""
+    """The mode that layers should run in. known: the modes of the workload's TMPCs. notes: extended by sentences on
+    differences. Raises UsageError for expert parallelism that the workload does not have."""
     context = run_as.context_parallel or 1
     sequence = bool(run_as.sequence_parallel)
     if sequence and t == context:
@@ -276,7 +279,7 @@ def _setting(instance: Instance, known: Collection[Mode], run_as: RunAs, t: int,
 def _spread(
     instance: Instance, known: Collection[Mode], run_as: RunAs, t: int, notes: list[str]
 ) -> tuple[int | None, int]:
-    """How experts lie; None: over the t devices, which workloads have TMPCs of unless they are asked for others."""
+    """The spread of experts; None: over the t devices, which is the default of workloads."""
     experts, each = run_as.expert_parallel, run_as.expert_tensor or 1
     if experts is None or not any(layer.experts for layer in instance.layers):
         if experts in (None, 1):
@@ -303,9 +306,10 @@ _OFFERS = {Sharding.OPTIMIZER: "--zero all", Sharding.WEIGHTS: "--fsdp SHARDS"}
 def _shards(
     instance: Instance, known: Collection[Mode], run_as: RunAs, replicas: int, notes: list[str]
 ) -> tuple[Sharding, int]:
-    """What replicas share and how many do, of what the workload has: as asked, else what is nearest and takes more.
+    """What replicas divide and how many do: as in the layout if the workload has it, else the nearest that needs more
+    memory.
 
-    replicas: the replicas of a weight.
+    replicas: the number of replicas of a weight.
     """
     asked = replicas if run_as.optimizer_shards == ALL_REPLICAS else run_as.optimizer_shards or 1
     what = Sharding.WEIGHTS if run_as.weights_sharded else Sharding.OPTIMIZER
@@ -339,11 +343,11 @@ def _shards(
 
 
 def _schedule(run_as: RunAs, chunks: int, ranks: int, microbatches: int) -> Schedule:
-    """microbatches: the number of a replica."""
+    """The schedule of the layout. microbatches: of a replica."""
     usual = ScheduleName.INTERLEAVED if chunks > 1 else ScheduleName.ONE_F_ONE_B
     name, group = run_as.schedule or usual, run_as.group
     if name is not ScheduleName.INTERLEAVED or group == group_size(ranks, microbatches, None):
-        group = None  # which stands for the usual one
+        group = None  # None means the usual one
     return Schedule(name, chunks, group)
 
 

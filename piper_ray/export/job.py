@@ -1,4 +1,4 @@
-"""What a plan asks of a runtime, read off once for all writers: degrees, stages in pieces, recomputation, batch."""
+"""The figures of a plan that all writers of exports need: degrees, stages in pieces, recomputation, batch."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from piper_ray.workloads.estimate.software import Software, TokenDispatcher, loa
 
 @dataclass(frozen=True)
 class ExportJob:
-    """A plan that a runtime can run: one d and one t, layers in order, a schedule that it has.
+    """A plan that a runtime can run: with one d and one t, layers in order, and a schedule of the runtime.
 
-    Figures that layouts say, too, have the names of ``RunAs``, by which runtimes' tables write and read them.
+    Figures that layouts also state have the names of ``RunAs``, which runtimes' tables use to write and read them.
     """
 
     instance: Instance
@@ -38,19 +38,20 @@ class ExportJob:
 
     @cached_property
     def meshes(self) -> tuple[Mesh, ...]:
-        """Which nodes the ranks are on."""
+        """The nodes of the ranks."""
         cluster = self.instance.cluster
         return meshes_of(self.plan, self.schedule, node_sizes(self.instance, self.gpus_per_node), cluster)
 
     @property
     def shared_groups(self) -> list[dict[str, int]]:
         """Groups of GPUs whose place in the list of nodes counts, as they are not all full: how many GPUs they have,
-        how many pipeline ranks each of them, how many of these the first, and how many GPUs are idle in each."""
-        ranks, size = self.pipeline_ranks, self.plan.stages[0].devices
+        how many pipeline ranks each of them (0: a part of one), how many of these the first, and how many GPUs are idle
+        in each."""
+        ranks = self.pipeline_ranks
         return [
-            {"gpus": gpus, "ranks": shared, "first": ranks % shared or shared, "idle": gpus - shared * size}
-            for gpus, shared in shared_groups(self.plan, self.schedule, self.instance.cluster)
-            if ranks > shared and (ranks % shared or gpus > shared * size)
+            {"gpus": gpus, "ranks": shared, "first": ranks % (shared or 1) or shared, "idle": gpus - used}
+            for gpus, used, shared in shared_groups(self.plan, self.schedule, self.instance.cluster)
+            if ranks > shared and (ranks % (shared or 1) or gpus > used)
         ]
 
     @property
@@ -60,22 +61,23 @@ class ExportJob:
 
     @property
     def replica_devices(self) -> int:
-        """The devices of a stage's replica: t, times the groups that share a sequence; of several kinds the most."""
+        """The devices of a stage's replica: t times the groups that share a sequence; with several kinds, the largest
+        number."""
         return max(stage.tensor_parallel_degree for stage in self.plan.stages)
 
     @property
     def tensor_parallel(self) -> int:
-        """t, of all stages, in each of the groups that share a sequence; of several kinds the most."""
+        """t of all stages, in each of the groups that share a sequence; with several kinds, the largest."""
         return self.replica_devices // self.context_parallel
 
     @property
     def weight_replicas(self) -> int:
-        """Ranks that have the same weights: d c."""
+        """The number of ranks with the same weights: d c."""
         return self.data_parallel * self.context_parallel
 
     @property
     def context_parallel(self) -> int:
-        """Groups that share a sequence, each with t devices."""
+        """The number of groups that share a sequence, each with t devices."""
         return self.setting.context
 
     @property
@@ -85,35 +87,35 @@ class ExportJob:
 
     @property
     def optimizer_shards(self) -> int:
-        """Replicas that share the optimizer's state."""
+        """The number of replicas that divide the optimizer's state."""
         return self.setting.optimizer_shards
 
     @property
     def optimizer_on_host(self) -> bool | None:
-        """True where the optimizer's state is in host memory; else None."""
+        """True if the optimizer's state is in host memory; else None."""
         return (self.instance.model is not None and self.instance.model.optimizer_on_host) or None
 
     @cached_property
     def experts(self) -> int:
-        """The experts of a layer whose tokens are routed to some; 0 where there is no such layer."""
+        """The largest number of experts of a layer; 0 if no layer has any."""
         return max(layer.experts for layer in self.instance.layers)
 
     @property
     def expert_parallel(self) -> int | None:
-        """The ranks that experts are spread over, apart from t or over just these devices; None where nobody knows of
-        any."""
+        """The ranks that experts are spread over, independent of t or the t devices themselves; None if the model has
+        no experts."""
         if self.setting.experts is not None:
             return self.setting.experts
         return self.tensor_parallel if self.experts else None
 
     @property
     def expert_tensor(self) -> int:
-        """Ranks that share an expert."""
+        """The number of ranks that share an expert."""
         return self.setting.expert_tensor
 
     @property
     def dispatcher(self) -> TokenDispatcher | None:
-        """How the plan's times count tokens to reach experts; None where nobody knows of any."""
+        """How tokens reach experts in the plan's times; None if the model is unknown or has no experts."""
         model, ranks = self.instance.model, (self.expert_parallel or 1) * self.expert_tensor
         if model is None or not self.experts:
             return None
@@ -121,52 +123,54 @@ class ExportJob:
 
     @property
     def overlaps_experts(self) -> bool | None:
-        """True where the plan's times count on exchanges of experts beside passes, and Megatron runs them so; else
-        None."""
+        """True if the plan's times assume that exchanges of experts overlap with passes, and Megatron can overlap them;
+        else None."""
         model = self.instance.model
         able = self.pipeline_ranks == 1 or self.schedule.v > 1
         return (model is not None and model.expert_overlap and able and (self.expert_parallel or 1) > 1) or None
 
     @property
     def links_join_nodes(self) -> bool:
-        """Whether the fast link is that of several nodes (NVL72)."""
+        """Whether the fast link joins several nodes (NVL72)."""
         return domain_of(self.instance, self.gpus_per_node) > self.gpus_per_node
 
     @property
     def blocks(self) -> int:
-        """The number of the model's blocks. Raises UsageError for a model that is no embedding, blocks and head."""
+        """The number of the model's blocks. Raises UsageError for a model that does not consist of embedding, blocks
+        and head."""
         return self.pieces.blocks
 
     @property
     def predictors(self) -> int | None:
-        """Layers that predict further tokens; None without."""
+        """The number of layers that predict further tokens; None if there are none."""
         return self.pieces.predictors or None
 
     @property
     def tokens_per_sample(self) -> int | None:
-        """The tokens of a sample; None where the workload does not say."""
+        """The tokens of a sample; None if unknown."""
         return self.instance.batch.tokens_per_sample
 
     @property
     def group(self) -> int | None:
-        """Microbatches that pass through a chunk before the next; None where they are as many as pipeline ranks."""
+        """Microbatches that pass through a chunk before the next; None if their number is that of the pipeline
+        ranks."""
         found = group_size(self.pipeline_ranks, self.microbatches, self.schedule.group) if self.schedule.v > 1 else None
         return None if found == self.pipeline_ranks else found
 
     @property
     def software(self) -> Software | None:
-        """What the workload's times are of; None where it does not say it, or not of a table of ours."""
+        """The software of the workload's times; None if unknown, or not in our table."""
         return None if self.instance.model is None else load_software().get(self.instance.model.software)
 
     @property
     def hides_tensor_exchanges(self) -> bool:
-        """Whether the plan's times count a share of tensor parallelism's exchanges as hidden."""
+        """Whether the plan's times assume that a share of tensor parallelism's exchanges is hidden."""
         software = self.software
         return software is not None and self.tensor_parallel > 1 and software.forward_overlap > 0.0
 
     @property
     def shards_in_groups(self) -> bool:
-        """Whether weights are shared out, which runtimes can do within groups of replicas (HSDP)."""
+        """Whether replicas divide weights, which runtimes can do within groups of replicas (HSDP)."""
         return self.setting.sharding is Sharding.WEIGHTS
 
     @property
@@ -181,12 +185,12 @@ class ExportJob:
 
     @property
     def microbatches(self) -> int:
-        """m, of a replica."""
+        """m: the microbatches of a replica."""
         return self.instance.microbatches // self.data_parallel
 
     @property
     def microbatch_samples(self) -> int:
-        """1 where the workload does not say."""
+        """The samples of a microbatch; 1 if unknown."""
         return self.instance.batch.samples_per_microbatch or 1
 
     @property
@@ -196,20 +200,21 @@ class ExportJob:
 
     @property
     def processes_per_node(self) -> int:
-        """The processes of a node: as many as it has GPUs; some nodes may have fewer."""
+        """The processes of a node, equal to its number of GPUs; some nodes may have fewer."""
         return max(mesh.processes_per_node for mesh in self.meshes)
 
     @property
     def nodes(self) -> int:
-        """The number of nodes that the ranks fill one after the other."""
+        """The number of nodes, which ranks fill one after the other."""
         return sum(mesh.nodes for mesh in self.meshes)
 
     @property
     def torchrun(self) -> str:
         """The command up to the script, for a shell on each node.
 
-        On several nodes the shell ends with words where NODE_RANK or MASTER_ADDR is not set: a process that took itself
-        for the first one would wait for the others for ever. The last node of a mesh may have fewer processes.
+        On several nodes the shell stops with a message if NODE_RANK or MASTER_ADDR is not set, because a process that
+        took itself for the first one would wait for the others for ever. The last node of a mesh may have fewer
+        processes.
         """
         if self.nodes == 1:
             return f"torchrun --standalone --nproc-per-node {self.processes_per_node}"
@@ -230,18 +235,18 @@ class ExportJob:
 
     @cached_property
     def tmpcs(self) -> dict[int, Tmpc]:
-        """The TMPCs by layer id, stage after stage, as these list their layers."""
+        """The TMPCs by layer id, in the order of stages and of layers within them."""
         return {layer: tmpc for stage in self.plan.stages for layer, _, tmpc in choices_made(self.instance, stage)}
 
     @cached_property
     def _rows(self) -> dict[int, tuple[Tmpc, ...]]:
-        """The TMPCs that each layer has where it is."""
+        """The TMPCs that each layer may have in its stage."""
         return {layer: row for stage in self.plan.stages for layer, row, _ in choices_made(self.instance, stage)}
 
     @cached_property
     def setting(self) -> Mode:
-        """What all layers share: some layer has it, and every other one that has the choice. Recomputation: see
-        ``recomputed``."""
+        """The mode that all layers share: a property counts if some layer has it, since all others with the choice then
+        have it too. Recomputation: see ``recomputed``."""
         found = [tmpc.mode for tmpc in self.tmpcs.values()]
         sharded = max(found, key=lambda one: one.shares)
         spread = next((one for one in found if one.experts is not None), found[0])
@@ -271,7 +276,7 @@ class ExportJob:
         return self.tmpcs[layer].mode.recomputation
 
     def _choices(self, layer: int) -> list[Recomputation]:
-        """What each of the layer's TMPCs recomputes."""
+        """The recomputation of each of the layer's TMPCs."""
         return [tmpc.mode.recomputation for tmpc in self._rows[layer]]
 
     @cached_property
@@ -288,8 +293,8 @@ class ExportJob:
 
     @cached_property
     def recomputation(self) -> Recomputation | None:
-        """The recomputation of all layers that have the choice, each with the parts of it that it has; None where they
-        differ."""
+        """The common recomputation of all layers that have the choice, where each does the parts of it that it has;
+        None if they differ."""
         kinds = {kind for stage in self.recomputed for kind in stage} or {Recomputation.NONE}
         if len(kinds) == 1:
             return kinds.pop()
@@ -299,7 +304,8 @@ class ExportJob:
 
     @property
     def first_recomputed(self) -> tuple[int, ...] | None:
-        """For each stage how many layers recompute in full, if these are its first ones and the others keep all."""
+        """For each stage the number of layers that recompute in full, if these come first and the others keep
+        everything."""
         counts = []
         for kinds in self.recomputed:
             count = kinds.count(Recomputation.FULL)
@@ -310,12 +316,13 @@ class ExportJob:
 
     @cached_property
     def pieces(self) -> ModelPieces:
-        """Raises UsageError for a model that is no embedding, blocks and head."""
+        """The model's pieces. Raises UsageError for a model that does not consist of embedding, blocks and head."""
         return pieces_of(self.instance)
 
     @cached_property
     def pieces_of_stages(self) -> tuple[tuple[int, ...], ...]:
-        """Ends of a model without layers are in its outer stages. Raises UsageError where stages divide a piece."""
+        """The pieces of each stage. Ends without layers belong to the outer stages. Raises UsageError if stages divide
+        a piece."""
         stages = [list(stage) for stage in self.pieces.of_stages(self.plan)]
         stages[0] = sorted({0, *stages[0]})
         stages[-1] = sorted({self.pieces.head, *stages[-1]})
@@ -330,7 +337,7 @@ class ExportJob:
 
     @cached_property
     def tied_over_ranks(self) -> tuple[tuple[int, ...], ...]:
-        """Layers with weights in common that are on different ranks of a pipeline."""
+        """Groups of layers with shared weights on different ranks of a pipeline."""
         rank_of = zip(self.rank_of_stage, self.plan.stages, strict=True)
         ranks = {layer: rank for rank, stage in rank_of for layer in stage.layers}
         return tuple(
@@ -339,23 +346,24 @@ class ExportJob:
 
     @property
     def tied_text(self) -> str:
-        """``model.embed_tokens and lm_head have a weight in common, on different pipeline ranks``; empty where none."""
+        """``model.embed_tokens and lm_head have a weight in common, on different pipeline ranks``; empty if there are
+        none."""
         texts = (" and ".join(self.named(layer) for layer in layers) for layers in self.tied_over_ranks)
         found = "; ".join(texts)
         return found and f"{found} have weights in common, on different pipeline ranks"
 
     def named(self, layer: int) -> str:
-        """A layer for people: its path, else its name."""
+        """A layer's name in messages: its path, or else its name."""
         found = self.instance.layer_by_id[layer]
         return printable(found.path or found.name)
 
 
 def make_job(instance: Instance, plan: Plan, schedule: Schedule, runtime: Runtime, gpus_per_node: int) -> ExportJob:
-    """Raises UsageError for a schedule that the runtime has not got, InvalidPlan with every rule that is broken, and
-    UnsupportedPlan with all that the runtime cannot run.
+    """The job of a plan. Raises UsageError for a schedule that the runtime does not have, InvalidPlan with every rule
+    that is broken, and UnsupportedPlan with everything that the runtime cannot run.
     """
     runtime.require_schedule(schedule.name)
-    stages_of(instance, replace(plan, keeps_order=True), schedule)  # raises where a rule is broken
+    stages_of(instance, replace(plan, keeps_order=True), schedule)  # raises if a rule is broken
     job = ExportJob(instance, plan, schedule, runtime, gpus_per_node)
     unsupported = [*runtime.same_degrees(instance).violations(instance, plan)] or [*_unsupported(job)]
     if unsupported:
@@ -364,7 +372,7 @@ def make_job(instance: Instance, plan: Plan, schedule: Schedule, runtime: Runtim
 
 
 def _unsupported(job: ExportJob) -> Iterator[str]:
-    """What is not supported of a plan with one d and one t."""
+    """Yields what a runtime does not support in a plan with one d and one t."""
     instance, plan, runtime = job.instance, job.plan, job.runtime
     degrees, ranks = sorted({stage.tensor_parallel_degree for stage in plan.stages}), job.pipeline_ranks
     words = {word for one in job.tmpcs.values() for word in one.id.split("+") if word.startswith(FOUND)}

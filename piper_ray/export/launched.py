@@ -1,4 +1,4 @@
-"""Launches of people by the names of their files: what they say of a workload, and the plan that they run."""
+"""Reads users' launches by file name: what they state about a workload, and the plan that they run."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from piper_ray.workloads.estimate.software import TokenDispatcher
 
 @dataclass(frozen=True)
 class LaunchFacts:
-    """What a launch says of its workload; None or absent: nothing. figures: of the model and how it is divided, by
-    Megatron's names or by torchtitan's, as whole numbers, texts and switches. ranks: that it starts. dispatcher: how
-    tokens reach experts. recomputation: what is computed again."""
+    """What a launch states about its workload; None or absent if it states nothing. figures: of the model and its
+    division, by Megatron's or torchtitan's names, as whole numbers, texts and switches. ranks: the number that it
+    starts. dispatcher: how tokens reach experts. recomputation: what is recomputed."""
 
     dialect: Dialect
     model: str | None
@@ -47,9 +47,10 @@ class LaunchFacts:
 
 
 def facts_of(layout: str, asked: Asked = THE_ONE) -> LaunchFacts | None:
-    """What a launch says before there is a workload to hold it against; None for a layout that is no launch.
+    """The facts of a launch, read before there is a workload to compare them with; None for a layout that is not a
+    launch.
 
-    layout: as in ``import_launched``. Raises UsageError for a launch that no plan can be made of.
+    layout: as in ``import_launched``. Raises UsageError for a launch that cannot become a plan.
     """
     launch = read_launch(source_of(layout)[0], asked)
     if launch is None:
@@ -82,28 +83,29 @@ def _of_titan(launch: Launch) -> Mapping[str, object]:
 
 
 def import_launched(instance: Instance, layout: str, run_as: RunAs = AS_IT_SAYS, asked: Asked = THE_ONE) -> Imported:
-    """The plan that people run. layout: the name of a file or of an exported folder, or the text of one.
+    """The plan of a layout. layout: the name of a file or of an exported folder, or the text of one.
 
-    Raises UsageError or InputError that says where it is wrong, or what is missing.
+    Raises UsageError or InputError that states where it is wrong, or what is missing.
     """
     source, ranks = source_of(layout)
     return import_plan(instance, source, run_as if ranks is None else replace(run_as, world=ranks), asked)
 
 
 _PATH_LIKE = re.compile(r"[\w./\\~-]*[./\\_a-ln-su-zA-DF-KM-Z][\w./\\~-]*")
-"""What looks like a path; of layouts none does."""
+"""Matches texts that look like a path, which no layout does."""
 
 _LAYOUT_FILES = ("megatron.args", "torchtitan.json", "system.yaml", "plan.yaml", "stages.json", "piper_plan.py")
-"""The file of an exported folder that says the plan is one of these."""
+"""One of these files of an exported folder states the plan."""
 
 _TITAN_FILES = ["torchtitan.json", "piper_plan.py"]
-"""Both are of one export, and the first one says the plan."""
+"""Both belong to one export; the first one states the plan."""
 
 
 def source_of(layout: str) -> tuple[Source, int | None]:
-    """The text itself, or what a file of that name or an exported folder holds; and the ranks that the folder is for.
+    """The text itself, or the content of a file with this name or of an exported folder; and the folder's number of
+    ranks.
 
-    A text that is a command is taken as typed in this folder. Raises UsageError.
+    A text that is a command is read as if typed in this folder. Raises UsageError.
     """
     path, ranks = Path(layout), None
     if not layout.strip() or not _can_be_path(layout):
@@ -130,7 +132,7 @@ def _typed_here(layout: str) -> Source:
 
 
 def _can_be_path(layout: str) -> bool:
-    """Whether the system takes it for one: no longer, and without characters, than it allows."""
+    """Whether the system accepts it as a path: not too long, and without characters that are not allowed."""
     try:
         Path(layout).stat()
     except FileNotFoundError:

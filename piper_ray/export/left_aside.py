@@ -1,4 +1,5 @@
-"""What a launch sets and a plan does not hold: refused where it divides the model, and noted where it costs."""
+"""Settings of a launch that a plan does not hold: refused if they divide the model, and noted if they cost time or
+memory."""
 
 from __future__ import annotations
 
@@ -14,24 +15,22 @@ _DEGREES = frozenset({
     "parallel", "parallelism", "pipeline", "degree", "stages",
     "tp", "pp", "cp", "ep", "dp", "etp", "edp", "vp", "vpp", "mp",
 })  # fmt: skip
-"""Parts of a name that says how something is divided, where a number follows."""
+"""Words in names of settings that divide something, if their value is a number."""
 
 _OLDER_RECOMPUTATION = ("activations_checkpoint", "checkpoint_activations", "checkpoint_num_layers")
 _LONG = ("parallel", "pipeline")
 _ALIKE = 0.85
-"""The ratio of difflib from which on a name is a known one misspelt."""
+"""The ratio of difflib from which a name is taken for a misspelt known one."""
 
 _NOTHING = (None, False, 0, "", "none", "null", "false", "no", "None", "False", "fp32", "torch.float32", "float32")
-"""Values that ask for nothing: switches that are off, and the usual precision of what is kept."""
-
-_MOST_SHOWN = 12
+"""Values that request nothing: switches that are off, and the usual precision of what is kept."""
 
 
 def notes_of_the_rest(settings: Mapping[str, object], read: Collection[str]) -> Iterator[str]:
-    """Sentences on what is left aside. settings: by name in Python, of Megatron's or like them. read: names that were
-    read or compared.
+    """Sentences on settings that are ignored. settings: by name in Python, Megatron's or similar names. read: names
+    that were read or compared.
 
-    Raises UsageError where one says how a model is divided: it would be taken for 1, or for not there.
+    Raises UsageError for a setting that divides the model, because ignoring it would mean 1 or none.
     """
     rest = {name: value for name, value in settings.items() if name not in read and not _is_harmless(name)}
     for name, value in rest.items():
@@ -45,7 +44,7 @@ def notes_of_the_rest(settings: Mapping[str, object], read: Collection[str]) -> 
 
 
 def require_no_degree(name: str, value: object, known: Collection[str]) -> None:
-    """Raises UsageError for a name like a known one, and for one that says how a model is divided or recomputed."""
+    """Raises UsageError for a name similar to a known one, and for one that divides or recomputes a model."""
     word = readable(value) if isinstance(value, str) else "" if value is None else str(value)
     meant = next(iter(get_close_matches(name, known, 1, _ALIKE)), None)
     if meant is not None and not _is_nothing(value):
@@ -69,12 +68,11 @@ def _shown(name: str) -> str:
 
 
 def _listed(names: list[str]) -> str:
-    shown = ", ".join(printable(flag_of(name)) for name in names[:_MOST_SHOWN])
-    return shown if len(names) <= _MOST_SHOWN else f"{shown} and {len(names) - _MOST_SHOWN} more"
+    return ", ".join(printable(flag_of(name)) for name in names)
 
 
 def _recomputes(name: str, word: str) -> bool:
-    """Whether it is one of the ways to ask for recomputation that Megatron and NeMo had before."""
+    """Whether it is one of the earlier ways of Megatron and NeMo to request recomputation."""
     return name.startswith(_OLDER_RECOMPUTATION) and word.lower() not in ("null", "none", "false", "0", "")
 
 

@@ -1,11 +1,10 @@
-"""What a plan asks of Megatron, as arguments by their names in Python (parallelism, batch, recomputation, precision),
-and the files that say so: to Megatron-LM's ``pretrain_gpt.py``; to a Megatron-Bridge recipe, as a module whose
-``apply`` sets its fields and refuses another model; and to FlagScale, as meshes, layers and recomputation of each
-stage.
+"""The settings of a plan as Megatron's arguments, by their names in Python (parallelism, batch, recomputation,
+precision), and the files that contain them: for Megatron-LM's ``pretrain_gpt.py``; for a Megatron-Bridge recipe, as a
+module whose ``apply`` sets its fields and refuses another model; and for FlagScale, as meshes, layers and recomputation
+of each stage.
 
-FlagScale's names were read in the source of FlagScale 1.0, whose Megatron-LM is 0.15 (third_party/Megatron-LM): all
-that are written are those of its arguments (flagscale/train/arguments.py, flagscale/backends/Megatron-LM,
-flagscale/runner).
+FlagScale's names come from the source of FlagScale 1.0, whose Megatron-LM is 0.15 (third_party/Megatron-LM): all
+written names are arguments there (flagscale/train/arguments.py, flagscale/backends/Megatron-LM, flagscale/runner).
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 
 
 def export_megatron(job: ExportJob) -> Export:
-    """``megatron.args``, ``training.args`` and ``launch.sh``; without the model's arguments where nobody knows it.
+    """``megatron.args``, ``training.args`` and ``launch.sh``; without the model's arguments if the model is unknown.
 
     Raises UsageError for a plan or a model that Megatron has no arguments for.
     """
@@ -53,12 +52,12 @@ def export_megatron(job: ExportJob) -> Export:
 
 
 def _asks_for_connections(job: ExportJob) -> bool:
-    """Whether Megatron asks for CUDA_DEVICE_MAX_CONNECTIONS=1."""
+    """Whether Megatron requires CUDA_DEVICE_MAX_CONNECTIONS=1."""
     return job.tensor_parallel > 1 or job.context_parallel > 1
 
 
 def _figures(job: ExportJob) -> dict[str, Value]:
-    """The flags that are figures of a plan, as it has them; none where it has not."""
+    """The flags that state figures of a plan, with the plan's values; flags without a value are left out."""
     known = {flag.name: getattr(job, flag.says) for flag in MEGATRON.written if flag.says}
     if job.expert_parallel is None:
         del known["expert_tensor_parallel_size"]
@@ -66,7 +65,7 @@ def _figures(job: ExportJob) -> dict[str, Value]:
 
 
 def _arguments_text(settings: Settings) -> str:
-    """Each flag with its value, a line each; switches alone."""
+    """One line for each flag, with its value; a switch stands alone."""
     lines = []
     for name, value in settings.items():
         words = value if isinstance(value, tuple) else (f"{value:g}" if isinstance(value, float) else str(value),)
@@ -75,7 +74,7 @@ def _arguments_text(settings: Settings) -> str:
 
 
 def _plan_settings(job: ExportJob) -> Settings:
-    """Raises UsageError for a plan that Megatron has no arguments for."""
+    """The flags of a plan. Raises UsageError for a plan that Megatron has no arguments for."""
     found = _figures(job)
     if job.pipeline_ranks > 1:
         found["pipeline_model_parallel_layout"] = layout_text(stage_letters(job.pieces, job.pieces_of_stages))
@@ -88,8 +87,8 @@ _CONTEXT = {ContextExchange.RING: "p2p", ContextExchange.ALL_GATHER: "all_gather
 
 
 def _context_settings(job: ExportJob) -> Settings:
-    """How groups that share a sequence attend to all of it, where the workload says so. Raises UsageError for what no
-    kernel does."""
+    """How groups that share a sequence exchange keys and values, if the workload states it. Raises UsageError if no
+    kernel supports it."""
     model = job.instance.model
     if job.context_parallel == 1 or model is None:
         return {}
@@ -100,7 +99,8 @@ def _context_settings(job: ExportJob) -> Settings:
 
 
 def _dispatcher_settings(job: ExportJob) -> Settings:
-    """How tokens reach experts, where the workload says so: DeepEP in nodes, HybridEP where links join several."""
+    """How tokens reach experts, if the workload states it: DeepEP within nodes, HybridEP if links join several
+    nodes."""
     if job.dispatcher is None:
         return {}
     found: Settings = {"moe_token_dispatcher_type": DISPATCHERS[job.dispatcher]}
@@ -110,7 +110,7 @@ def _dispatcher_settings(job: ExportJob) -> Settings:
 
 
 def _recomputation(job: ExportJob) -> dict[str, Value]:
-    """One for all: the first k layers of each chunk, all layers, or the same parts of all."""
+    """The setting for all layers: the first k layers of each chunk, all layers, or the same parts of all."""
     if job.recomputation == Recomputation.NONE:
         return {}
     if job.recomputation == Recomputation.FULL:
@@ -134,7 +134,7 @@ def _recomputation(job: ExportJob) -> dict[str, Value]:
 
 
 def _overlap_settings(job: ExportJob) -> Settings:
-    """What the plan's times count as hidden, turned on."""
+    """Switches for the overlaps that the plan's times assume."""
     software = job.software
     found: dict[str, Value] = {}
     if software is not None and software.gradient_overlap and job.weight_replicas > 1:
@@ -145,9 +145,9 @@ def _overlap_settings(job: ExportJob) -> Settings:
 
 
 def _precision_settings(job: ExportJob, model: TrainedModel) -> Settings:
-    """Precision of products, of gradients as they are summed, and of the optimizer's state.
+    """The precision of products, of summed gradients, and of the optimizer's state.
 
-    Raises UsageError for bytes a parameter that no arguments give.
+    Raises UsageError for bytes per parameter that no arguments can set.
     """
     found: dict[str, Value] = {"fp16" if model.precision == "fp16" else "bf16": True}
     if model.precision == "fp8":
@@ -159,7 +159,7 @@ def _precision_settings(job: ExportJob, model: TrainedModel) -> Settings:
     found |= _OPTIMIZERS[model.optimizer_bytes]
     if model.optimizer_on_host:
         found |= _ON_HOST
-    if "use_precision_aware_optimizer" in found:  # which Megatron has as a distributed optimizer alone
+    if "use_precision_aware_optimizer" in found:  # in Megatron it has to be a distributed optimizer
         if job.optimizer_shards == 1 and job.data_parallel > 1:
             raise UsageError(
                 f"Megatron keeps {model.optimizer_bytes:g} bytes of optimizer state a parameter where replicas share "
@@ -170,7 +170,7 @@ def _precision_settings(job: ExportJob, model: TrainedModel) -> Settings:
 
 
 def _fp8_recipe(model: TrainedModel) -> str:
-    """How products of 8 bits are scaled: by blocks, or by tensors."""
+    """How 8-bit products are scaled: by blocks, or by tensors."""
     return "mxfp8" if model.scales_by_blocks else "tensorwise"
 
 
@@ -178,7 +178,7 @@ _OPTIMIZERS: dict[float, Settings] = {
     12.0: {},
     8.0: {"use_precision_aware_optimizer": True, "exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"},
 }
-"""The settings of optimizers by bytes a parameter: fp32 weights and moments; moments in bf16."""
+"""The settings of optimizers by their bytes per parameter: fp32 weights and moments; moments in bf16."""
 
 
 _ON_HOST: Settings = {
@@ -186,7 +186,7 @@ _ON_HOST: Settings = {
     "optimizer_offload_fraction": 1.0,
     "overlap_cpu_optimizer_d2h_h2d": True,
 }
-"""What Megatron asks for beside --optimizer-cpu-offload, and what its guide recommends."""
+"""What Megatron requires with --optimizer-cpu-offload, and what its guide recommends."""
 
 
 _PRECISIONS = {
@@ -198,7 +198,8 @@ _PRECISIONS = {
 
 
 def export_bridge(job: ExportJob) -> Export:
-    """``piper_plan.py``. Raises UsageError for a plan that Megatron has no fields for, or what is no decoder."""
+    """``piper_plan.py``. Raises UsageError for a plan that Megatron has no fields for, or for a model that is not a
+    decoder."""
     model = job.instance.model
     planned: dict[str, object] = {"num_layers": job.blocks}
     precision, rank = None, 0
@@ -237,7 +238,8 @@ def require_bridge_model(model: TrainedModel) -> DecoderShape:
 
 
 def _bridge_fields(job: ExportJob) -> dict[str, object]:
-    """The fields of the config, with what the plan does not ask for: a recipe may have that of another layout."""
+    """The fields of the config, including those that the plan does not set, because a recipe may set them for another
+    layout."""
     settings = _plan_settings(job) | _overlap_settings(job)
     usual: dict[str, object] = {
         "expert_model_parallel_size": 1,
@@ -257,7 +259,7 @@ def _bridge_fields(job: ExportJob) -> dict[str, object]:
 
 
 def _bridge_model(shape: DecoderShape) -> dict[str, object]:
-    """What tells one model from another, in fields that all of Bridge's recipes have."""
+    """Fields of all of Bridge's recipes that identify a model."""
     config = shape.config
     found: dict[str, object] = {
         "hidden_size": config.hidden_size,
@@ -279,9 +281,9 @@ def _literals(values: Mapping[str, object]) -> list[tuple[str, str]]:
 
 
 def export_flagscale(job: ExportJob) -> Export:
-    """``system.yaml`` and ``experiment.yaml``, to be merged into the task's own.
+    """``system.yaml`` and ``experiment.yaml``, to be merged into those of the task.
 
-    Raises UsageError for what FlagScale has no setting for.
+    Raises UsageError for settings that FlagScale does not have.
     """
     if job.pieces.predictors:
         raise UsageError(
@@ -343,8 +345,8 @@ _DEVICE = "GPU"
 
 
 def _device_types(job: ExportJob) -> list[str]:
-    """A name for each mesh. FlagScale orders ranks by their devices' names and then by nodes, so that each mesh has a
-    name of its own, where a kind has several of them too."""
+    """A name for each mesh. FlagScale orders ranks by their devices' names and then by nodes, so each mesh needs a name
+    of its own, even if a kind has several meshes."""
     kinds = [mesh.kind for mesh in job.meshes]
     if not any(kinds):
         return [_DEVICE] * len(kinds)
@@ -356,7 +358,7 @@ def _device_types(job: ExportJob) -> list[str]:
 
 
 def _mesh(job: ExportJob, mesh: Mesh) -> list[object]:
-    """What FlagScale's mesh divides, in its order."""
+    """The degrees of a mesh, in FlagScale's order."""
     own = {"tensor_parallel": mesh.t // job.context_parallel, "pipeline_ranks": mesh.ranks}
     if job.setting.experts is None and job.experts:
         own["expert_parallel"] = own["tensor_parallel"]
@@ -364,11 +366,11 @@ def _mesh(job: ExportJob, mesh: Mesh) -> list[object]:
 
 
 _OF_THE_MODEL = ("num_layers", "micro_batch_size", "global_batch_size", "seq_length")
-"""Figures of a plan that FlagScale has in its section of the model; all others are in that of the system."""
+"""Figures of a plan in FlagScale's section of the model; all others are in the section of the system."""
 
 
 def _experiment(job: ExportJob) -> dict[str, object]:
-    """How many processes there are on which nodes. OmegaConf refuses to go on without HOSTFILE."""
+    """The number of processes and nodes. OmegaConf requires HOSTFILE if there are several nodes."""
     runner: dict[str, object] = {
         "backend": "torchrun", "nnodes": job.nodes, "nproc_per_node": job.processes_per_node,
     }  # fmt: skip
@@ -380,13 +382,13 @@ def _experiment(job: ExportJob) -> dict[str, object]:
 
 
 def _flagscale_dispatcher(job: ExportJob) -> Settings:
-    """In the words of its Megatron, 0.15, which has DeepEP alone."""
+    """The dispatcher in the terms of FlagScale's Megatron, 0.15, which only has DeepEP."""
     found = _dispatcher_settings(job)
     return found | {"moe_enable_deepep": True} if found.pop("moe_flex_dispatcher_backend", None) else found
 
 
 def _flagscale_model(job: ExportJob) -> Settings:
-    """The model's arguments, which FlagScale takes by Megatron's names; empty where nobody knows the model."""
+    """The model's arguments, for which FlagScale uses Megatron's names; empty if the model is unknown."""
     model = job.instance.model
     if model is None:
         return {}

@@ -1,6 +1,6 @@
-"""Megatron's settings as somebody launches with them: the stages, by a layout or by older flags, and all degrees.
+"""Megatron's settings in users' launches: the stages, by a layout or by older flags, and all degrees.
 
-The same are fields of a Megatron-Bridge or Primus config, of FlagScale's, and of Megatron-DeepSpeed's options.
+The same settings are fields of a Megatron-Bridge, Primus or FlagScale config, and options of Megatron-DeepSpeed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from piper_ray.model.instance import Instance
 from piper_ray.model.mode import ALL_REPLICAS, Recomputation
 from piper_ray.runtimes.pieces import ModelPieces
 from piper_ray.simulate.run import Transfers
-from piper_ray.workloads.estimate.software import TokenDispatcher
+from piper_ray.workloads.estimate.software import TokenDispatcher, load_software
 
 _SOURCE = "Megatron arguments"
 
@@ -42,13 +42,13 @@ _SHARDING = {
 }
 _KNOWN = READ_FLAGS | _OF_THE_MODEL | _SHARDING
 _DEFAULT_MODULE = "core_attn"
-"""What Megatron computes again where selective recomputation names no modules."""
+"""What Megatron recomputes if selective recomputation names no modules."""
 
 _TRUE, _FALSE = (True, "true", "True"), (False, "false", "False")
 
 
 def named_settings(settings: Mapping[str, object]) -> dict[str, object]:
-    """The settings by Megatron-LM's names for them. What nobody sets is not there."""
+    """The settings by Megatron-LM's names, without those that are not set."""
     found: dict[str, object] = {}
     for name, value in settings.items():
         known = RENAMED_FIELDS.get(name, name)
@@ -65,19 +65,19 @@ def named_settings(settings: Mapping[str, object]) -> dict[str, object]:
 
 
 def figures_of(settings: Mapping[str, object]) -> dict[str, object]:
-    """The figures that the settings say of a workload and its model, by their names in Python.
+    """The figures of a workload and its model in the settings, by their names in Python.
 
-    Raises UsageError for one that is of another kind, or that cannot be seen.
+    Raises UsageError for a figure of another type, or with an unknown value.
     """
     named = named_settings(settings)
     found = {name: _typed(_KNOWN[name], named[name]) for name in named if name in _KNOWN}
     if "seq_length" in found and named.get(_OF_DECODER) is not None:
-        found["seq_length"] = _typed(_KNOWN["seq_length"], named[_OF_DECODER])  # beside it, that is an image's
+        found["seq_length"] = _typed(_KNOWN["seq_length"], named[_OF_DECODER])  # seq_length is then an image's
     return found
 
 
 def read_settings(launch: Launch, pieces: ModelPieces, instance: Instance) -> ReadLayout:
-    """The layout of a launch. Settings that say nothing of the plan are noted where they cost. Raises UsageError."""
+    """The layout of a launch. Settings that a plan does not hold are noted if they are costly. Raises UsageError."""
     named = named_settings(launch.settings)
     if isinstance(named.get(_MESHES), list):
         read = _of_meshes(named, pieces, instance)
@@ -89,6 +89,12 @@ def read_settings(launch: Launch, pieces: ModelPieces, instance: Instance) -> Re
         usual = "" if "moe_token_dispatcher_type" in named else ", as no --moe-token-dispatcher-type is said"
         read = replace(read, notes=(*read.notes, f"Megatron hands all tokens to each rank of their experts{usual}"))
     read = replace(read, run_as=replace(read.run_as, dispatcher=dispatcher))
+    own = (
+        {}
+        if launch.dialect not in _MEGATRON_ITSELF
+        else dict.fromkeys(("overlap_grad_reduce", "tp_comm_overlap"), False)
+    )
+    read = replace(read, of_times=tuple(_overlaps(own | figures_of(launch.settings), read.run_as, instance)))
     is_named = launch.model is not None and named.get("hidden_size") is None
     model = notes_of_model(str(launch.model), instance) if is_named else ()
     said, notes = read.run_as, [*launch.notes, *model, *read.notes, *rest]
@@ -104,14 +110,32 @@ def read_settings(launch: Launch, pieces: ModelPieces, instance: Instance) -> Re
     return replace(read, run_as=replace(said, world=started), notes=tuple(notes))
 
 
+def _overlaps(said: Mapping[str, object], run_as: RunAs, instance: Instance) -> Iterator[str]:
+    """Sentences on exchanges that run beside passes here and not in the workload's times, or the other way round."""
+    software = None if instance.model is None else load_software().get(instance.model.software)
+    t, ranks = run_as.tensor_parallel or 1, run_as.pipeline_ranks or 1
+    if software is None:
+        return
+    has_replicas = instance.devices > t * ranks * (run_as.context_parallel or 1)
+    for name, counts, applies in (
+        ("overlap_grad_reduce", software.gradient_overlap, has_replicas),
+        ("tp_comm_overlap", software.forward_overlap > 0, t > 1 and run_as.sequence_parallel),
+    ):
+        if applies and (is_on := said.get(name)) is not None and is_on != counts:
+            yield (
+                f"{flag_of(name)} is {'' if is_on else 'not '}set: the workload's times count what it hides as "
+                f"{'hidden' if counts else 'not hidden'}"
+            )
+
+
 _MEGATRON_ITSELF = (Dialect.MEGATRON, Dialect.FLAGSCALE)
-"""Whose settings are handed to Megatron's own parser, so that what they do not say is as usual there."""
+"""Dialects whose settings go to Megatron's own parser, so that Megatron's defaults apply to missing settings."""
 
 
 def dispatcher_of_settings(launch: Launch) -> TokenDispatcher | None:
-    """How the launch says that tokens reach experts, or Megatron-LM's usual way; None where its framework decides.
+    """How tokens reach experts in the launch, or Megatron-LM's default; None if the launch's framework decides.
 
-    Raises UsageError for a way that Megatron has not.
+    Raises UsageError for a way that Megatron does not have.
     """
     named = named_settings(launch.settings)
     said = named.get("moe_token_dispatcher_type", "allgather" if launch.dialect in _MEGATRON_ITSELF else None)
@@ -122,7 +146,7 @@ def dispatcher_of_settings(launch: Launch) -> TokenDispatcher | None:
 
 
 def recomputation_of_settings(settings: Mapping[str, object]) -> Recomputation:
-    """What the settings have computed again. Raises UsageError for what Megatron refuses."""
+    """The recomputation in the settings. Raises UsageError for settings that Megatron refuses."""
     return _recomputation(SimpleNamespace(**(dict.fromkeys(_KNOWN) | figures_of(settings))), [])[0]
 
 
@@ -152,11 +176,11 @@ def _typed(flag: PlanFlag, value: object) -> object:
 def _read(
     named: Mapping[str, object], pieces: ModelPieces, instance: Instance, letters: Sequence[str] | None = None
 ) -> ReadLayout:
-    """letters: the letters of each stage, such as ``Ett``, where no flag says which layers it has."""
+    """The layout of settings. letters: the letters of each stage, such as ``Ett``, if no flag states its layers."""
     given = SimpleNamespace(**(dict.fromkeys(_KNOWN) | figures_of(named)))
-    if given.multi_latent_attention is False:  # Primus says the usual ranks of latent attention for all models
+    if given.multi_latent_attention is False:  # Primus states the usual ranks of latent attention for all models
         vars(given).update(dict.fromkeys(_LATENT))
-    if given.num_experts == 1:  # Megatron-DeepSpeed's word for a dense model
+    if given.num_experts == 1:  # Megatron-DeepSpeed's value for a dense model
         given.num_experts = None
     said = {flag.says: getattr(given, flag.name) for flag in READ_FLAGS.values() if flag.says}
     for name in ("num_layers", "mtp_num_layers"):
@@ -183,7 +207,7 @@ def _read(
 
 
 def _transfers(given: SimpleNamespace, *, is_interleaved: bool) -> Transfers:
-    """Raises UsageError for a flag that Megatron refuses."""
+    """How stages pass on tensors. Raises UsageError for a flag that Megatron refuses."""
     if not is_interleaved or given.no_overlap_p2p_communication:
         if given.overlap_p2p_communication_warmup_flush:
             what = "without virtual stages" if not is_interleaved else "with --no-overlap-p2p-communication"
@@ -193,8 +217,8 @@ def _transfers(given: SimpleNamespace, *, is_interleaved: bool) -> Transfers:
 
 
 def _require_model(given: SimpleNamespace, instance: Instance) -> Iterator[str]:
-    """Sentences on parts of another kind than the workload's. Raises UsageError where the settings are of a model of
-    other sizes."""
+    """Sentences on switches that differ from the workload's model. Raises UsageError if the settings state other
+    sizes."""
     if instance.model is None or not instance.model.config:
         if given.hidden_size is not None:
             yield "the workload does not say its model: the launch's is not held against it"
@@ -215,7 +239,7 @@ def _require_model(given: SimpleNamespace, instance: Instance) -> Iterator[str]:
             )
             raise UsageError(f"{_SOURCE}: {one} has {flag_of(name)} {said or known}, {other} none")
     if None in (given.hidden_size, given.num_layers, given.num_attention_heads):
-        return  # it says no whole model
+        return  # it does not state a whole model
     differing = [name for name in MEGATRON.model_switches if bool(getattr(given, name)) != bool(model.get(name, False))]
     if differing:
         yield f"{', '.join(map(flag_of, differing))}: the launch's model and the workload's differ in it"
@@ -224,11 +248,11 @@ def _require_model(given: SimpleNamespace, instance: Instance) -> Iterator[str]:
 _LATENT = ("kv_lora_rank", "q_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
 
 _ALWAYS_SAID = ("num_experts", "kv_lora_rank")
-"""What no model has unless its launch says so."""
+"""Features that a model does not have unless its launch states them."""
 
 
 def _usual(model: Mapping[str, object], name: str) -> object:
-    """The workload's figure; for groups of queries that are not said, as many as heads."""
+    """The workload's figure; for groups of queries that are not stated, the number of heads."""
     found = model.get(name)
     return model.get("num_attention_heads") if found is None and name == "num_query_groups" else found
 
@@ -238,7 +262,7 @@ _MIXED = "mixed_precision"
 
 
 def _precision(given: SimpleNamespace, mixed: object, instance: Instance) -> Iterator[str]:
-    """mixed: as Megatron-Bridge has it."""
+    """A sentence if the launch's precision differs from the workload's. mixed: Megatron-Bridge's value."""
     if instance.model is None:
         return
     own, said = instance.model.precision, readable(str(mixed or ""))
@@ -250,7 +274,7 @@ def _precision(given: SimpleNamespace, mixed: object, instance: Instance) -> Ite
 
 
 def _run_as(given: SimpleNamespace, said: dict[str, Any], instance: Instance, notes: list[str]) -> RunAs:
-    """Figures by Megatron's defaults: one rank has all experts, divided as other layers are."""
+    """The figures with Megatron's defaults: one rank has all experts, divided like other layers."""
     found = RunAs.of(said)
     for flag in READ_FLAGS.values():
         if flag.kind == "number" and (value := getattr(found, flag.says, None)) is not None:
@@ -273,7 +297,7 @@ def _run_as(given: SimpleNamespace, said: dict[str, Any], instance: Instance, no
 
 
 def _shared(given: SimpleNamespace, notes: list[str]) -> tuple[bool, bool]:
-    """Whether replicas share the optimizer's state, and whether weights and gradients, too."""
+    """Whether replicas divide the optimizer's state, and whether they also divide weights and gradients."""
     if given.use_torch_fsdp2:
         return True, True
     strategy = given.data_parallel_sharding_strategy or "no_shard"
@@ -288,7 +312,8 @@ def _shared(given: SimpleNamespace, notes: list[str]) -> tuple[bool, bool]:
 
 
 def _recomputation(given: SimpleNamespace, notes: list[str]) -> tuple[Recomputation, int | None]:
-    """The kind, and of how many first layers of each stage; None: all. Raises UsageError for what Megatron refuses."""
+    """The recomputation, and the number of first layers in each stage; None: all. Raises UsageError for settings that
+    Megatron refuses."""
     granularity = "selective" if given.recompute_activations else given.recompute_granularity
     method, layers = given.recompute_method, given.recompute_num_layers
     if layers == 0 and (granularity, method) == ("full", "block"):
@@ -324,7 +349,7 @@ def _recomputation(given: SimpleNamespace, notes: list[str]) -> tuple[Recomputat
 
 
 def _older_flags(given: SimpleNamespace, pieces: ModelPieces, ranks: int) -> list[str]:
-    """Megatron's even split, but for what first and last ranks are told to hold; chunks of a rank are alike."""
+    """Megatron's even split, except for the given layers of the first and last ranks; chunks of a rank are equal."""
     blocks = pieces.blocks
     first, last = given.decoder_first_pipeline_num_layers, given.decoder_last_pipeline_num_layers
     embedding, loss = given.account_for_embedding_in_pipeline_split, given.account_for_loss_in_pipeline_split
@@ -362,7 +387,7 @@ def _older_flags(given: SimpleNamespace, pieces: ModelPieces, ranks: int) -> lis
 
 
 _LETTERS = {"embedding": EMBEDDING, "decoder": BLOCK, "loss": LOSS, "mtp": MTP}
-"""The letters of a layout string, by a Bridge layout's words."""
+"""The letters of a layout string, by the words of a Bridge layout."""
 
 
 def _layout_text(layout: Sequence[object]) -> str:
@@ -391,13 +416,14 @@ _WHOLE = (None, 1, 1.0, "1", "1.0")
 
 
 def read_names(named: Mapping[str, object]) -> frozenset[str]:
-    """The names of all settings that are read: beside the optimizer's state in host memory, what that asks for."""
+    """The names of all settings that are read. If the optimizer's state is in host memory, settings for that are
+    included."""
     on_host = named.get("optimizer_cpu_offload") in _TRUE and named.get("optimizer_offload_fraction") in _WHOLE
     return _READ.union(_ON_HOST if on_host else ())
 
 
 def _of_meshes(values: Mapping[str, object], pieces: ModelPieces, instance: Instance) -> ReadLayout:
-    """Layers of each stage by count, recomputation by stage. Raises UsageError."""
+    """The layout of FlagScale's settings: numbers of layers and recomputation of each stage. Raises UsageError."""
     mesh = values[_MESHES]
     if not _are_counts(mesh) or len(mesh) != len(MEGATRON.mesh):
         raise UsageError(f"{_FLAGSCALE}: {_MESHES}: {mesh}; expected one mesh: [t, cp, ep, dp, pp]")
@@ -426,5 +452,5 @@ def _are_counts(value: object, least: int = 1) -> TypeGuard[list[int]]:
 
 
 def _is_one_span(value: object) -> TypeGuard[list[int]]:
-    """One setting for all microbatches: ``[1, 16, 2]``."""
+    """Whether the value is one setting for all microbatches, such as ``[1, 16, 2]``."""
     return _are_counts(value, least=0) and len(value) == 3

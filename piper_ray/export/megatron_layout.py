@@ -1,7 +1,7 @@
 """Megatron's layout strings (``Et*2|(t*2|)*34,t*3|(t*2|)*3,tmL``): E embedding, t transformer layer, m multi-token
 prediction, L loss, | border.
 
-Read as megatron-core 0.16 reads them, and told where they are wrong; each stage as a text such as ``Ett``.
+They are read as in megatron-core 0.16, and errors are reported with their place. A stage is a text such as ``Ett``.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _BORDER = "|"
 
 
 def parse_layout(text: str) -> tuple[str, ...]:
-    """The stages, front to back. Raises UsageError that names the place of what is wrong."""
-    bare = text.replace(",", "")  # commas count for nothing
+    """The stages, front to back. Raises UsageError that names the place of an error."""
+    bare = text.replace(",", "")  # commas have no meaning
     places = [place for place, character in enumerate(text, start=1) if character != ","]
 
     def fault(at: int, what: str) -> UsageError:
@@ -37,7 +37,7 @@ _Fault = Callable[[int, str], UsageError]
 
 
 def _unrolled(bare: str, begin: int, end: int, fault: _Fault) -> str:
-    """The items of a layout from one place to another, each as often as it says."""
+    """The items of a layout between two places, with repetitions written out."""
     found = ""
     at = begin
     while at < end:
@@ -64,12 +64,12 @@ def _unrolled(bare: str, begin: int, end: int, fault: _Fault) -> str:
 
 
 def _no_item(bare: str, at: int, end: int, fault: _Fault) -> UsageError:
-    """What stands where an item is due."""
+    """The error for text that is not an item."""
     if bare[at] == ")":
         return fault(at, "closes no parenthesis")
     if bare[at] == "(":
         until = next((place for place in range(at + 1, end) if bare[place] in "()"), end)
-        _unrolled(bare, at + 1, until, fault)  # raises where something is wrong before
+        _unrolled(bare, at + 1, until, fault)  # raises if there is an earlier error
         if until < end:
             return fault(until, "opens a group within a group, which Megatron does not read")
         return fault(at, "opens a group that is not closed")
@@ -78,7 +78,8 @@ def _no_item(bare: str, at: int, end: int, fault: _Fault) -> UsageError:
 
 
 def check_layout(stages: tuple[str, ...], text: str, pieces: ModelPieces, ranks: int) -> None:
-    """What Megatron asks of the stages besides, for a model of these pieces. Raises UsageError with the stage."""
+    """Megatron's further conditions on the stages, for a model with these pieces. Raises UsageError that names the
+    stage."""
     where = f"layout {_shown(text)}"
     if len(stages) % ranks:
         raise UsageError(f"{where}: {len(stages)} stages are no multiple of {ranks} pipeline ranks")
@@ -129,7 +130,8 @@ def stage_letters(pieces: ModelPieces, stages: Sequence[Sequence[int]]) -> tuple
 
 
 def with_ends(counts: list[int], predictors: int, *, embedding: bool = False, loss: bool = False) -> list[str]:
-    """Letters of each stage; predictors stand with the loss. embedding, loss: counted as a layer where they are."""
+    """Letters of each stage; predictors are with the loss. embedding, loss: whether it counts as a layer in its
+    stage."""
     counts[0] -= embedding
     counts[-1] -= loss
     if min(counts) < 0:
@@ -153,14 +155,14 @@ def pieces_of_letters(letters: Sequence[str], pieces: ModelPieces) -> tuple[tupl
 
 
 def read_string(text: str, pieces: ModelPieces, ranks: int | None) -> tuple[tuple[int, ...], ...]:
-    """The stages of a layout string. Raises UsageError that says where it is wrong."""
+    """The stages of a layout string. Raises UsageError that states where it is wrong."""
     parsed = parse_layout(text)
     check_layout(parsed, text, pieces, ranks or len(parsed))
     return pieces_of_letters(parsed, pieces)
 
 
 def plan_layout(instance: Instance, plan: Plan) -> str | None:
-    """The short form for people; None for a model or a plan that the letters cannot name."""
+    """The short form for messages; None for a model or a plan that the letters cannot express."""
     try:
         pieces = pieces_of(instance)
         return layout_text(stage_letters(pieces, pieces.of_stages(plan)))

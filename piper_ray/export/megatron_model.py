@@ -1,7 +1,7 @@
-"""A decoder as arguments of Megatron-LM's ``pretrain_gpt.py``, or the reasons why they cannot say it.
+"""A decoder as arguments of Megatron-LM's ``pretrain_gpt.py``, or the reasons why they cannot express it.
 
-Names and meanings are those of Megatron-LM 0.16 to 0.20. What changes a model's parameters or its work must be said
-exactly, or the model is refused: Megatron would train another one without a word.
+Names and meanings are those of Megatron-LM 0.16 to 0.20. Everything that changes a model's parameters or its work must
+be expressed exactly, or the model is refused; otherwise Megatron would silently train another one.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _FIXED_STRETCHING = {
     "llama3": {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192},
     "yarn": {"beta_fast": 32.0, "beta_slow": 1.0, "original_max_position_embeddings": 4096},
 }
-"""Figures of a stretching that Megatron has as constants, by its kind."""
+"""Figures of a stretching that are constants in Megatron, by its kind."""
 
 _UNSAID = {"scale_attn_by_inverse_layer_idx": False, "router_jitter_noise": 0.0}
-"""Keys of configs that no argument says, with their usual values."""
+"""Keys of configs that no argument expresses, with their usual values."""
 
 
 def require_megatron_model(model: TrainedModel) -> DecoderShape:
-    """The decoder, for all who hand a plan to Megatron. Raises UsageError with every reason why it cannot build it."""
+    """The decoder, for all exports to Megatron. Raises UsageError with every reason why Megatron cannot build it."""
     return require_decoder(model, Target.MEGATRON, _reasons)
 
 
@@ -64,8 +64,8 @@ def _reasons(shape: DecoderShape) -> Iterator[str]:
 
 
 def require_divided(shape: DecoderShape, t: int, each: int) -> None:
-    """Raises UsageError for a size of its feed-forward parts that devices do not divide, which Megatron refuses once it
-    builds them. t: devices of a replica's layers; each: of an expert."""
+    """Raises UsageError for a size of its feed-forward parts that devices do not divide; Megatron would only refuse it
+    when it builds them. t: devices of a replica's layers; each: devices of an expert."""
     experts = shape.experts
     sizes = [("intermediate size", shape.config.inner, t)]
     if experts is not None:
@@ -81,13 +81,13 @@ _BIASES = {(False, False, False): ("disable_bias_linear",), (True, True, True): 
 
 
 def _biases(shape: DecoderShape) -> tuple[bool, bool, bool]:
-    """Whether there are biases of queries, keys and values, of attention's output, and of what feeds forward."""
+    """Whether there are biases of queries, keys and values, of attention's output, and of the feed-forward part."""
     rules, experts = shape.rules, shape.experts
     return rules.query_bias, rules.output_bias, rules.inner_bias if experts is None else experts.bias
 
 
 def _activation(shape: DecoderShape) -> tuple[str, ...] | None:
-    """The switches of the activation function; None for one that has none."""
+    """The switches of the activation function; None if Megatron-LM does not have it."""
     if shape.model_type == "gpt_oss":
         return ("quick_geglu",)
     if shape.rules.gated:
@@ -98,7 +98,7 @@ def _activation(shape: DecoderShape) -> tuple[str, ...] | None:
 
 
 def model_settings(shape: DecoderShape) -> Settings:
-    """The arguments that say which model it is, without its number of layers (``require_megatron_model`` first)."""
+    """The arguments that determine the model, except its number of layers. Call ``require_megatron_model`` first."""
     config, rules = shape.config, shape.rules
     hidden_dropout, attention_dropout = shape.dropout
     found: dict[str, Value] = {
@@ -112,7 +112,7 @@ def model_settings(shape: DecoderShape) -> Settings:
         "norm_epsilon": shape.norm_epsilon or 1e-5,
         **dict.fromkeys(_activation(shape) or (), True),
         **dict.fromkeys(_BIASES[_biases(shape)], True),
-        "no_bias_gelu_fusion": _activation(shape) == (_SQUARED,),  # of which Megatron has no fused one
+        "no_bias_gelu_fusion": _activation(shape) == (_SQUARED,),  # Megatron has no fused one of it
         "untie_embeddings_and_output_weights": not config.tied,
         "qk_layernorm": bool(rules.query_norm) or shape.latent is not None,
         "hidden_dropout": hidden_dropout,
@@ -171,7 +171,8 @@ def _positions(shape: DecoderShape) -> dict[str, Value]:
 
 
 def unsaid(shape: DecoderShape) -> Iterator[str]:
-    """What no argument says of how rotary positions are stretched, scores scaled or routers fed; it changes no time."""
+    """Sentences on stretched rotary positions, scaled scores or routers that no argument expresses; they change no
+    time."""
     rotary = shape.rotary
     kind = "default"
     if rotary is not None:
@@ -206,7 +207,7 @@ def _experts(shape: DecoderShape, experts: Experts) -> dict[str, Value]:
 
 
 def _router(shape: DecoderShape) -> dict[str, Value]:
-    """How tokens choose experts, which changes no time: as in the model's own code."""
+    """How tokens choose experts, as in the model's own code; it changes no time."""
     found: dict[str, Value] = {}
     if shape.router_scale != 1.0:
         found["moe_router_topk_scaling_factor"] = shape.router_scale
@@ -228,6 +229,6 @@ def _router(shape: DecoderShape) -> dict[str, Value]:
 
 
 def _runs(pattern: list[int]) -> str:
-    """A list as Megatron evaluates it: ``([0]*3+[1]*58)``."""
+    """A list in the form that Megatron evaluates: ``([0]*3+[1]*58)``."""
     runs = [(value, len(list(same))) for value, same in groupby(pattern)]
     return f"({'+'.join(f'[{value}]*{count}' for value, count in runs)})"

@@ -1,4 +1,4 @@
-"""``piper_ray.memory``: what each rank of a layout will hold, in whose words ever the layout is."""
+"""``piper_ray.memory``: the memory of each rank of a layout, in any of the forms that users have."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from piper_ray.workloads.estimate.refusals import plain_instance
 from piper_ray.workloads.estimate.software import DEFAULT_SOFTWARE, Software, SoftwareFamily, software_named
 
 _ANY_GPU = "H100-SXM"
-"""Where none is named: what ranks hold is the same on each."""
+"""The GPU if none is named; the memory of ranks does not depend on it."""
 
 _FILLED = 4
-"""Microbatches of a replica for each pipeline rank, where nobody says a batch: no more than these are in flight."""
+"""Microbatches of a replica for each pipeline rank, if no batch is given; no more than these are in flight."""
 
 _SAID = {"tokens": "seq", "microbatch_size": "microbatch"}
-"""What a run calls parameters, where it has other names."""
+"""The names of parameters in runs, where they differ."""
 
 
 @arguments.named_as_parameters({})
@@ -52,15 +52,16 @@ def memory(
     software: str | None = None,
     hardware: str | os.PathLike[str] | None = None,
 ) -> LayoutMemory:
-    """What each rank will hold when a model is trained in that layout: by term, at its worst moment.
+    """The memory of each rank when a model is trained in this layout: by term, at its peak.
 
     model: a known name, an id of the hub, or the path of a config.json. layout: words such as "tp=4,pp=8,dp=2", or the
-    text of Megatron's launch arguments, torchtitan's, FlagScale's or Megatron-Bridge's configuration. gpu: the
-    table's name of the GPU that it is to fit on. gpus: in all, where the layout does not say how many replicas there
-    are. tokens: of a sample; microbatch_size, global_batch: in samples. precision, software: as ``estimate`` has them.
-    What nobody says is assumed, and ``assumed`` of the answer lists it.
+    text of Megatron's launch arguments, or of a configuration of torchtitan, FlagScale or Megatron-Bridge. gpu: the
+    table's name of the GPU that it should fit on. gpus: the number of all GPUs, if the layout does not state the
+    replicas.
+    tokens: of a sample; microbatch_size, global_batch: in samples. precision, software: as in ``estimate``. Anything
+    not stated is assumed, and listed in ``assumed`` of the result.
 
-    Raises UsageError for what makes no sense, InputError for a file or a layout that is not sound.
+    Raises UsageError for arguments that make no sense, InputError for an invalid file or layout.
 
     >>> import piper_ray
     >>> found = piper_ray.memory("llama3-70b", "tp=4,pp=8,dp=2,mbs=1,gbs=128")
@@ -83,8 +84,8 @@ def memory_of_layout(
     beside: Mapping[str, object],
     asked: Asked = THE_ONE,
 ) -> LayoutMemory:
-    """The same of a model that is read. beside: what is given beside the layout, by ``memory``'s names. asked: which
-    launch of a file."""
+    """The same for a model that is already read. beside: arguments in addition to the layout, by ``memory``'s names.
+    asked: which of the file's launches to read."""
     notes: list[str] = list(config.notes)
     recomputed: tuple[int, ...] | None = None
     shards: int | None = None
@@ -123,7 +124,7 @@ def memory_of_layout(
 
 
 def _require_spread(layout: Layout, architecture: Architecture) -> None:
-    """Raises UsageError for experts that cannot be spread so."""
+    """Raises UsageError for experts that cannot be spread in this way."""
     ep, each, ranks = layout.expert or 1, layout.expert_tensor, layout.tensor * layout.context * layout.data
     for experts in {kind.experts for kind in architecture.kinds if kind.experts}:
         if experts % ep:
@@ -137,7 +138,7 @@ def _require_spread(layout: Layout, architecture: Architecture) -> None:
 
 
 def _run_of(read: ReadLayout, instance: Instance) -> PublishedRun:
-    """What a runtime's layout says, in a run's words."""
+    """A runtime's layout as a run."""
     said, pieces = read.run_as, pieces_of(instance)
     ranks = said.pipeline_ranks or len(read.stages)
     sizes = [sum(map(pieces.is_block, stage)) for stage in read.stages]
@@ -173,7 +174,7 @@ def _count(said: Mapping[str, object], name: str) -> int | None:
 
 
 def _recomputed(read: ReadLayout) -> tuple[int, ...] | None:
-    """First blocks of each stage that recompute; None: all, if any do."""
+    """The number of first blocks of each stage that recompute; None: all, if any do."""
     given = read.run_as.recomputed_layers
     return (given,) * len(read.stages) if isinstance(given, int) else given
 
@@ -184,7 +185,7 @@ def _shards(read: ReadLayout) -> int | None:
 
 
 def _with(run: PublishedRun, given: Mapping[str, object]) -> PublishedRun:
-    """The run with what is given beside it. Raises UsageError where it says something else itself."""
+    """The run with additional arguments. Raises UsageError if the run states another value itself."""
     own = {_SAID.get(name, name): value for name, value in given.items() if value is not None}
     for name, value in own.items():
         known = getattr(run, name)
@@ -194,7 +195,7 @@ def _with(run: PublishedRun, given: Mapping[str, object]) -> PublishedRun:
 
 
 def _completed(run: PublishedRun, config: ModelConfig, assumed: list[str]) -> PublishedRun:
-    """With what nobody says. Raises UsageError for what cannot be guessed."""
+    """The run with assumptions for what is not stated. Raises UsageError for what cannot be assumed."""
     t, p, c = run.tp or 1, run.pp or 1, run.cp or 1
     if run.dp is None and run.gpus is None:
         raise UsageError("layout: neither replicas nor GPUs are said; say dp=8 or gpus=64")

@@ -1,4 +1,4 @@
-"""A launch that says its model by a name alone, held against the workload's."""
+"""Compares a launch that only names its model with the workload's model."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from piper_ray.workloads.estimate.families import Microbatch
 
 _BILLIONS = re.compile(r"(?<![\dx.a-z])(\d+(?:\.\d+)?)b(?![a-z])", re.IGNORECASE)
 _NAMED_ALIKE = 1.5
-"""Names round, and some count the embedding and others do not."""
+"""Names round the number of parameters, and only some count the embedding."""
 
 
 def notes_of_model(name: str, instance: Instance) -> Iterator[str]:
-    """A sentence on what the name says. Raises UsageError where it is of another size than the workload's model."""
+    """A sentence on the name. Raises UsageError if it states another size than that of the workload's model."""
     yield f"the launch names the model, {name}, and no sizes: they are not compared with the workload's"
     said = _BILLIONS.search(name)
     if said is None or instance.model is None or not instance.model.config:

@@ -1,4 +1,4 @@
-"""What a layout that somebody runs says beside its stages."""
+"""What a user's layout states in addition to its stages."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from piper_ray.workloads.estimate.software import TokenDispatcher
 
 @dataclass(frozen=True)
 class RunAs:
-    """How a layout is run. None: as the layout says, or else 1, or what ranks are left for the data-parallel degree.
+    """How a layout is run. None: as the layout states, or else 1; for the data-parallel degree, what the ranks allow.
 
     expert_parallel, expert_tensor: ranks that experts are spread over, and those that share one. recomputed_layers:
-    with full recomputation, of each stage so many first blocks, or of stage i recomputed_layers[i]; None: all.
-    gathered: what sequence parallelism gathers is kept, where nothing is recomputed. optimizer_shards: replicas that
-    share the optimizer's state, or ALL_REPLICAS. weights_sharded: whether they share weights and gradients, too.
+    with full recomputation, the number of first blocks in each stage that recompute, one number or one per stage; None:
+    all.
+    gathered: tensors that sequence parallelism gathers are kept, if nothing is recomputed. optimizer_shards: replicas
+    that divide the optimizer's state, or ALL_REPLICAS. weights_sharded: whether they also divide weights and gradients.
     optimizer_on_host: whether that state is in host memory. dispatcher: how tokens reach experts; overlaps_experts:
-    whether that runs beside passes. group: microbatches that pass through a chunk before the next. world: ranks in all;
-    None: as many as the workload has devices.
+    whether that overlaps with passes. group: microbatches that pass through a chunk before the next. world: the number
+    of all ranks; None: the number of the workload's devices.
     """
 
     pipeline_ranks: int | None = None
@@ -49,23 +50,23 @@ class RunAs:
 
     @classmethod
     def of(cls, said: Mapping[str, Any]) -> RunAs:
-        """What the figures say by their names here; further ones are no part of it."""
+        """The figures that have the names of fields here; others are ignored."""
         return cls(**{one.name: said[one.name] for one in fields(cls) if one.name in said})
 
     def over(self, other: RunAs) -> RunAs:
-        """These, and the other's where nothing is said here."""
+        """These values, and the other's where there is none here."""
         own = {name: value for name, value in vars(self).items() if value is not None}
         return replace(other, **own)
 
 
 AS_IT_SAYS = RunAs()
-"""Nothing is said beside a layout."""
+"""No values in addition to a layout."""
 
 
 @dataclass(frozen=True)
 class ReadLayout:
-    """Pieces of each stage, what is said beside, and what is not held by a plan, a sentence each. transfers: how its
-    stages hand over."""
+    """Pieces of each stage, what is said beside, and what is not held by a plan, a sentence each. transfers: how
+    its stages hand over. of_times: further sentences, on times alone."""
 
     stages: tuple[tuple[int, ...], ...]
     run_as: RunAs
@@ -73,12 +74,13 @@ class ReadLayout:
     source: str = ""
     batch: Mapping[str, object] = field(default_factory=dict)
     transfers: Transfers = Transfers.IN_PASSES
+    of_times: tuple[str, ...] = ()
 
 
 def check_batch(instance: Instance, source: str, said: Mapping[str, object]) -> None:
-    """Raises UsageError where the samples that the layout is run with are not the workload's.
+    """Raises UsageError if the samples of the layout differ from those of the workload.
 
-    said: as ``ReadLayout.batch``.
+    said: as in ``ReadLayout.batch``.
     """
     samples, length = instance.batch.samples_per_microbatch, instance.batch.tokens_per_sample
     microbatch, batch, tokens = map(said.get, ("microbatch_samples", "global_batch_samples", "tokens_per_sample"))
@@ -100,7 +102,7 @@ def check_batch(instance: Instance, source: str, said: Mapping[str, object]) -> 
 
 
 def positive(name: str, value: int) -> int:
-    """Raises UsageError for a number below 1. name: as the user gave it."""
+    """Raises UsageError for a number below 1. name: as the user wrote it."""
     if value < 1:
         raise UsageError(f"{name} {value}: expected a positive number")
     return value

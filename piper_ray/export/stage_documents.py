@@ -1,5 +1,5 @@
-"""Plans that name each stage's modules by path: for no runtime in particular (YAML), and for
-torch.distributed.pipelining, with the schedule's list of actions and a script that runs both; and read back.
+"""Plans that name each stage's modules by path: for no particular runtime (YAML), and for torch.distributed.pipelining,
+with the schedule's list of actions and a script that runs both. Also reads them back.
 """
 
 from __future__ import annotations
@@ -40,8 +40,7 @@ class _Module(Open):
 
 
 class _StageRow(Open):
-    """A row of a stage, whose modules are read one by one. calls: for each of them which of its module's calls it
-    is."""
+    """A row of a stage; its modules are read one by one. calls: for each module, the number of its call."""
 
     modules: list[Any] = Field(min_length=1, description="a list of modules")
     recomputed: list[bool] | None = Field(default=None, description="a list of true or false for each module")
@@ -63,7 +62,7 @@ def _said(job: ExportJob, *keys: str) -> dict[str, object]:
 
 
 def export_yaml(job: ExportJob) -> Export:
-    """``plan.yaml``, for no runtime in particular."""
+    """``plan.yaml``, for no particular runtime."""
     stages = [
         {
             "pipeline_rank": rank,
@@ -98,7 +97,7 @@ def export_yaml(job: ExportJob) -> Export:
 
 
 def _trained(model: TrainedModel | None) -> dict[str, object]:
-    """How the model is trained; nothing where nobody knows."""
+    """How the model is trained; empty if unknown."""
     if model is None:
         return {}
     return {
@@ -112,9 +111,9 @@ def _trained(model: TrainedModel | None) -> dict[str, object]:
 
 
 def stages_text(job: ExportJob, further: Mapping[str, object]) -> str:
-    """``stages.json``: of each stage also which of the calls of a module each is, and whether it is recomputed.
+    """``stages.json``: for each module of a stage also the number of its call, and whether it is recomputed.
 
-    further: what it says beside.
+    further: additional entries.
     """
     calls = calls_of(job.instance)
     stages = []
@@ -141,12 +140,12 @@ def stages_text(job: ExportJob, further: Mapping[str, object]) -> str:
 
 
 def _module_of(layer: Layer) -> str:
-    """The layer's path; for a layer without one, a name by which it can be told."""
+    """The layer's path; for a layer without one, a name that identifies it."""
     return layer.path or f"layer {layer.id}"
 
 
 def calls_of(instance: Instance) -> dict[int, int]:
-    """For each layer which of its module's calls it is: layers of one module are these, in the order of their ids."""
+    """For each layer the number of its module's call. Layers of one module are its calls, in the order of their ids."""
     seen: Counter[str] = Counter()
     calls = {}
     for layer in sorted(instance.layers, key=lambda layer: layer.id):
@@ -156,7 +155,7 @@ def calls_of(instance: Instance) -> dict[int, int]:
 
 
 def is_stage_document(document: Mapping[str, object]) -> bool:
-    """Whether it is one of these."""
+    """Whether the document has this form."""
     return {"stages", "data_parallel_degree"} <= document.keys()
 
 
@@ -207,14 +206,14 @@ def read_stage_document(source: str, document: Mapping[str, object], instance: I
 
 
 def _known_shards(row: tuple[Tmpc, ...], shards: int, replicas: int) -> int:
-    """The shards as the TMPCs have them: a number, or all replicas."""
+    """The number of shards in the form of the TMPCs' modes: a number, or all replicas."""
     of_state = {tmpc.mode.shares for tmpc in row}
     over_all = shards == replicas > 1 and (Sharding.OPTIMIZER, shards) not in of_state
     return ALL_REPLICAS if over_all else shards
 
 
 def _tmpc(row: tuple[Tmpc, ...], wanted: str | None, setting: Mode) -> Tmpc | None:
-    """The one of that id; without an id, the plainest of the setting."""
+    """The TMPC with this id; without an id, the simplest one that fits the mode."""
     if wanted is not None:
         return next((tmpc for tmpc in row if tmpc.id == wanted), None)
     return next(iter(tmpcs_under(row, setting)), None)
@@ -224,16 +223,17 @@ _WHOLE_BYTES = 4.0
 """The bytes of a weight in fp32."""
 
 ONE_STAGE = frozenset({ScheduleName.GPIPE, ScheduleName.ONE_F_ONE_B})
-"""Schedules that torch runs without a list: one stage on each rank."""
+"""Schedules that torch runs without a list, with one stage on each rank."""
 
 _MOST_PASSES = 5_000_000
 
 
 def actions_csv(job: ExportJob) -> str:
-    """``0F0,0SEND_F0,0F1,...``: stage, action, microbatch, as torch's ``_load_csv`` reads "compute_comms".
+    """``0F0,0SEND_F0,0F1,...``: stage, action, microbatch, in the format "compute_comms" of torch's ``_load_csv``.
 
-    Receives are posted when their data are made, by the plan's times: on NCCL all that a rank sends and receives is on
-    one stream, and where torch posts them itself they hold up others. Raises UsageError for lists of too many passes.
+    Receives are posted when their data are produced, by the plan's times. On NCCL all sends and receives of a rank
+    share one stream, and receives that torch itself would post delay others. Raises UsageError for lists with too many
+    passes.
     """
     passes = 3 * job.microbatches * len(job.plan.stages)
     if passes > _MOST_PASSES:
@@ -249,7 +249,7 @@ def actions_csv(job: ExportJob) -> str:
 
 
 def export_torch(job: ExportJob) -> Export:
-    """The files and how they are used. Raises UsageError for layers without paths, and weights that stages share."""
+    """The files and their usage. Raises UsageError for layers without paths, and for weights that stages share."""
     model = job.instance.model
     _check_ties(job)
     for layer in job.instance.layers:
@@ -271,14 +271,14 @@ def export_torch(job: ExportJob) -> Export:
 
 
 def _weight_type(model: TrainedModel) -> str:
-    """PyTorch's name of it."""
+    """PyTorch's name of the weights' type."""
     if model.weight_bytes == _WHOLE_BYTES:
         return "float32"
     return "float16" if model.precision == "fp16" else "bfloat16"
 
 
 def _check_ties(job: ExportJob) -> None:
-    """Raises UsageError for weights that several stages share, also on one rank: each would train its own."""
+    """Raises UsageError for weights that several stages share, even on one rank, because each would train its own."""
     stage_of = {layer: number for number, stage in enumerate(job.plan.stages, start=1) for layer in stage.layers}
     for layers in job.instance.tied_layers.values():
         stages = sorted({stage_of[layer] for layer in layers})

@@ -1,4 +1,4 @@
-"""A plan in each of the forms that it can be written in, with a README and the map of its ranks."""
+"""A plan in each of the forms of export, with a README and the map of its ranks."""
 
 from __future__ import annotations
 
@@ -41,19 +41,18 @@ _ANY_RUNTIME = Runtime(
     ),
     blocks=False,
 )
-"""What any runtime may run: one d and one t, and layers in order."""
+"""The rules for a plan without a runtime: one d and one t, and layers in order."""
 
 
 def _any_model(model: TrainedModel) -> None:
-    """Takes any model, for forms that say nothing of the model."""
+    """Accepts any model, for forms that do not describe the model."""
 
 
 @dataclass(frozen=True)
 class _Form:
-    """How a form of export says a plan. runtime: the one whose rules a plan keeps. require: raises UsageError for a
-    model that it cannot say.
-
-    groups: whether some replicas can share the optimizer's state; elsewhere all do, or none."""
+    """How a form of export expresses a plan. runtime: the runtime whose rules the plan keeps. require: raises
+    UsageError for a model that the form cannot express.
+    groups: whether only some replicas can divide the optimizer's state; otherwise all do, or none."""
 
     runtime: Runtime
     write: Callable[[ExportJob], Export]
@@ -73,14 +72,15 @@ _FORMS = {
 
 
 def _check_model(model: TrainedModel, target: Target) -> None:
-    """Raises UsageError for a model that the form cannot say, or that is trained otherwise than its runtime does."""
+    """Raises UsageError for a model that the form cannot express, or that its runtime cannot train in the planned
+    way."""
     if broken := list(TRAINING[target].broken_by(model)):
         raise UsageError("; ".join(broken))
     _FORMS[target].require(model)
 
 
 def exportable(model: TrainedModel, target: Target) -> str | None:
-    """Why the form cannot say the model, whatever its plan; None where it can."""
+    """Why the form cannot express the model, whatever the plan; None if it can."""
     try:
         _check_model(model, target)
     except UsageError as error:
@@ -89,10 +89,10 @@ def exportable(model: TrainedModel, target: Target) -> str | None:
 
 
 def export_plan(instance: Instance, plan: Plan, schedule: Schedule, target: Target, gpus_per_node: int) -> Export:
-    """The plan in a target's form, with ``README.md`` and ``ranks.csv`` beside it.
+    """The plan in a target's form, with ``README.md`` and ``ranks.csv``.
 
     Raises UsageError for what the form cannot hold, by name, UnsupportedPlan for a plan that the runtime cannot run,
-    and InvalidPlan for one that breaks a rule of the problem. More memory than there is is noted (``Export.excess``).
+    and InvalidPlan for one that breaks a rule of the problem. A lack of memory is noted (``Export.excess``).
     """
     form = _FORMS[target]
     job = make_job(instance, plan, schedule, form.runtime, gpus_per_node)
@@ -109,7 +109,7 @@ def export_plan(instance: Instance, plan: Plan, schedule: Schedule, target: Targ
 
 
 def _assumed(model: TrainedModel | None, form: _Form) -> Iterator[str]:
-    """A sentence on figures of the model that its config does not say, in forms that say the model."""
+    """A sentence on figures of the model that its config does not state, for forms that describe the model."""
     shape = None if model is None or form.require is _any_model else decoder_shape(model)
     if shape is not None and shape.assumed:
         yield (
@@ -122,7 +122,7 @@ _MIB = 2.0**20
 
 
 def _violations_beyond(written: Export, simulation: Simulation) -> Iterator[str]:
-    """Sentences about ranks that fit by the plan, and that the runtime fills beyond their memory."""
+    """Sentences about ranks that fit by the plan's figures, but not with the runtime's additional memory."""
     for rank in simulation.ranks:
         limit_bytes = rank.memory_limit_bytes
         room = limit_bytes - rank.peak_memory_bytes

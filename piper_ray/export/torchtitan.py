@@ -1,5 +1,5 @@
-"""torchtitan: what a plan decides of its configuration, written and read; lists of module names for each part; and the
-launch, of which ``torchtitan.json`` says plan and model and ``piper_plan.py`` makes a config of them.
+"""torchtitan: reads and writes the part of its configuration that a plan determines, and lists of module names for each
+part. In the exported launch, ``torchtitan.json`` holds plan and model, and ``piper_plan.py`` makes a config of them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _EMBEDDING = "tok_embeddings"
 _NORM = "norm"
 _HEAD = "lm_head"
 _HEADS = (_HEAD, "output")
-"""torchtitan's name today, and until 0.2."""
+"""torchtitan's name today, and its name until 0.2."""
 
 
 def module_names(pieces: ModelPieces, stage: Sequence[int]) -> list[str]:
@@ -43,11 +43,11 @@ def module_names(pieces: ModelPieces, stage: Sequence[int]) -> list[str]:
 def own_division(
     blocks: int, ranks: int, *, chunked: bool, per_stage: int | None, first_less: int, last_less: int
 ) -> tuple[tuple[int, ...], ...]:
-    """The pieces of each stage where torchtitan 0.3 divides a model itself: as many layers in each, the ends counting
-    as so many, and one more in the first stages.
+    """The pieces of each stage when torchtitan 0.3 divides a model itself: equally many layers in each, where the ends
+    count as ``first_less`` and ``last_less`` layers, and one more in the first stages.
 
     chunked: whether the schedule has several stages on a rank. per_stage: layers of a stage; None: one stage, or two,
-    on each rank. Raises UsageError for what torchtitan refuses.
+    on each rank. Raises UsageError for divisions that torchtitan refuses.
     """
     counted = blocks + first_less + last_less
     stages = ranks * (2 if chunked else 1) if per_stage is None else -(-counted // per_stage)
@@ -71,7 +71,8 @@ def own_division(
 
 
 def read_modules(source: str, parts: object, pieces: ModelPieces, path: str = "") -> tuple[tuple[int, ...], ...]:
-    """The pieces of each stage. Raises InputError with every name that is none, or the first that is out of order."""
+    """The pieces of each stage. Raises InputError with every unknown name, or with the first name that is out of
+    order."""
     if not isinstance(parts, list) or not parts or not all(isinstance(part, list) and part for part in parts):
         raise InputError(source, [Fault(path, "is no list of lists of module names, none of them empty")])
     piece_of = {name: piece for piece in range(pieces.head + 1) for name in module_names(pieces, [piece])}
@@ -106,7 +107,7 @@ _SOURCE = "torchtitan layout"
 _ALL_THAT_ARE_LEFT = -1
 _ALL_TO_ALL = "standard"
 _BUILDER = "builder"
-"""The key of a table of the model as we export it; torchtitan's own table names a flavor."""
+"""The key that marks a model's table as exported by us; torchtitan's own table names a flavor."""
 
 _FIGURES = {flag.name: flag.says for flag in TITAN.written if flag.says}
 _BATCH = {flag.name: flag.says for flag in TITAN.training}
@@ -119,9 +120,9 @@ _CHECKPOINTS = {
 
 
 def titan_document(job: ExportJob) -> dict[str, object]:
-    """The fields of torchtitan 0.3's config that the plan decides, and its model if the workload says it.
+    """The fields of torchtitan 0.3's config that the plan determines, and its model if the workload states it.
 
-    Raises UsageError for what torchtitan has no field for, and for models that it cannot build.
+    Raises UsageError for settings that torchtitan has no field for, and for models that it cannot build.
     """
     if job.recomputation is None:
         raise UsageError("torchtitan has one activation-checkpoint setting for all layers; in this plan they differ")
@@ -133,7 +134,7 @@ def titan_document(job: ExportJob) -> dict[str, object]:
     training |= {name: value for name, says in _BATCH.items() if (value := getattr(job, says)) is not None}
     further: dict[str, object] = {}
     if job.pipeline_ranks > 1 or (job.expert_parallel or 1) > 1:
-        training["disable_cuda_graphs"] = True  # which are on by default, and refused beside these
+        training["disable_cuda_graphs"] = True  # they are on by default, and refused in combination with these
     if (model := job.instance.model) is not None:
         further["compile"] = _compile(job, model)
         fields = model_fields(require_titan_model(model), model, job.tokens_per_sample)
@@ -142,7 +143,7 @@ def titan_document(job: ExportJob) -> dict[str, object]:
             fields = {**fields, "layers": {**layers, BACKEND: _backend(job)}}
         further["model"] = fields
         training |= {
-            "disable_cuda_graphs": True,  # whose memory the plan does not count
+            "disable_cuda_graphs": True,  # the plan does not count their memory
             "dtype": "float32",
             "mixed_precision_param": "bfloat16",
             "mixed_precision_reduce": "float32",
@@ -159,15 +160,16 @@ def titan_document(job: ExportJob) -> dict[str, object]:
 
 
 def _backend(job: ExportJob) -> str:
-    """How tokens reach experts: DeepEP in nodes, HybridEP where links join several."""
+    """torchtitan's name of the way that tokens reach experts: DeepEP within nodes, HybridEP if links join several
+    nodes."""
     if job.dispatcher is not TokenDispatcher.ONCE_PER_NODE:
         return _ALL_TO_ALL
     return "hybridep" if job.links_join_nodes else "deepep"
 
 
 def dispatcher_of_config(document: Mapping[str, object]) -> TokenDispatcher | None:
-    """How a configuration says that tokens reach experts: by all-to-all unless it names another way; None for one that
-    is not known here."""
+    """How tokens reach experts in a configuration: by all-to-all unless it names another way; None for an unknown
+    way."""
     parallelism, spec, model = (document.get(name) for name in ("parallelism", "model_spec", "model"))
     layers = model.get("layers") if isinstance(model, Mapping) else None
     named = [
@@ -205,8 +207,8 @@ def _parallelism(job: ExportJob) -> dict[str, object]:
 
 
 def shard_degree(job: ExportJob) -> int:
-    """data_parallel_shard_degree, the least that divides d and holds as many shards as the plan and as many ranks as
-    its experts need: torchtitan spreads experts over these replicas, cp and t."""
+    """data_parallel_shard_degree: the smallest divisor of d with at least as many shards as the plan and as many ranks
+    as its experts need, since torchtitan spreads experts over these replicas, cp and t."""
     d, context = job.data_parallel, job.context_parallel
     wanted = 1 if job.optimizer_shards == 1 else -(-job.optimizer_shards // context)
     ranks = job.expert_parallel or 1
@@ -215,9 +217,9 @@ def shard_degree(job: ExportJob) -> int:
 
 
 def _compile(job: ExportJob, model: TrainedModel) -> dict[str, object]:
-    """torch.compile as torchtitan's own configs use it: of blocks and loss, but for experts in bf16 of the loss alone.
+    """torch.compile as torchtitan's own configs use it: for blocks and loss, but for experts in bf16 only for the loss.
 
-    Exchanges of tensor parallelism run beside products where the plan counts on it, which takes compiled blocks.
+    Exchanges of tensor parallelism overlap with products if the plan assumes it; this needs compiled blocks.
     """
     blocks = compiles_blocks(job, model)
     return {
@@ -228,7 +230,7 @@ def _compile(job: ExportJob, model: TrainedModel) -> dict[str, object]:
 
 
 def compiles_blocks(job: ExportJob, model: TrainedModel) -> bool:
-    """Whether blocks are compiled, or the loss alone."""
+    """Whether blocks are compiled, or only the loss."""
     return not job.experts or model.precision == "fp8"
 
 
@@ -238,7 +240,7 @@ def read_parts(parts: object, pieces: ModelPieces) -> ReadLayout:
 
 
 def read_config(launch: Launch, pieces: ModelPieces, instance: Instance) -> ReadLayout:
-    """The layout of a configuration, of any of its generations, or of the JSON that we export. Raises UsageError or
+    """The layout of a configuration of any generation, or of the JSON that we export. Raises UsageError or
     InputError."""
     document = launch.settings
     parallelism = document.get("parallelism")
@@ -260,19 +262,19 @@ def read_config(launch: Launch, pieces: ModelPieces, instance: Instance) -> Read
         stages = _own_division(parallelism, pieces, said)
     else:
         stages = read_modules(_SOURCE, parts, pieces, "parallelism.module_fqns_per_model_part")
-    # Whose lists, but for ours, say when to receive: torch's own order.
+    # The lists of configurations other than ours follow torch's own order of receives.
     transfers = Transfers.IN_PASSES if _is_ours(document) else Transfers.ONE_STREAM
     return ReadLayout(stages, replace(said, world=launch.ranks), tuple(notes), _SOURCE, batch_of(document), transfers)
 
 
 def batch_of(document: Mapping[str, object]) -> dict[str, object]:
-    """The figures of a batch that a configuration says, by their names in ``check_batch``."""
+    """The figures of a batch in a configuration, by their names in ``check_batch``."""
     parallelism, training = (document.get(name) for name in ("parallelism", "training"))
     if not isinstance(training, Mapping) or not isinstance(parallelism, Mapping):
         return {}
     found = {says: training.get(name) for name, says in _BATCH.items()}
     if isinstance(whole := found.get("global_batch_samples"), int) and whole <= 0:
-        del found["global_batch_samples"]  # which then follows from the replicas
+        del found["global_batch_samples"]  # it then follows from the replicas
     local = training.get("local_batch_size")
     pipelined = parallelism.get("pipeline_parallel_degree", 1) != 1
     if pipelined and "microbatch_samples" not in training:
@@ -285,7 +287,7 @@ def batch_of(document: Mapping[str, object]) -> dict[str, object]:
 
 
 def _require_elsewhere(document: Mapping[str, object]) -> None:
-    """Raises UsageError for a field of the parallelism's table in another one."""
+    """Raises UsageError for a field of table ``parallelism`` in another table."""
     for table, values in document.items():
         for name in values if isinstance(values, Mapping) and table not in ("parallelism", "model") else ():
             if str(name) in READ_FIELDS:
@@ -293,8 +295,8 @@ def _require_elsewhere(document: Mapping[str, object]) -> None:
 
 
 def _require_same_model(given: Mapping[str, object], instance: Instance) -> None:
-    """Raises UsageError where the document, as we export it, is of another model than the workload, or of one trained
-    otherwise."""
+    """Raises UsageError if an exported document belongs to another model than the workload's, or to one trained in
+    another way."""
     model = instance.model
     if model is None:
         return
@@ -317,8 +319,12 @@ def _flat(table: Mapping[str, object], within: str = "") -> dict[str, object]:
 
 
 def _is_ours(document: Mapping[str, object]) -> bool:
-    """Whether it is exported: its file has the order of the schedule that is named, and receives in time."""
+    """Whether we exported it. Then its file has the order of the named schedule, and receives just in time."""
     return "layers" in document
+
+
+_UNSAID: tuple[object, ...] = (None, False, "", 0, [])
+"""Values that ask for nothing."""
 
 
 def _left_aside(parallelism: Mapping[str, object], document: Mapping[str, object], *, chunked: bool) -> Iterator[str]:
@@ -334,10 +340,22 @@ def _left_aside(parallelism: Mapping[str, object], document: Mapping[str, object
         if isinstance(values, Mapping) and table not in TITAN.harmless_tables
         for name, value in values.items()
         if f"{table}.{name}" in TITAN.costly or (table in TITAN.costly and name not in ("made_by", "arguments"))
-        if value not in (None, False, "", 0, [])
+        if value not in _UNSAID
     ]
     if found:
         yield f"{', '.join(found)}: left aside, as plans do not hold them; what they change is not in times and memory"
+    known = {*TITAN.tables, *TITAN.harmless_tables, *(name.partition(".")[0] for name in TITAN.costly)}
+    unknown = [name for name, value in document.items() if isinstance(value, Mapping) and name not in known]
+    training = document.get("training")
+    for name, value in training.items() if isinstance(training, Mapping) else ():
+        if name not in TITAN.training_fields and f"training.{name}" not in TITAN.costly and value not in _UNSAID:
+            unknown.append(f"training.{name}")
+    if unknown:
+        yield f"{', '.join(map(printable, unknown))}: not known here, and left aside"
+    optimizer = document.get("optimizer")
+    named = str(optimizer.get("name", "adam")) if isinstance(optimizer, Mapping) else "adam"
+    if "muon" in str(optimizer).lower() or "adam" not in named.lower():
+        yield "the optimizer is another one than Adam, which times and memory are of"
     checkpoint = document.get("activation_checkpoint")
     option = checkpoint.get("selective_ac_option") if isinstance(checkpoint, Mapping) else None
     if isinstance(checkpoint, Mapping) and checkpoint.get("mode") == "selective" and option not in (None, "op"):
@@ -348,7 +366,7 @@ def _left_aside(parallelism: Mapping[str, object], document: Mapping[str, object
 
 
 def _own_division(parallelism: Mapping[str, object], pieces: ModelPieces, said: RunAs) -> tuple[tuple[int, ...], ...]:
-    """The division that torchtitan makes itself, where no part names its modules."""
+    """The division that torchtitan makes itself if no part names its modules."""
     if said.pipeline_ranks in (None, 1):
         return (tuple(range(pieces.head + 1)),)
     given = parallelism.get("pipeline_parallel_layers_per_stage")
@@ -379,7 +397,7 @@ def _number(parallelism: Mapping[str, object], name: str, usual: int, least: int
 def _run_as(parallelism: Mapping[str, object], document: Mapping[str, object]) -> RunAs:
     named = parallelism.get("pipeline_parallel_schedule")
     if parallelism.get("pipeline_parallel_degree", 1) == 1:
-        named = None  # which then decides nothing
+        named = None  # it has no effect then
     schedules = {name: schedule for schedule, name in TORCH_NAMES.items()}
     if named is not None and named not in schedules:
         raise UsageError(f"{_SOURCE}: pipeline_parallel_schedule: {named!r}; expected one of {', '.join(schedules)}")
@@ -407,8 +425,8 @@ def _run_as(parallelism: Mapping[str, object], document: Mapping[str, object]) -
         optimizer_on_host=False,
         dispatcher=dispatcher_of_config(document),
         overlaps_experts=None,
-        gathered=sequence,  # which autograd keeps
-        # Groups that share a sequence share weights, too.
+        gathered=sequence,  # autograd keeps it
+        # Groups that share a sequence also divide weights.
         optimizer_shards=ALL_REPLICAS if all_shard else shards * figures["context_parallel"],
         weights_sharded=gathered == "always" or (gathered == "default" and figures["pipeline_ranks"] == 1),
         group=_group(document.get("group")),
@@ -416,14 +434,14 @@ def _run_as(parallelism: Mapping[str, object], document: Mapping[str, object]) -
 
 
 def _group(given: object) -> int | None:
-    """Microbatches that pass through a chunk before the next, as we export it beside torchtitan's own fields."""
+    """Microbatches that pass through a chunk before the next; we export it in addition to torchtitan's own fields."""
     if given is None or (type(given) is int and given > 0):
         return given
     raise UsageError(f"{_SOURCE}: group: {given!r} is no positive number")
 
 
 def recomputation_of_config(document: Mapping[str, object]) -> Recomputation:
-    """What a configuration has computed again. Raises UsageError."""
+    """The recomputation in a configuration. Raises UsageError."""
     given = document.get("activation_checkpoint", "none")
     mode = given.get("mode", "none") if isinstance(given, Mapping) else given
     if not isinstance(mode, str) or mode not in _CHECKPOINTS:
@@ -432,7 +450,7 @@ def recomputation_of_config(document: Mapping[str, object]) -> Recomputation:
 
 
 def export_torchtitan(job: ExportJob) -> Export:
-    """The files and how they are used."""
+    """The files and their usage."""
     document = titan_document(job)
     model = job.instance.model
     files = {

@@ -1,4 +1,4 @@
-"""A decoder as torchtitan builds it: which of its models, with which sizes, or the reasons why it has none.
+"""A decoder in torchtitan's terms: which of its models, with which sizes, or the reasons why it has none.
 
 Names and meanings are those of torchtitan 0.3 and of its main branch of August 2026, whose builders of layers agree.
 """
@@ -24,15 +24,16 @@ _LATENT = frozenset({"deepseek_v2", "deepseek_v3", "kimi_k2"})
 _GPT_OSS = "gpt_oss"
 _GPT_OSS_WINDOW = 128
 _GPT_OSS_HEADS = 64, 8, 64
-"""The heads of queries, those of keys and values, and their size."""
+"""The heads of queries, the heads of keys and values, and their size."""
 _USUAL_EPSILON = {"mixtral": 1e-5, _GPT_OSS: 1e-5}
-"""The epsilon of families whose config says none; for all others it is 1e-6."""
+"""The epsilon of families whose config does not state it; for all others it is 1e-6."""
 _ADAPTED = ("wq", "wkv", "wo", "w1", "w2", "w3")
 """Linear layers of a dense block, by torchtitan's names."""
 
 
 def require_titan_model(model: TrainedModel) -> DecoderShape:
-    """The decoder. Raises UsageError with every reason why torchtitan cannot build it, or train it so."""
+    """The decoder. Raises UsageError with every reason why torchtitan cannot build it, or train it in the planned
+    way."""
     return require_decoder(model, Target.TORCHTITAN, partial(_reasons, model))
 
 
@@ -99,8 +100,8 @@ OPTIMIZERS = {12.0: "fused", 8.0: "fused_opt_states_bf16"}
 
 
 def model_fields(shape: DecoderShape, model: TrainedModel, tokens: int | None) -> Fields:
-    """What ``piper_plan.py`` builds the model from, and how many parameters it must have (``require_titan_model``
-    first). tokens: of a sample."""
+    """The data from which ``piper_plan.py`` builds the model, and the number of parameters that it must have. Call
+    ``require_titan_model`` first. tokens: of a sample."""
     config, rotary = shape.config, shape.rotary
     assert rotary is not None
     latent = shape.latent
@@ -138,7 +139,8 @@ def model_fields(shape: DecoderShape, model: TrainedModel, tokens: int | None) -
 
 
 def _layers(shape: DecoderShape, model: TrainedModel) -> tuple[str, str, str, dict[str, object]]:
-    """torchtitan's module, its config of usual figures, the function that builds layers, and what that one is given."""
+    """torchtitan's module, its config of usual figures, the function that builds layers, and the arguments of that
+    function."""
     config, experts = shape.config, shape.experts
     common: dict[str, object] = {"n_layers": config.layers, "dim": config.hidden_size, "attn_backend": "flex"}
     if (latent := shape.latent) is not None:
@@ -158,7 +160,7 @@ def _layers(shape: DecoderShape, model: TrainedModel) -> tuple[str, str, str, di
 
 
 BACKEND = "moe_comm_backend"
-"""The argument of builders of layers that says how tokens reach experts."""
+"""The argument of builders of layers that states how tokens reach experts."""
 
 _COMMUNICATION: dict[str, object] = {BACKEND: "standard", "non_blocking_capacity_factor": None}
 _BALANCE: dict[str, object] = {"load_balance_coeff": 1e-3}
@@ -194,13 +196,14 @@ def _latent(shape: DecoderShape, latent: LatentAttention, experts: Experts | Non
 
 
 def _plain_heads(shape: DecoderShape) -> bool:
-    """Whether heads divide the width and have no norms, as llama3's; qwen3 has others, and no stretching as Llama's."""
+    """Whether heads divide the width and have no norms, as in llama3; qwen3 has other heads, and no stretching like
+    Llama's."""
     config = shape.config
     return not shape.rules.query_norm and config.head_size * config.num_attention_heads == config.hidden_size
 
 
 def _scaling(shape: DecoderShape, rotary: Rotary) -> dict[str, object] | None:
-    """How rotary positions are stretched, as torchtitan says it; None where it cannot."""
+    """The stretching of rotary positions in torchtitan's terms; None if torchtitan cannot express it."""
     kind, said = rotary.kind, rotary.scaling
     if kind == "default":
         return {}

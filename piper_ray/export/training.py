@@ -1,4 +1,4 @@
-"""How each form's runtime trains (``training.toml``), and what of a model's training it has not."""
+"""How each form's runtime trains (``training.toml``), and the features of a model's training that it does not have."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from piper_ray.workloads.formats.fields import Closed
 
 
 class TrainingRules(Closed):
-    """See ``training.toml``; what is empty there may be anything."""
+    """See ``training.toml``; empty fields there mean any value."""
 
     title: str
     precisions: list[str] = Field(default=[])
@@ -29,7 +29,7 @@ class TrainingRules(Closed):
     query_norms: list[str] = Field(default=[])
 
     def broken_by(self, model: TrainedModel) -> Iterator[str]:
-        """What of the model's training the runtime has not, a sentence each."""
+        """Yields a sentence for each feature of the model's training that the runtime does not have."""
         if model.lora_rank and not self.adapters:
             yield (
                 f"{self.title} trains no adapters (LoRA), and this plan does; torchtitan and Megatron-Bridge do "
@@ -60,8 +60,8 @@ TRAINING = {
 def require_decoder(
     model: TrainedModel, target: Target, further: Callable[[DecoderShape], Iterator[str]]
 ) -> DecoderShape:
-    """The decoder. Raises UsageError with every reason why a form's runtime cannot build it; further: yields those of
-    this runtime alone."""
+    """The decoder. Raises UsageError with every reason why a form's runtime cannot build it. further: yields the
+    reasons of this runtime only."""
     rules, shape = TRAINING[target], decoder_shape(model)
     named = model.config.get("model_type", "a model of an unknown type")
     if shape is None:

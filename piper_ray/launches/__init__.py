@@ -1,1 +1,1 @@
-"""Files by which people launch a training, read: what they set, with nothing of them executed."""
+"""Reads users' launch files: what they set. Nothing in them is executed."""

@@ -1,4 +1,4 @@
-"""The launch among a script's commands: whose it is, and its options."""
+"""Finds the launch among a script's commands, with its dialect and its options."""
 
 from __future__ import annotations
 
@@ -23,21 +23,22 @@ _TELLING = frozenset({
     "tensor_model_parallel_size", "pipeline_model_parallel_size", "pipeline_model_parallel_layout",
     "expert_model_parallel_size", "context_parallel_size", "sequence_parallel", "num_layers", "micro_batch_size",
     "global_batch_size", "use_distributed_optimizer", "model_parallel_size", "zero_stage", "recompute_granularity",
+    "deepspeed_config",
 })  # fmt: skip
-"""Options of which a launch of Megatron's has at least one."""
+"""A launch of Megatron has at least one of these options."""
 
 _DIVIDING = {name for name in _TELLING if "parallel" in name}
 
 _OVERRIDE = re.compile(
     r"\+{0,2}(?:model|train|ddp|optimizer|system|dataset|scheduler|mixed_precision)(?:\.\w+)*\.(?P<name>\w+)=(?P<value>.*)"
 )
-"""What Megatron-Bridge's and FlagScale's commands set over a configuration: ``model.num_layers=2``."""
+"""Options of Megatron-Bridge's and FlagScale's commands that override a configuration: ``model.num_layers=2``."""
 
 _FILES = ("config", "config_file", "exp")
 """Options that name a configuration."""
 
 _OTHER_FILES = {"yaml_cfg", "use_mp_args_from_checkpoint_args"}
-"""Options by which further ones are elsewhere."""
+"""Options that refer to further options elsewhere."""
 
 _TITAN_TABLES = ("parallelism", "training", "activation_checkpoint", "experimental", "model", "job", "compile")
 _STARTERS = ("nproc_per_node", "nnodes", "num_gpus", "num_nodes")
@@ -50,11 +51,19 @@ _ON_A_NODE = ("ntasks-per-node", "gpus-per-node", "gres=gpu")
 _SHORT = {"N": "nodes", "n": "ntasks"}
 _OPTION = re.compile(r"--?[A-Za-z\ue000]")
 _OF_OPTIONS = re.compile(r"ARG|OPT|FLAG|PARAM|CONF|EXTRA|OVERRIDE|OPTS", re.IGNORECASE)
-_OF_PLACES = re.compile(r"data|path|save|load|dir|file|tokenizer|vocab|merge|blend|cache|prefix|project|name")
+_OF_PLACES = re.compile(
+    r"data|path|save|load|dir|file|tokenizer|vocab|merge|blend|cache|prefix|project|name|sglang|vllm"
+)
+
+_SWIFT = {
+    "use_distributed_optimizer": True, "recompute_granularity": "selective", "moe_token_dispatcher_type": "alltoall",
+    "micro_batch_size": "1", "global_batch_size": "16",
+}  # fmt: skip
+"""What ms-swift's command ``megatron`` takes where nothing is said, and Megatron-LM does not."""
 
 
 def read_script(source: Source, asked: Asked) -> Launch:
-    """Raises UsageError where no launch is found, where there are several, and for what cannot be seen."""
+    """The launch of a script. Raises UsageError if there is none or several, and for words that cannot be resolved."""
     outside = Outside(asked.variables, source.path)
     followed = follow(source.text, outside)
     found = {
@@ -67,7 +76,8 @@ def read_script(source: Source, asked: Asked) -> Launch:
         others = f" (it runs {', '.join(outside.not_found)}, which is not there)" if outside.not_found else ""
         if outside.uses_yq:
             others += (
-                "; yq takes its options out of a YAML file: give that file, with --set NAME=VALUE for each variable"
+                "; yq takes its options out of a YAML file: give that file, with --set NAME=VALUE for each variable; "
+                "what the script adds to it is not seen then"
             )
         raise UsageError(f"the script comes to no launch of a runtime that is known{others}")
     if asked.number is not None and not 1 <= asked.number <= len(distinct):
@@ -81,7 +91,7 @@ def read_script(source: Source, asked: Asked) -> Launch:
 
 
 def read_words(text: str, source: Source) -> Launch:
-    """A text of options alone. Raises UsageError."""
+    """The launch of a text that only consists of options. Raises UsageError."""
     try:
         words = shlex.split(text, comments=True)
     except ValueError as error:
@@ -97,12 +107,14 @@ def read_words(text: str, source: Source) -> Launch:
 
 
 def _launch(words: Sequence[str], files: Mapping[str, str], source: Source) -> Launch | None:
-    """None for a command that is no launch."""
+    """The launch of a command; None if the command is not a launch."""
     overrides = {found["name"]: _plain(found["value"]) for word in words if (found := _OVERRIDE.fullmatch(word))}
     words = [word for word in words if not _OVERRIDE.fullmatch(word)]
     script = next((at for at, word in enumerate(words) if word.endswith(".py") or word == "-m"), None)
     options = dict(_options(words if script is None else words[script + 1 :]))
     before = options if script is None else dict(_options(words[:script]))
+    if str(options.get("deepspeed")).endswith(".json"):  # as Hugging Face's trainer takes its name
+        options["deepspeed_config"] = options.pop("deepspeed")
     starts = {name: before.pop(name) for name in _STARTERS if name in before}
     ranks = _ranks(starts)
     dotted = [name for name in options if name.partition(".")[0] in _TITAN_TABLES and "." in name]
@@ -122,13 +134,18 @@ def _launch(words: Sequence[str], files: Mapping[str, str], source: Source) -> L
     is_deepspeed = "deepspeed" in options or "zero_stage" in options or "deepspeed_config" in options
     if is_deepspeed:
         return with_deepspeed_config(options, files, source, ranks)
-    return Launch(Dialect.MEGATRON, with_older_names(options), ranks, notes=notes)
+    model = None
+    if words[0] == "megatron":
+        options = _SWIFT | {name: None if value == "none" else value for name, value in options.items()}
+        model = options.pop("model", None)
+    return Launch(Dialect.MEGATRON, with_older_names(options), ranks, None if model is None else str(model), notes)
 
 
 def _over_a_recipe(
     overrides: Mapping[str, object], options: Mapping[str, object], ranks: int | None, notes: tuple[str, ...]
 ) -> Launch:
-    """What a command sets over a recipe, which is a function elsewhere. Raises UsageError where that says it all."""
+    """The launch of a command that overrides a recipe, a function elsewhere. Raises UsageError if only the recipe
+    states how the model is divided."""
     recipe = _first(options["recipe"]) if "recipe" in options else None
     named = readable(str(recipe)) if recipe is not None else "the recipe"
     if not _DIVIDING & overrides.keys():
@@ -141,12 +158,12 @@ def _over_a_recipe(
 
 
 def _first(value: object) -> object:
-    """Of the words that follow an option."""
+    """The first of the words after an option, or the only one."""
     return value[0] if isinstance(value, list) else value
 
 
 def _document(options: Mapping[str, object], source: Source) -> tuple[Launch | None, tuple[str, ...]]:
-    """The configuration in YAML that a command names, if it is a launch; a sentence where it is not there."""
+    """The launch of the YAML configuration that a command names, if it is one; or a sentence if the file is missing."""
     said = {name: _first(value) for name, value in options.items()}
     name = next((value for key in _FILES if isinstance(value := said.get(key), str)), None)
     if isinstance(inner := said.get("config_name"), str):
@@ -164,7 +181,7 @@ def _document(options: Mapping[str, object], source: Source) -> tuple[Launch | N
 
 
 def _options(words: Sequence[str]) -> Iterator[tuple[str, object]]:
-    """Options by name in Python, with the words that follow: true, a text, or several."""
+    """Options by name in Python, with the words that follow: True, a text, or a list."""
     name, values = None, list[str]()
     for word in (*words, "--"):
         if not _OPTION.match(word) and word != "--":
@@ -179,7 +196,7 @@ def _options(words: Sequence[str]) -> Iterator[tuple[str, object]]:
 
 
 def _require_seen(words: Sequence[str], options: Mapping[str, object]) -> None:
-    """Raises UsageError for whole words that may be options and cannot be seen."""
+    """Raises UsageError for unresolved words that may be options."""
     for name in _OTHER_FILES & options.keys():
         raise UsageError(f"launch script: what stands behind --{name.replace('_', '-')} cannot be seen here")
     last, follows = "", 0
@@ -216,7 +233,7 @@ def _distinct(found: Mapping[tuple[int, tuple[str, ...]], Launch]) -> list[tuple
 
 
 def _ranks(starts: Mapping[str, object]) -> int | None:
-    """Ranks that torchrun or deepspeed is told to start; None where it is not told, or not with numbers."""
+    """The number of ranks that torchrun or deepspeed starts; None if it is not given as numbers."""
     counts = {name: int(str(value)) for name, value in starts.items() if str(value).isdigit()}
     if "nproc_per_node" in counts and ("nnodes" in counts or "nnodes" not in starts):
         return counts["nproc_per_node"] * counts.get("nnodes", 1)
@@ -226,7 +243,7 @@ def _ranks(starts: Mapping[str, object]) -> int | None:
 
 
 def _of_slurm(text: str, commands: Sequence[ShellCommand]) -> int | None:
-    """Ranks by the lines that Slurm reads, and by what a launcher starts on each node."""
+    """The number of ranks by Slurm's own lines in the script, and by what a launcher starts on each node."""
     said: dict[str, int] = {}
     for match in _SBATCH.finditer(text):
         said[match["name"] or _SHORT[match["short"]]] = int(match["count"])
@@ -250,7 +267,7 @@ def _notes(outside: Outside) -> Iterator[str]:
 
 
 def _tables(options: Mapping[str, object], dotted: Sequence[str]) -> dict[str, dict[str, object]]:
-    """torchtitan's tables of what is said with a dot."""
+    """torchtitan's tables of options with a dot in their names."""
     tables: dict[str, dict[str, object]] = {}
     for name in dotted:
         table, _, key = name.partition(".")

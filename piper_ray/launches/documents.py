@@ -1,4 +1,4 @@
-"""Launches as YAML, JSON or TOML: of Megatron-LM, Primus, FlagScale, Megatron-Bridge, torchtitan and DeepSpeed."""
+"""Launches in YAML, JSON or TOML: of Megatron-LM, Primus, FlagScale, Megatron-Bridge, torchtitan and DeepSpeed."""
 
 from __future__ import annotations
 
@@ -21,16 +21,19 @@ from piper_ray.workloads.formats.documents import merged
 _VARIABLE = re.compile(r"\$\{(?P<name>\w+)(?P<sign>:-?)?(?P<usual>[^}]*)\}|\$(?P<plain>[A-Z_]\w*)")
 _ANOTHER = re.compile(r"\$\{(?P<path>[a-z_]\w*(?:\.\w+)+)\}")
 _DEEP = 6
-_DEEPSPEED = {"zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"}
+_DEEPSPEED = {"zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size", "pipe_parallel_size"}
 _NO_SETTINGS = frozenset({"made_by", "arguments", "env_vars", "ENV_VARS", "envs"})
-"""Keys under which no settings of a training stand."""
+"""Keys of sections without settings of a training."""
+
+_EITHER = frozenset({"use_distributed_optimizer", "overlap_param_gather"})
+"""Switches that Megatron-Bridge turns on in each section where one section has them on."""
 
 _OF_A_BATCH = frozenset({"micro_batch_size", "global_batch_size"})
 _SINGLES = {"tensor_model_parallel_size", "pipeline_model_parallel_size"}
 
 
 def read_document(document: Mapping[str, object], source: Source, asked: Asked) -> Launch | None:
-    """The launch of a parsed document; None for a document that is none. Raises UsageError."""
+    """The launch of a parsed document; None if the document is not a launch. Raises UsageError."""
     taken: dict[str, str] = {}
     whole = _filled(document, asked, taken, document)
     assert isinstance(whole, Mapping)
@@ -55,32 +58,36 @@ def _of_kind(document: Mapping[str, object], source: Source, asked: Asked, taken
         return _flat_launch(filled)
     if is_titan(document):
         return titan_launch(document, None)
-    if _DEEPSPEED & document.keys():
-        options: dict[str, object] = {"tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 1}
-        read = with_deepspeed_config(
-            {**options, "deepspeed_config": "it"}, {"it": json.dumps(document, default=str)}, source, None
-        )
-        return Launch(
-            read.dialect,
-            read.settings,
-            None,
-            None,
-            (*read.notes, "layers are not divided, as DeepSpeed's file alone says"),
-        )
+    options = {str(name).replace("-", "_"): value for name, value in document.items()}
+    if _DEEPSPEED & options.keys():
+        return with_deepspeed_config({"deepspeed_config": "it"}, {"it": json.dumps(options, default=str)}, source, None)
     return _flat_launch(document)
 
 
 def _flat_launch(document: Mapping[str, object]) -> Launch | None:
-    """Sections whose fields have Megatron's names: FlagScale's, or a Megatron-Bridge config's."""
+    """The launch of sections whose fields have Megatron's names: FlagScale's, or a Megatron-Bridge config's."""
     settings = flat(document)
     if not settings.keys() & _SINGLES:
         return None
-    system = document.get("system")
-    return Launch(Dialect.FLAGSCALE if isinstance(system, Mapping) else Dialect.BRIDGE, settings)
+    system, model = document.get("system"), document.get("model")
+    optimizer = model.get("optim") if isinstance(model, Mapping) else None
+    if isinstance(optimizer, Mapping) and optimizer.get("name") == "distributed_fused_adam":  # NeMo
+        settings.setdefault("use_distributed_optimizer", True)
+    return Launch(Dialect.FLAGSCALE if isinstance(system, Mapping) else Dialect.BRIDGE, settings, _started(document))
+
+
+def _started(document: Mapping[str, object]) -> int | None:
+    """The processes that FlagScale starts: on one node where no file lists nodes, and else on as many as it says."""
+    experiment = document.get("experiment")
+    runner = experiment.get("runner") if isinstance(experiment, Mapping) else None
+    if not isinstance(runner, Mapping):
+        return None
+    nodes, each = runner.get("nnodes", None if runner.get("hostfile") else 1), runner.get("nproc_per_node")
+    return nodes * each if type(nodes) is int and type(each) is int else None
 
 
 def flat(document: Mapping[str, object], depth: int = _DEEP) -> dict[str, object]:
-    """What stands in all sections, by its own name."""
+    """The entries of all sections by their own names."""
     found: dict[str, object] = {}
     for name, value in document.items():
         if name in _NO_SETTINGS:
@@ -95,13 +102,14 @@ def flat(document: Mapping[str, object], depth: int = _DEEP) -> dict[str, object
                 decides = "parallel" in inner or inner in _OF_A_BATCH
                 if decides and before is not None and said is not None and before != said:
                     raise UsageError(f"layout: {inner} is said as {before} and as {said}; expected one")
-                if said is not None or inner not in found:
+                if (said is not None or inner not in found) and not (inner in _EITHER and before is True):
                     found[inner] = said
     return found
 
 
 def _dashed(arguments: Mapping[str, object]) -> dict[str, object]:
-    """Options with their dashes, as keys. A text such as ``[1, 2]`` is a list of words; false is an option left out."""
+    """Options written with dashes, by their names in Python. A text such as ``[1, 2]`` becomes a list of words; options
+    with value false are left out."""
     found: dict[str, object] = {}
     for name, value in arguments.items():
         said = str(name).lstrip("-").replace("-", "_")
@@ -115,7 +123,7 @@ def _dashed(arguments: Mapping[str, object]) -> dict[str, object]:
 
 
 def _filled(value: object, asked: Asked, taken: dict[str, str], root: Mapping[str, object]) -> object:
-    """The document with variables of the environment and other places of it in place of their names."""
+    """The document with references to environment variables and to other entries replaced by their values."""
     if isinstance(value, Mapping):
         return {name: _filled(one, asked, taken, root) for name, one in value.items()}
     if isinstance(value, list):
@@ -148,7 +156,7 @@ def _filled(value: object, asked: Asked, taken: dict[str, str], root: Mapping[st
 
 
 def _hydra(defaults: list[object], source: Source) -> Mapping[str, object] | None:
-    """The part of the training that FlagScale's file names."""
+    """The training part that FlagScale's file names."""
     for one in defaults:
         if isinstance(one, Mapping) and isinstance(name := one.get("train"), str):
             _, text = text_beside(f"train/{name}.yaml", source.path)
@@ -167,7 +175,8 @@ def _yaml(name: str, text: str) -> dict[str, object]:
 
 
 def _primus(modules: Mapping[str, object], source: Source, asked: Asked, taken: dict[str, str]) -> Launch | None:
-    """The module that trains: the framework's usual figures, the model's file, and what is said over them."""
+    """The launch of the module that trains: the framework's defaults, the model's file, and the settings that override
+    them."""
     trainers = [one for name, one in modules.items() if isinstance(one, Mapping) and "trainer" in str(name)]
     trainer = next((one for one in trainers if "framework" in one), None)
     if trainer is None:
@@ -193,7 +202,7 @@ def _primus(modules: Mapping[str, object], source: Source, asked: Asked, taken: 
 
 
 def _part(name: str, beside: Path | None, notes: list[str], depth: int = 0) -> dict[str, object]:
-    """A file of figures and those that it extends."""
+    """The figures of a file merged over those of the files that it extends."""
     path, text = text_beside(name, beside)
     if text is None:
         notes.append(f"{name} is not there: what it sets is not seen")

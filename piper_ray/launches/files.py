@@ -1,4 +1,4 @@
-"""Files that a launch file names, found beside it or above."""
+"""Files that a launch file names, found next to it or in a folder above."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ _MOST_BYTES = 4_000_000
 
 
 def text_beside(name: str, beside: Path | None) -> tuple[Path | None, str | None]:
-    """A file by a name that a launch file has for it: from its own folder, or from a folder above.
+    """The path and the text of a file that a launch file names, in its own folder or in a folder above.
 
-    Neither is there for a launch that is no file, nor for a name that says nothing or leads elsewhere.
+    Both are None for a launch without a file, and for a name that is empty or leads nowhere.
     """
     name = name.strip().lstrip("/")
     if beside is None or not name or len(name) > 500 or "\0" in name:

@@ -1,4 +1,4 @@
-"""A launch as it was read: what it sets, by the names that its runtime has for it."""
+"""A launch after reading: its settings, by the names that its runtime uses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 class Dialect(Enum):
-    """Whose names the settings have."""
+    """The runtime or framework whose names the settings have."""
 
     MEGATRON = "Megatron-LM"
     BRIDGE = "Megatron-Bridge"
@@ -21,8 +21,8 @@ class Dialect(Enum):
 
 @dataclass(frozen=True)
 class Asked:
-    """Which launch of a file is meant. recipe: a function of it. number: of its commands, from 1. variables: as the
-    environment has them."""
+    """Which of a file's launches to read. recipe: the name of a function. number: of the command, from 1. variables:
+    the values of environment variables."""
 
     recipe: str | None = None
     number: int | None = None
@@ -30,16 +30,16 @@ class Asked:
 
 
 THE_ONE = Asked()
-"""The launch of a file that has one."""
+"""The only launch of a file."""
 
 
 @dataclass(frozen=True)
 class Launch:
     """settings: torchtitan's by table, as in its configuration; all others' by name in Python
-    (``tensor_model_parallel_size``). A text may have parts that cannot be seen (``unseen``).
+    (``tensor_model_parallel_size``). A text may have unresolved parts (``unseen``).
 
-    ranks: that it starts; None where it does not say. model: its name, where it says no more of it. notes: sentences.
-    usual: settings that are its framework's usual ones, as its file of these says.
+    ranks: the number that it starts; None if it does not state it. model: its name, if the launch states nothing else
+    about it. notes: sentences. usual: settings that are defaults from the framework's own file.
     """
 
     dialect: Dialect
@@ -52,7 +52,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Source:
-    """The text of a launch, and the file that it stands in, if it is one."""
+    """The text of a launch, and its file if there is one."""
 
     text: str
     path: Path | None = None

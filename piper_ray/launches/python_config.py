@@ -1,7 +1,7 @@
-"""A configuration in Python, read from its syntax tree: what one of its functions returns.
+"""A configuration in Python, read from its syntax tree: the result of one of its functions.
 
-Nothing is run. Constants, arithmetic on them, attributes, conditions that can be seen and functions of the same files
-are followed; everything else is an object by the name of what makes it.
+Nothing is run. The reader follows constants, arithmetic on them, attributes, conditions that it can resolve, and
+functions of the same files; any other call becomes an object with the name of its function.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from piper_ray.model.errors import UsageError
 _MOST_NESTED = 24
 _MOST_STATEMENTS = 20_000
 _NOT_FOLLOWED = "registry"
-"""Functions with such names look up a model; which one, their arguments say."""
+"""Functions with such names look up a model; their arguments name it."""
 
 _CALCULATED: dict[type[ast.operator], Callable[[int | float, int | float], int | float]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
@@ -38,7 +38,7 @@ _ORDERED: dict[type[ast.cmpop], Callable[[int | float, int | float], bool]] = {
 
 @dataclass
 class _ReadModule:
-    """A file's functions, the names that it imports, and its constants."""
+    """A file's functions, imported names, and constants."""
 
     path: Path | None
     functions: dict[str, ast.FunctionDef] = field(default_factory=dict)
@@ -54,14 +54,14 @@ class _Returns(Exception):
 
 @dataclass(frozen=True)
 class PythonConfig:
-    """What a function of the file returns, as tables. notes: what it was not followed into."""
+    """The result of a function of the file, as tables. notes: calls that the reader did not follow."""
 
     document: Mapping[str, object]
     notes: tuple[str, ...]
 
 
 def is_python(text: str) -> bool:
-    """Whether it is Python that defines functions or sets fields."""
+    """Whether the text is Python that defines functions or sets fields."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -73,9 +73,9 @@ def is_python(text: str) -> bool:
 
 
 def read_python(text: str, path: Path | None, recipe: str | None, wanted: Callable[[object], bool]) -> PythonConfig:
-    """The configuration that recipe names: a function or a variable of the file; None: the one that there is.
+    """The configuration that ``recipe`` names: a function or a variable of the file; None: the only one.
 
-    wanted: whether a document is a launch. Raises UsageError where there is none, or several.
+    wanted: whether a document is a launch. Raises UsageError if there is none, or several.
     """
     reader = _Reader()
     module = reader.module(text, path)
@@ -142,7 +142,7 @@ class _Reader:
     def call(
         self, function: ast.FunctionDef, module: _ReadModule, given: list[object], named: dict[str, object], depth: int
     ) -> object:
-        """What a function of a file returns; None if nothing."""
+        """The result of a function of a file; None if it returns nothing."""
         arguments = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
         variables: dict[str, object] = {}
         defaults = function.args.defaults
@@ -215,7 +215,7 @@ class _Reader:
     def returned(
         self, body: list[ast.stmt], module: _ReadModule, variables: dict[str, object], depth: int
     ) -> list[object]:
-        """What these statements return; empty where they come to their end."""
+        """The result of these statements; empty if none returns."""
         try:
             self.all(body, module, variables, depth)
         except _Returns as ending:
@@ -352,7 +352,7 @@ class _Reader:
         return Made(name, is_called=False)
 
     def imported(self, name: str, module: _ReadModule) -> _ReadModule | None:
-        """The file that a name is imported from, if it is there."""
+        """The file from which a name is imported, if it exists."""
         source, _ = module.imported[name]
         level = len(source) - len(source.lstrip("."))
         parts = source.lstrip(".").replace(".", "/")
@@ -412,7 +412,7 @@ class _Reader:
         if isinstance(one.func, ast.Attribute):
             owner = self.value(one.func.value, module, variables, depth)
             if isinstance(owner, Made) and owner.arguments and not given:
-                given = list(owner.arguments)  # as of a model that is looked up and then made
+                given = list(owner.arguments)  # for a model that is looked up and then made
         if (isinstance(one.func, ast.Name) and name[:1].islower()) or name.startswith("_"):
             self.notes.append(f"what {name} sets is elsewhere, and not seen") if not given else None
         return Made(name, tuple(given), named)
@@ -436,7 +436,7 @@ class _Reader:
 
 
 def _key(value: object) -> object:
-    """A key of a table: of several parts where it is a list of plain ones."""
+    """A value as a key of a table: a list of plain values becomes a tuple."""
     if isinstance(value, list) and all(isinstance(part, (str, int, type(None))) for part in value):
         return tuple(value)
     return value

@@ -1,4 +1,4 @@
-"""Objects that a configuration in Python makes, as far as its text says what they are."""
+"""Objects that a configuration in Python makes, as far as its text describes them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from piper_ray.launches.unseen import unseen
 
 @dataclass
 class Made:
-    """What a call makes, or a name that stands for something elsewhere. name: with its dots, as it is written.
+    """The result of a call, or a name defined elsewhere. name: with its dots, as written.
 
-    fields: what it is given by name, and what is set on it afterwards.
+    fields: keyword arguments, and attributes that are set afterwards.
     """
 
     name: str
@@ -22,7 +22,7 @@ class Made:
     is_called: bool = True
 
     def under(self, name: str) -> object:
-        """A field; one that nobody has set is an object that fields can be set on."""
+        """A field; a field that is not set becomes an object on which fields can be set."""
         if name not in self.fields:
             if not self.is_called:
                 return Made(f"{self.name}.{name}", is_called=False)
@@ -31,7 +31,7 @@ class Made:
 
 
 def as_document(value: object) -> object:
-    """The value as a document of plain tables. A name that stands for something elsewhere is its text."""
+    """The value as a document of plain tables. A name defined elsewhere becomes its text."""
     if isinstance(value, Made):
         if not value.fields:
             return value.name if not value.is_called else {"made_by": value.name, "arguments": list(value.arguments)}
@@ -45,7 +45,7 @@ def as_document(value: object) -> object:
 
 
 def either(one: object, other: object, line: int) -> object:
-    """What a value is after one of two ways, where nobody knows which is gone. line: of the condition."""
+    """A value after one of two branches, when it is unknown which one ran. line: of the condition."""
     if isinstance(one, Made) and isinstance(other, Made) and one.name == other.name:
         names = dict.fromkeys((*one.fields, *other.fields))
         kept = {name: either(one.fields.get(name, _MISSING), other.fields.get(name, _MISSING), line) for name in names}
@@ -62,5 +62,5 @@ _MISSING = object()
 
 
 def copied(variables: Mapping[str, object]) -> dict[str, object]:
-    """Variables with all that hangs on them, which can change alone."""
+    """A deep copy of variables, which can change independently."""
     return deepcopy(dict(variables))

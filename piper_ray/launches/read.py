@@ -1,4 +1,4 @@
-"""Any launch that people have, read: a script, options, a configuration in Python, YAML, TOML or JSON."""
+"""Reads any launch that users have: a script, options, or a configuration in Python, YAML, TOML or JSON."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch", ".sub")
 _DOCUMENTS = (".yaml", ".yml", ".toml", ".json")
 _IN_A_COMMAND = re.compile(r"(^|[\s'\"=(])--[\w.-]*(parallel|pipeline|layers|batch|zero|config)")
 _STARTS_A_SCRIPT = re.compile(r"(\w+=\S*\s+)*(bash|sh|source)\s+\S+[^\n]*\Z")
-"""``TP=4 bash run.sh 8B``"""
+"""Matches a command such as ``TP=4 bash run.sh 8B``."""
 _DECISIVE = {"tensor_model_parallel_size", "pipeline_model_parallel_size", "num_gpus"}
 
 
 def read_launch(source: Source, asked: Asked = THE_ONE) -> Launch | None:
-    """The launch that a text is; None for a text that is none, such as a layout string. Raises UsageError."""
+    """The launch of a text; None if the text is not a launch, such as a layout string. Raises UsageError."""
     text = source.text.strip()
     suffix = source.path.suffix.lower() if source.path is not None else ""
     if suffix not in (*_SCRIPTS, *_DOCUMENTS) and is_python(text):
@@ -49,7 +49,7 @@ def read_launch(source: Source, asked: Asked = THE_ONE) -> Launch | None:
 
 
 def document_of(text: str) -> object:
-    """What JSON, TOML or YAML says; None for a text that is none of these."""
+    """The content of a JSON, TOML or YAML text; None for other texts."""
     with suppress(ValueError, RecursionError):
         return json.loads(text)
     with suppress(InputError):
@@ -67,7 +67,7 @@ def _of_python(source: Source, asked: Asked) -> Launch:
     read = read_python(source.text, source.path, asked.recipe, _is_launch)
     if is_titan(read.document):
         return titan_launch(read.document, None, read.notes)
-    settings = {name: value for name, value in flat(read.document).items() if not name.startswith("_")}  # its own state
+    settings = {name: value for name, value in flat(read.document).items() if not name.startswith("_")}  # not private
     model = read.document.get("model")
     arguments = model.get("arguments") if isinstance(model, Mapping) else None
     name = arguments[0] if isinstance(arguments, list) and arguments and isinstance(arguments[0], str) else None

@@ -1,7 +1,7 @@
-"""A shell script, followed without running anything: which commands it comes to, with their words.
+"""Follows a shell script without running anything, to find the commands that it reaches, with their words.
 
-Of a condition that cannot be seen both ways are followed, and what they set otherwise is unseen from there on. Commands
-that only print, make folders or set up a machine change nothing here.
+If a condition cannot be resolved, both branches are followed, and values that they set differently are unresolved from
+then on. Commands that only print, create folders or set up a machine are ignored.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from piper_ray.launches.unseen import after_unseen, causes, unseen
 from piper_ray.model.errors import UsageError
 
 _PLACEHOLDER = re.compile(r"<[A-Za-z][^<>|&;$\n]*>")
-"""What a reader is to fill in, such as ``<path to data>``."""
+"""A placeholder that users fill in, such as ``<path to data>``."""
 
 _GOES_ON = re.compile(r"\\\s*\Z")
 
@@ -37,7 +37,7 @@ _PRINTING = frozenset(
 
 @dataclass(frozen=True)
 class ShellCommand:
-    """A command that the script comes to. line: where it stands. is_certain: whether the script surely gets there."""
+    """A command that the script reaches. line: of the script. is_certain: whether the script certainly reaches it."""
 
     words: tuple[str, ...]
     line: int
@@ -46,7 +46,7 @@ class ShellCommand:
 
 @dataclass(frozen=True)
 class Followed:
-    """What a script comes to. files: those that it writes, by name."""
+    """The commands that a script reaches. files: those that it writes, by name."""
 
     commands: tuple[ShellCommand, ...]
     files: Mapping[str, str]
@@ -58,7 +58,7 @@ class _Ends(Exception):
 
 
 def follow(text: str, outside: Outside) -> Followed:
-    """Raises UsageError that names the line of what is no shell."""
+    """Follows a script. Raises UsageError that names the line of invalid shell syntax."""
     script = _Script(outside)
     script.run_text(text, 0)
     return Followed(tuple(script.commands), script.words.state.files, outside)
@@ -76,7 +76,7 @@ class _Script:
         return self.words.state
 
     def run_text(self, text: str, depth: int, line: int | None = None) -> None:
-        """line: to tell of all its commands, if it stands within another text."""
+        """line: the line for all its commands, if the text is part of another text."""
         self.words.outside.uses_yq |= re.search(r"\$\(\s*yq\b", text) is not None
         parser = Parser(Language(tree_sitter_bash.language()))
         tree = parser.parse(text.encode())
@@ -160,14 +160,14 @@ class _Script:
         self.state.variables[text_of(name)] = found
 
     def _counted(self, node: Node) -> None:
-        """What ``((i++))`` and its like change is not followed."""
+        """Marks variables that ``((i++))`` and the like change as unresolved."""
         for child in _all_under(node):
             if child.type in ("postfix_expression", "unary_expression", "assignment", "variable_assignment"):
                 for name in (one for one in child.named_children if one.type == "variable_name"):
                     self.state.variables[text_of(name)] = unseen(text_of(node))
 
     def _if(self, node: Node, depth: int, line: int | None) -> None:
-        """Its parts: a condition and what follows then, again for each elif, and what follows else."""
+        """Its parts are a condition and the statements for it, again for each elif, and the statements for else."""
         ways: list[tuple[Node | None, list[Node]]] = []
         for part in (node, *(child for child in node.named_children if child.type in ("elif_clause", "else_clause"))):
             children = [child for child in part.named_children if child.type not in ("elif_clause", "else_clause")]
@@ -184,7 +184,7 @@ class _Script:
             self.words.supposes = False
             holds = True if condition is None else self.words.holds(condition)
             if holds and self.words.supposes and _ends(then):
-                continue  # what a script says where it is called otherwise than it is meant to be
+                continue  # an error exit for a call without the expected arguments
             if holds is not False:
                 open_ways.append(then)
             if holds:
@@ -194,7 +194,7 @@ class _Script:
         self._one_of(open_ways, line_of(node), depth, line)
 
     def _one_of(self, ways: Sequence[Sequence[Node]], at: int, depth: int, line: int | None) -> None:
-        """Follows the one way, or each of several of which nobody knows which is gone."""
+        """Follows the only branch, or each of several if it is unknown which one runs."""
         if len(ways) == 1:
             self._all(ways[0], depth + 1, line)
             return
@@ -206,7 +206,7 @@ class _Script:
             try:
                 self._all(way, depth + 1, line)
             except _Ends:
-                continue  # a way that ends the script is not the one that comes to the launch
+                continue  # a branch that ends the script does not reach the launch
             ends.append(self.state)
         self.is_certain = certain
         self.words.state = begin
@@ -240,7 +240,7 @@ class _Script:
             self._statement(body, depth + 1, line)
 
     def _loop(self, node: Node, depth: int, line: int | None) -> None:
-        """A loop is followed for one turn, which may be or not, unless it surely has none."""
+        """Follows one turn of a loop, which may run or not, unless the loop certainly has no turn."""
         condition, body = node.child_by_field_name("condition"), node.child_by_field_name("body")
         is_while = node.type == "while_statement"
         if body is None or (is_while and condition is not None and self.words.holds(condition) is False):
@@ -252,7 +252,7 @@ class _Script:
         self._one_of([[body], []], line_of(node), depth, line)
 
     def _list(self, node: Node, depth: int, line: int | None) -> None:
-        """``a && b`` and ``a || b``: commands are taken to succeed."""
+        """``a && b`` and ``a || b``: commands are assumed to succeed."""
         left, right = node.named_children[0], node.named_children[-1]
         wanted = any(text_of(child) == "&&" for child in node.children)
         holds = self.words.holds(left) if left.type in ("test_command", "negated_command") else True
@@ -283,7 +283,7 @@ class _Script:
             self._statement(body, depth, line)
 
     def _command(self, node: Node, depth: int, line: int | None, document: str | None) -> None:
-        """document: the heredoc that it reads."""
+        """document: the heredoc that the command reads."""
         own = [child for child in node.named_children if child.type == "variable_assignment"]
         words = self.words.fields(command_parts(node))
         at = line or line_of(node)
@@ -312,8 +312,9 @@ class _Script:
             self.run_text(" ".join(words[1:]), depth + 1, line)
         elif name in ("source", ".") and len(words) > 1:
             self._file(words[1], None, depth, line)
-        elif name == "read" and document is not None:
-            self.state.variables[words[-1]] = document.strip()
+        elif name in ("read", "mapfile", "readarray"):
+            is_seen = name == "read" and document is not None
+            self.state.variables[words[-1]] = document.strip() if is_seen and document else unseen(" ".join(words))
         elif name == "set" and "--" in words:
             self.state.arguments = words[words.index("--") + 1 :]
         elif name == "shift" and self.state.arguments is not None:
@@ -338,7 +339,7 @@ class _Script:
         self.state.arguments = before
 
     def _file(self, name: str, arguments: list[str] | None, depth: int, line: int) -> None:
-        """Another script: sourced, or run with arguments of its own (not None)."""
+        """Follows another script: sourced, or run with arguments of its own (not None)."""
         outside = self.words.outside
         path, text = text_beside(after_unseen(name), outside.path)
         if text is None:
@@ -363,18 +364,18 @@ def _ends(nodes: Sequence[Node]) -> bool:
 
 
 def _plainer(text: str) -> str:
-    """The script without what the parser does not know: placeholders, a line that goes on at the end, ``&>>``."""
+    """The script without syntax that the parser does not know: placeholders, a continued last line, ``&>>``."""
     text = _PLACEHOLDER.sub(lambda found: unseen(found[0]), text)
     return _GOES_ON.sub("\n", text).replace("&>>", "&>")
 
 
 def _is_script(word: str) -> bool:
-    """Whether it names a script that a queue is given, and not one of its options."""
+    """Whether the word names a script for a queue, and is not one of the queue's options."""
     return word.endswith((".sh", ".slurm", ".sbatch")) and not word.startswith("-")
 
 
 def _of_shell(words: Sequence[str]) -> str | None:
-    """What is handed to a shell as a text, such as by ``srun bash -c``."""
+    """The text that a command passes to a shell, such as ``srun bash -c``."""
     for at, word in enumerate(words[:-2]):
         if word in _SHELLS and words[at + 1].startswith("-") and words[at + 1].endswith("c"):
             return words[at + 2]

@@ -1,4 +1,4 @@
-"""What a shell script has set at one point, and what it is taken to get from outside."""
+"""The values that a shell script has set at one point, and those assumed from outside."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _Value = TypeVar("_Value")
 
 @dataclass
 class Outside:
-    """What a script is given. variables: by the user, as of the environment. taken_as_unset: gets the names of others
-    that were looked for. path: of the script, where it is a file. uses_yq: whether a script takes words out of YAML."""
+    """The input of a script. variables: set by the user, like environment variables. taken_as_unset: collects the names
+    of others that were read. path: of the script, if it is a file. uses_yq: whether a script reads words from YAML."""
 
     variables: Mapping[str, str] = field(default_factory=dict)
     path: Path | None = None
@@ -30,7 +30,7 @@ class Outside:
 
 @dataclass
 class State:
-    """Variables, functions and written files. arguments: of the script or the function; None: nobody says."""
+    """Variables, functions and written files. arguments: of the script or the function; None if unknown."""
 
     variables: dict[str, Variable] = field(default_factory=dict)
     functions: dict[str, Node] = field(default_factory=dict)
@@ -38,11 +38,11 @@ class State:
     arguments: list[str] | None = None
 
     def copied(self) -> State:
-        """Another one, which can change alone. Values are never changed in place."""
+        """A copy that can change independently. Values are never changed in place."""
         return replace(self, variables=dict(self.variables), functions=dict(self.functions), files=dict(self.files))
 
     def become(self, others: Sequence[State], line: int) -> None:
-        """What holds after one of the others, where nobody knows which. line: of the condition."""
+        """Takes the state after one of the others, when it is unknown which. line: of the condition."""
         self.variables = _common([one.variables for one in others], lambda name: unseen(f"{name} (see line {line})"))
         self.functions = {name: body for one in others for name, body in one.functions.items()}
         self.files = _common([one.files for one in others], lambda name: unseen(f"{name} (see line {line})"))

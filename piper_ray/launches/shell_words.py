@@ -1,4 +1,4 @@
-"""Words of a shell script as they expand: variables, defaults, quotes, arrays and arithmetic."""
+"""Expands words of a shell script: variables, defaults, quotes, arrays and arithmetic."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from piper_ray.launches.shell_state import Outside, State
 from piper_ray.launches.unseen import after_unseen, causes, is_wholly_unseen, readable, unseen
 
 _Segment = tuple[bool, list[str]]
-"""Whether blanks part it into words, and its fields: several for an array."""
+"""Whether blanks split it into words, and its fields: several for an array."""
 
 _ESCAPED = re.compile(r"\\(\n|.)", re.DOTALL)
 _ESCAPED_IN_QUOTES = re.compile(r'\\(\n|["$`\\])')
@@ -30,7 +30,7 @@ def text_of(node: Node) -> str:
 
 
 def line_of(node: Node) -> int:
-    """The line that it begins in, from 1."""
+    """The line in which the node begins, from 1."""
     return node.start_point[0] + 1
 
 
@@ -44,7 +44,7 @@ def command_parts(node: Node) -> list[Node]:
 
 
 def _gap(node: Node, begin: int) -> str:
-    """What stands between words, before this one."""
+    """The text between the previous word and this one."""
     above = node.parent
     while above is not None and above.start_byte > begin:
         above = above.parent
@@ -54,16 +54,16 @@ def _gap(node: Node, begin: int) -> str:
 
 
 class ShellWords:
-    """Expands nodes of the syntax tree by what a script has set so far."""
+    """Expands nodes of the syntax tree with the values that a script has set so far."""
 
     def __init__(self, state: State, outside: Outside) -> None:
         self.state = state
         self.outside = outside
         self.unset_is_empty = False  # true within conditions
-        self.supposes = False  # whether something was taken as unset
+        self.supposes = False  # whether a variable was assumed to be unset
 
     def fields(self, nodes: Sequence[Node]) -> list[str]:
-        """The words of a command that these nodes become."""
+        """The words of a command that these nodes expand to."""
         found: list[str] = []
         together: list[_Segment] = []
         end = -1
@@ -72,30 +72,30 @@ class ShellWords:
                 if piece.isspace():
                     found += _split(iter(together))
                     together = []
-                elif piece != "\\\n":  # an escaped blank, which the tree has as one between words
+                elif piece != "\\\n":  # an escaped blank, which the tree places between words
                     together.append((False, [piece[1:]]))
             together += self._segments(node, quoted=False)
             end = node.end_byte
         return found + _split(iter(together))
 
     def text(self, node: Node | None) -> str:
-        """The one text that a node becomes where nothing is split."""
+        """The single text that a node expands to if it is not split."""
         if node is None:
             return ""
         return "".join(" ".join(fields) for _, fields in self._segments(node, quoted=True, within=False))
 
     def _segments(self, node: Node, *, quoted: bool, within: bool = True) -> Iterator[_Segment]:
-        """within: whether quoted is of the place where the node stands, in quotes, and not of how it is wanted."""
+        """within: whether ``quoted`` means that the node stands in quotes, and not that its value should be quoted."""
         kind = node.type
         if quoted and within and kind in _EXPANSIONS:
             source = text_of(node)
-            led = source[: len(source) - len(source.lstrip(" \t\n\\"))]  # which the tree counts to it
+            led = source[: len(source) - len(source.lstrip(" \t\n\\"))]  # the tree makes it a part of the node
             yield False, [_ESCAPED_IN_QUOTES.sub(_unescaped, led)]
         if kind in ("word", "number", "extglob_pattern", "regex", "variable_name", "test_operator"):
             if node.named_child_count and kind in ("number", "word"):
                 yield from self._joined(node, quoted=quoted)
             elif _UNREAD.search(text_of(node)):
-                yield False, [unseen(text_of(node))]  # which the parser has taken for plain text
+                yield False, [unseen(text_of(node))]  # the parser took it for plain text
             else:
                 yield False, [_ESCAPED.sub(_unescaped, text_of(node))]
         elif kind == "raw_string":
@@ -106,7 +106,7 @@ class ShellWords:
             inner = [*self._joined(node, quoted=True, quotes=('"', '$"'))]
             filled = [one for one in inner if one[1] and one != (False, [""])]
             if filled or len(node.named_children) != 1 or all(one[1] for one in inner):
-                yield False, [""]  # which "$@" without arguments is not
+                yield False, [""]  # but not for "$@" without arguments
             yield from filled
         elif kind == "concatenation":
             yield from self._joined(node, quoted=quoted)
@@ -124,7 +124,7 @@ class ShellWords:
             yield False, [unseen(text_of(node)[:40])]
 
     def _joined(self, node: Node, *, quoted: bool, quotes: Sequence[str] = ()) -> Iterator[_Segment]:
-        """The parts of a node, and what the tree leaves out between them."""
+        """The parts of a node, and the text between them that the tree leaves out."""
         source, at = node.text or b"", 0
         for child in node.children:
             begin = child.start_byte - node.start_byte
@@ -136,10 +136,14 @@ class ShellWords:
             else:
                 sign = _ESCAPED_IN_QUOTES.sub(_unescaped, text_of(child))
                 if sign == "$" and not quoted:
-                    sign = unseen(text_of(node))  # the parser has not seen which variable it begins
+                    sign = unseen(text_of(node))  # the parser did not recognise the variable
                 yield False, [sign[: -len(sign.strip())] if sign.strip() in quotes else sign]
         if at < len(source):
             yield False, [_ESCAPED_IN_QUOTES.sub(_unescaped, source[at:].decode())]
+
+    def _sets_arrays(self) -> bool:
+        """Whether the script sets its arrays itself, as far as it is there."""
+        return not self.outside.not_found and any(isinstance(one, list) for one in self.state.variables.values())
 
     def _suppose(self, name: str, usual: str) -> None:
         self.supposes = True
@@ -153,7 +157,7 @@ class ShellWords:
         return "".join(" ".join(fields) for _, fields in self._joined(node, quoted=True))
 
     def value(self, name: str) -> str | list[str] | None:
-        """What the variable is; None where nothing sets it."""
+        """The value of a variable; None if nothing sets it."""
         if name.isdigit() and name != "0":
             given = self.state.arguments
             if given is None:
@@ -211,6 +215,10 @@ class ShellWords:
         elif sign and sign not in (":?", "?"):
             yield not quoted, [self._changed(found, signs, operand, node)]
             return
+        if found is None and all_of and named.type == "subscript" and self._sets_arrays():
+            self._suppose(text_of(named).partition("[")[0], "")  # an array, which no environment has
+            yield not quoted, []
+            return
         if found is None:
             yield self._variable(name, quoted=quoted) if named.type != "subscript" else (False, [unseen(f"${name}")])
         elif isinstance(found, list):
@@ -219,7 +227,7 @@ class ShellWords:
             yield not quoted, [found]
 
     def _default(self, operand: Sequence[Node], node: Node) -> str:
-        """What stands behind the sign of an expansion."""
+        """The operand of an expansion."""
         if not operand:
             return ""
         source, begin = node.text or b"", operand[0].start_byte
@@ -231,7 +239,7 @@ class ShellWords:
         return "".join(pieces)
 
     def _named(self, named: Node) -> tuple[str | list[str] | None, bool]:
-        """The value of a variable or of a place of an array, and whether it is all of one."""
+        """The value of a variable or of an element of an array, and whether it is the whole array."""
         if named.type != "subscript":
             if text_of(named) in ("@", "*"):
                 self.outside.gets_arguments |= self.state.arguments is None
@@ -248,7 +256,7 @@ class ShellWords:
         return None, False
 
     def _changed(self, found: str | list[str] | None, signs: Sequence[str], operand: Sequence[Node], node: Node) -> str:
-        """A value without a beginning or an end, with parts replaced, or in other letters."""
+        """A value without a prefix or a suffix, with parts replaced, or in other letters."""
         if not isinstance(found, str) or causes(found):
             return unseen(text_of(node))
         sign = signs[0]
@@ -269,7 +277,7 @@ class ShellWords:
         return unseen(text_of(node))
 
     def _printed(self, node: Node) -> str:
-        """What a command prints, of the few that do nothing else."""
+        """The output of a command, for the few commands that only print."""
         commands = node.named_children
         if len(commands) == 1 and commands[0].type == "command":
             words = self.fields(command_parts(commands[0]))
@@ -292,7 +300,7 @@ class ShellWords:
         return unseen(text_of(node)) if value is None else str(value)
 
     def number(self, node: Node | None) -> int | None:
-        """The value of an arithmetic expression; None where it cannot be seen."""
+        """The value of an arithmetic expression; None if it is unknown."""
         if node is None:
             return None
         kind = node.type
@@ -321,7 +329,7 @@ class ShellWords:
         return None
 
     def holds(self, node: Node) -> bool | None:
-        """Whether a condition holds; None where that cannot be seen."""
+        """Whether a condition holds; None if it is unknown."""
         before, self.unset_is_empty = self.unset_is_empty, True
         try:
             return self._holds(node)
@@ -412,9 +420,9 @@ def _calculated(sign: str, left: int | None, right: int | None) -> int | None:
 
 
 def _split(segments: Iterator[_Segment]) -> list[str]:
-    """Words of what stands together."""
+    """Splits adjoining segments into words."""
     words: list[str] = []
-    is_open = False  # whether the next text goes on with the last word
+    is_open = False  # whether the next text continues the last word
     for splits, fields in segments:
         parts = [fields] if not splits else [field.split() for field in fields]
         if not splits:

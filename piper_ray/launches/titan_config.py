@@ -1,4 +1,4 @@
-"""torchtitan's configuration, of all its generations, as the tables that it has today."""
+"""torchtitan's configuration, of all its generations, in the tables of today."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _MOVED = {
     "data_parallel_replicate_degree", "pipeline_parallel_schedule", "pipeline_parallel_microbatch_size",
     "pipeline_parallel_split_points", "enable_async_tensor_parallel", "pipeline_parallel_microbatches",
 }  # fmt: skip
-"""Fields that stood in other tables before."""
+"""Fields that were in other tables before."""
 
 _RENAMED = {("training", "batch_size"): "local_batch_size", ("training", "max_context_length"): "seq_len"}
 _POLICIES = {"FullAC": "full", "SelectiveAC": "selective"}
 
 
 def is_titan(document: object) -> bool:
-    """Whether a document is of torchtitan."""
+    """Whether a document is a configuration of torchtitan."""
     if not isinstance(document, Mapping):
         return False
     training, parallelism = document.get("training"), document.get("parallelism")
@@ -66,7 +66,7 @@ def _model(tables: Mapping[str, Mapping[str, object]]) -> str | None:
 
 
 def _modernise(tables: Tables, notes: list[str]) -> None:
-    """Puts fields where they stand today."""
+    """Moves fields to the tables of today."""
     for name in ("training", "experimental", "checkpoint"):
         for key in _MOVED & tables.get(name, {}).keys():
             tables.setdefault("parallelism", {}).setdefault(key, tables[name].pop(key))
@@ -92,7 +92,8 @@ def _modernise(tables: Tables, notes: list[str]) -> None:
 
 
 def with_titan_base(tables: Tables, options: Mapping[str, object], source: Source, ranks: int | None) -> Launch:
-    """What a command sets over the configuration that it names, by a file or by a function of a registry."""
+    """The launch of a command that overrides a configuration, which it names by a file or by a function of a
+    registry."""
     base, notes, name = _base(tables, options, source)
     for table, values in tables.items():
         own = base.setdefault(table, {})
@@ -106,7 +107,7 @@ def with_titan_base(tables: Tables, options: Mapping[str, object], source: Sourc
 def _base(
     tables: Tables, options: Mapping[str, object], source: Source
 ) -> tuple[dict[str, object], tuple[str, ...], str | None]:
-    """The document, notes, and its name."""
+    """The document of the configuration that a launch is based on, notes, and its name if it is missing or a file."""
     file = (
         options.get("job.config_file") or options.get("config_file") or tables.get("job", {}).pop("config_file", None)
     )

@@ -1,6 +1,6 @@
-"""Values that a file does not say: what stands in their place, and why.
+"""Values that a file does not state: their placeholders, with the causes.
 
-A text that is partly unknown carries a mark for each such part, so that quoting, joining and splitting treat it as any
+A text with unknown parts carries a mark for each of them, so that quoting, joining and splitting treat it like any
 other text.
 """
 
@@ -8,38 +8,38 @@ from __future__ import annotations
 
 import re
 
-_BEGIN, _END, _SHIFT = "\ue000", "\ue001", 0xE100  # of Unicode's private use: no file has them
+_BEGIN, _END, _SHIFT = "\ue000", "\ue001", 0xE100  # of Unicode's private use area, which no file uses
 _MARK = re.compile(f"{_BEGIN}([^{_BEGIN}{_END}]*){_END}")
 _PLAIN = re.compile(r"[^\w]", re.ASCII)
 _MOST_SHOWN = 60
 
 
 def unseen(cause: str) -> str:
-    """The mark of a part that cannot be seen. cause: what stands there, such as the name of a variable.
+    """The mark of an unknown part. cause: its text in the file, such as the name of a variable.
 
-    Nothing within a mark means anything to a shell.
+    No character within a mark has a meaning in a shell.
     """
     shown = " ".join(readable(cause).split())[:_MOST_SHOWN]
     return f"{_BEGIN}{_PLAIN.sub(lambda one: chr(_SHIFT + min(ord(one[0]), 0xFF)), shown)}{_END}"
 
 
 def causes(text: object) -> tuple[str, ...]:
-    """Why parts of the text cannot be seen; empty for a text that is known."""
+    """The causes of the text's unknown parts; empty for a text that is known."""
     return tuple(map(_shown, _MARK.findall(text))) if isinstance(text, str) else ()
 
 
 def readable(text: str) -> str:
-    """The text with the causes in place of marks, for people."""
+    """The text with the causes in place of marks, for messages."""
     return _MARK.sub(lambda found: _shown(found[1]), text)
 
 
 def after_unseen(text: str) -> str:
-    """What follows the last part that cannot be seen."""
+    """The text after the last unknown part."""
     return text.rpartition(_END)[2]
 
 
 def is_wholly_unseen(text: str) -> bool:
-    """Whether nothing of it is known."""
+    """Whether the whole text is unknown."""
     return bool(text) and not _MARK.sub("", text)
 
 

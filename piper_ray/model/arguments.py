@@ -1,4 +1,5 @@
-"""What callers give to public functions and dataclasses: what is wrong is a UsageError that says what to pass."""
+"""Checks of the values that callers pass to public functions and dataclasses. A wrong value raises a UsageError that
+says what to pass."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ def shown(value: object) -> str:
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:
-    """``; did you mean megatron?`` for a name that is like one of those known, or begins some of them; else nothing."""
+    """``; did you mean megatron?`` if ``given`` resembles a known name or begins some of them; otherwise an empty
+    text."""
     by_lower = {name.lower(): name for name in known}
     lower = given.lower()
     begun = [name for name in by_lower if len(lower) > 1 and name.startswith(lower)]
@@ -38,13 +40,13 @@ def did_you_mean(given: str, known: Iterable[str]) -> str:
 
 
 def whole(value: object) -> int | None:
-    """A whole number, of numpy too, as an int; None for what is none: 8.0 and True are none."""
+    """A whole number, also one of numpy, as an int; None for any other value. 8.0 and True are not whole numbers."""
     value = plain(value)
     return int(value) if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def number(value: object) -> float | None:
-    """A number, of numpy too, as a float; None for what is none, or too large for a float."""
+    """A number, also one of numpy, as a float; None for any other value and for a number too large for a float."""
     found = figure(value)
     return found if isinstance(found, float) else None
 
@@ -60,12 +62,12 @@ def positive(name: str, value: object) -> int:
 
 
 def positive_or_none(name: str, value: object) -> int | None:
-    """The same, or None. Raises UsageError."""
+    """The same as ``positive``, but None is allowed. Raises UsageError."""
     return None if value is None else positive(name, value)
 
 
 def number_from(name: str, value: object, least: float, expected: str) -> float:
-    """A finite number of at least ``least``. expected: so in words. Raises UsageError."""
+    """A finite number of at least ``least``. expected: the error's words for such a number. Raises UsageError."""
     found = number(value)
     if found is None or not least <= found < math.inf:
         raise UsageError(f"{name} must be {expected}, not {shown(value)}")
@@ -73,7 +75,7 @@ def number_from(name: str, value: object, least: float, expected: str) -> float:
 
 
 def whole_numbers(name: str, values: object) -> tuple[int, ...]:
-    """Whole numbers, of numpy too, as a tuple. Raises UsageError for anything else."""
+    """Whole numbers, also those of numpy, as a tuple. Raises UsageError for anything else."""
     given = as_tuple(values)
     found = tuple(value for value in map(whole, given if isinstance(given, tuple) else ()) if value is not None)
     if not isinstance(given, tuple) or len(found) < len(given):
@@ -82,7 +84,7 @@ def whole_numbers(name: str, values: object) -> tuple[int, ...]:
 
 
 def degrees(name: str, values: object) -> tuple[int, ...]:
-    """Whole numbers of at least 1, ascending, each once. Raises UsageError."""
+    """Whole numbers of at least 1 in ascending order, without repetition. Raises UsageError."""
     return tuple(sorted({positive(name, value) for value in whole_numbers(name, values)}))
 
 
@@ -95,7 +97,7 @@ def flag(name: str, value: object) -> bool:
 
 
 def choice(name: str, value: object, kind: type[Choice]) -> Choice:
-    """A member of ``kind``, given as such or by its text. Raises UsageError."""
+    """A member of ``kind``, passed as a member or as its text. Raises UsageError."""
     try:
         return kind(value)
     except ValueError:
@@ -140,7 +142,7 @@ def size(name: str, value: object) -> float:
 
 
 class ClusterFigures(TypedDict, total=False):
-    """Those of the figures K, N, M and B that were given."""
+    """The figures K, N, M and B that the caller gave; the others are absent."""
 
     devices: int
     microbatches: int
@@ -154,7 +156,8 @@ _COUNTS = {"devices": limits.DEVICES, "microbatches": limits.MICROBATCHES}
 def cluster_figures(
     devices: object, microbatches: object, memory_bytes: object, bandwidth_bytes_per_s: object
 ) -> ClusterFigures:
-    """K, N, M and B in place of an instance's own, sizes as numbers or as texts such as "8GiB"; None is not given.
+    """K, N, M and B that replace an instance's own. Sizes are numbers or texts such as "8GiB"; None keeps the
+    instance's.
 
     Raises UsageError with all that is wrong.
     """
@@ -192,19 +195,21 @@ def cluster_figures(
 
 
 _OPTION = re.compile(r"(?<![\w-])(?<!estimate )(?<!solve )--([a-z][a-z0-9]*(?:-[a-z0-9]+)*)")
-"""But those of another command, which stand behind its name."""
+"""Matches the command's own options. An option of another command is written after that command's name, and is
+skipped."""
 
 
 _RENAMED = {"batch": "global_batch", "microbatch": "microbatch_size"}
-"""Parameters by their former names."""
+"""New names of parameters by their former names."""
 
 _UNEXPECTED = re.compile(r"unexpected keyword argument '(\w+)'")
 
 
 @contextmanager
 def named_as_parameters(others: Mapping[str, str]) -> Iterator[None]:
-    """A context for functions that share their work with a command: complaints name the command's options, and these
-    are named as parameters. UsageError and LimitError are raised anew, and TypeError for a parameter's former name.
+    """A context for functions that share their work with a command. Errors name the command's options; inside this
+    context they name the parameters instead. It raises UsageError and LimitError anew, and a TypeError with advice for
+    a parameter's former name.
 
     others: parameters by options that have another name, such as ``{"reserve": "reserve_bytes"}``.
     """

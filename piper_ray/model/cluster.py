@@ -1,20 +1,24 @@
 """What a workload runs on: equal devices, their memory, and the links between them.
 
-What moving bytes between replicas and between stages takes is asked here, by all but the referee, the simulation and
-the paper's own table, which have formulas of their own. Source: Piper, section 3; levels of links are ours.
+This module gives the time that transfers between replicas and between stages take. The referee, the simulation and the
+paper's own table have formulas of their own. Source: Piper, section 3; levels of links are our addition.
 
-**Where stages lie.** Ranks go by t, then d, then stages, as runtimes number them. Nodes are shared out by their prime
-factors: one of 8 devices into blocks of 1, 2, 4 or 8. A stage of d t devices lies within a node if it is such a block;
-else as many of its replicas share one as divide d and make a block. Blocks of these sizes always find room, the largest
-first, on as many devices as they have, since each size divides the next: what is counted on here can be had.
+**Where stages lie.** Ranks are numbered by t, then d, then stages, as runtimes number them. Nodes are divided into
+blocks by their prime factors: a node of 8 devices into blocks of 1, 2, 4 or 8. A stage of d t devices lies within a
+node if d t is the size of such a block. Otherwise n of its replicas share a node, where n divides d and n t is the size
+of a block. Since each size divides the next, blocks placed in descending size always fit on as many devices as they
+have, so the assumed placement is always possible.
 
 **What stages hand over.** Where all stages have one d and one t, under 1f1b and gpipe, groups hold whole stages and are
-filled from the back (``border_periods``), so each border has the link that its place gives it. Else borders are charged
-at the link between nodes, unless the whole plan fits into one: some two neighbours lie in different nodes.
+filled from the back (``border_periods``), so each border has the link that its place gives it. The replicas of a stage
+that lies whole in a group have the group's, and those of a larger one lie in groups by any number that divides d, if
+there is room: 8 of 8 devices in each group of 72. Else borders are charged at the link between nodes, unless the whole
+plan fits into one: some two neighbours lie in different nodes.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -30,14 +34,14 @@ if TYPE_CHECKING:
 
 
 Bytes = TypeVar("Bytes", float, "npt.NDArray[np.float64]")
-"""One figure, or an array of them; so are the seconds that they take."""
+"""One figure, or an array of figures; the seconds that these bytes take have the same shape."""
 
 
 @dataclass(frozen=True)
 class Link:
-    """What each device has to the others of its group.
+    """A link from each device to the others of its group.
 
-    bandwidth_bytes_per_s: what goes out and what comes in, together. devices: the devices in a group (of a node, say);
+    bandwidth_bytes_per_s: sent and received bytes together. devices: the devices in a group (a node, for example);
     None: all.
 
     >>> Link("900GB/s", devices=8).transfer_s(9e9)
@@ -52,13 +56,13 @@ class Link:
         convert_fields(self, count, "devices")
 
     def transfer_s(self, size_bytes: Bytes) -> Bytes:
-        """Bytes that a device sends or receives."""
+        """Seconds to send or receive ``size_bytes`` at a device."""
         return size_bytes / self.bandwidth_bytes_per_s
 
     def resync_s(self, weights_bytes: Bytes, microbatches: int) -> Bytes:
-        """4 w / (N B): what synchronising weights over many replicas takes once a batch, for each of its microbatches.
+        """4 w / (N B): seconds per microbatch to synchronise weights over many replicas; the batch's time divided by N.
 
-        d replicas take the (d - 1) / d th part. PipeDream's parameter server: each sends and receives twice.
+        d replicas take (d - 1) / d of it. As with PipeDream's parameter server, each replica sends and receives twice.
         """
         return 4.0 * weights_bytes / (microbatches * self.bandwidth_bytes_per_s)
 
@@ -68,16 +72,16 @@ class Cluster:
     """The devices, and the links between them.
 
     devices: K. memory_bytes: M, the memory of each. links: the smallest groups first (within a node, then between
-    nodes); the last one joins all devices, and is all that the paper's model knows.
+    nodes); the last link joins all devices, and is the only one in the paper's model.
 
-    packed: a plan that fits into one node lies in one.
+    packed: whether a plan that fits into one node is placed in one node.
 
-    node_devices: the devices of a node, which a launcher starts processes on, where the first link joins several nodes;
-    None: its groups are nodes.
+    node_devices: the devices of a node, on which a launcher starts processes, where the first link joins several nodes;
+    None: the groups of the first link are the nodes.
 
-    kinds: where devices are of several kinds, each with its own memory and links (``Cluster.of_kinds``); then ``links``
-    has the fastest of these, and memory_bytes is the largest. between_bytes_per_s: the rate between stages on
-    different kinds.
+    kinds: the kinds of devices, each with its own memory and links (``Cluster.of_kinds``), if there are several. Then
+    ``links`` has the fastest of their last links, and memory_bytes is the largest. between_bytes_per_s: the rate
+    between stages on different kinds.
 
     >>> cluster = Cluster(16, "80GB", (Link("900GB/s", 8), Link("50GB/s")))
     >>> cluster.bandwidth_bytes_per_s, cluster.holding(8).bandwidth_bytes_per_s
@@ -103,7 +107,7 @@ class Cluster:
 
     @classmethod
     def of_kinds(cls, kinds: Sequence[DeviceKind], between_bytes_per_s: float | str) -> Cluster:
-        """One of devices of several kinds.
+        """A cluster with devices of several kinds.
 
         >>> new = DeviceKind("H100", Cluster(8, "80GB", [Link("50GB/s")]))
         >>> old = DeviceKind("A100", Cluster(8, "80GB", [Link("25GB/s")]))
@@ -122,68 +126,73 @@ class Cluster:
         )
 
     def of_kind(self, name: str) -> Cluster:
-        """The devices of a kind, with their own memory and links; "": all, where they are of one kind. Of several kinds
-        no plan counts on being in one node."""
+        """The devices of kind ``name``, with their own memory and links; "" stands for all devices of a cluster of one
+        kind. In a cluster of several kinds no plan is assumed to lie in one node."""
         return next((kind.cluster.spread() for kind in self.kinds if kind.name == name), self)
 
     def each_kind(self, change: Callable[[Cluster], Cluster]) -> Cluster:
-        """With a change to the devices of each kind; to all, where they are of one."""
+        """Applies a change to the devices of each kind, or to the whole cluster if it has one kind."""
         if not self.kinds or self.between_bytes_per_s is None:
             return change(self)
         kinds = [replace(kind, cluster=change(kind.cluster)) for kind in self.kinds]
         return Cluster.of_kinds(kinds, self.between_bytes_per_s)
 
     def with_memory(self, change: Callable[[float], float]) -> Cluster:
-        """With other bytes of each device, from those that it has."""
+        """Changes the memory of each device. change: gives the new bytes from the present ones."""
         return self.each_kind(lambda own: replace(own, memory_bytes=change(own.memory_bytes)))
 
     @property
     def alike(self) -> tuple[Cluster, ...]:
-        """Of each kind its own devices; of one kind all."""
+        """One cluster for each kind of devices; the cluster itself if it has one kind."""
         return tuple(kind.cluster for kind in self.kinds) or (self,)
 
     @property
     def kind_names(self) -> tuple[str, ...]:
-        """Of all kinds; ("",) where devices are alike."""
+        """The names of all kinds; ("",) if all devices are equal."""
         return tuple(kind.name for kind in self.kinds) or ("",)
 
     def rate_between(self, one: str, other: str) -> float:
-        """Bytes per second between stages on devices of these kinds."""
+        """Bytes per second between a stage on kind ``one`` and a stage on kind ``other``."""
         if one == other or self.between_bytes_per_s is None:
             return self.of_kind(one).bandwidth_bytes_per_s
         return self.between_bytes_per_s
 
     def slowest_rate(self, kinds: Iterable[str]) -> float:
-        """Between stages on devices of any two of these kinds, or of one of them."""
+        """The slowest rate between stages on devices of these kinds, equal or different, in bytes per second."""
         return min(self.rate_between(*pair) for pair in combinations_with_replacement(sorted(set(kinds)), 2))
 
     @property
     def blocks(self) -> tuple[int, ...]:
-        """Numbers of devices that nodes, and groups of nodes, are shared out in. Each divides the next."""
+        """The block sizes, in devices, into which nodes and groups of nodes are divided. Each size divides the next."""
         return _blocks(tuple(link.devices for link in self.links if link.devices is not None))
 
     @property
     def bandwidth_bytes_per_s(self) -> float:
-        """B, at which transfers between stages are charged, unless all of a plan lies within a smaller group."""
+        """B: the rate that transfers between stages are charged at, unless the whole plan lies within a smaller
+        group."""
         return self.links[-1].bandwidth_bytes_per_s
 
     def transfer_s(self, size_bytes: Bytes) -> Bytes:
-        """Bytes that a device sends to or receives from another stage, of a plan that takes all these devices."""
+        """Seconds to send bytes to another stage, or receive them, in a plan that takes all these devices."""
         return self.links[-1].transfer_s(size_bytes)
 
     def holding(self, devices: int) -> Cluster:
-        """The same as a plan of so many devices has it, whose link is the last: that of the least group that holds
-        them."""
+        """The cluster with only the links that a plan on ``devices`` devices uses. The last of them is the link of the
+        smallest group that holds the plan."""
         if len(self.links) == 1 or not self.packed:
             return self
-        held = next(index for index, link in enumerate(self.links) if link.devices is None or devices <= link.devices)
+        held = self.level_holding(devices)
         return self if held == len(self.links) - 1 else self._within(held)
 
-    def levels(self) -> tuple[Cluster, ...]:
-        """What is to be searched so that all plans are found at what they cost: for each group that leaves devices out
-        a cluster of its own, and last all devices, where no plan counts on being in a smaller group.
+    def level_holding(self, devices: int) -> int:
+        """The number of the link of the least group that holds so many."""
+        return next(k for k, link in enumerate(self.links) if link.devices is None or devices <= link.devices)
 
-        One with one link is its only level.
+    def levels(self) -> tuple[Cluster, ...]:
+        """The clusters to search so that every plan is found at its own cost: one for each group smaller than the
+        cluster, and at the end all devices, where no plan is assumed to lie in a smaller group.
+
+        A cluster with one link is its only level.
         """
         if len(self.links) == 1:
             return (self,)
@@ -196,66 +205,109 @@ class Cluster:
         raise AssertionError("the last link joins all devices")
 
     def spread(self) -> Cluster:
-        """The same without a word on plans that fit into a smaller group."""
+        """The same cluster without the assumption that a plan lies in a smaller group if it fits."""
         if len(self.links) == 1:
             return self
         return SpreadCluster(self.devices, self.memory_bytes, self.links, self.node_devices)
 
-    def replicas_link(self, data_parallel_degree: int, tensor_parallel_degree: int) -> Link:
+    def replicas_link(self, data_parallel_degree: int, tensor_parallel_degree: int, stages: int | None = None) -> Link:
         """What a ring through the d replicas of a stage, t devices each, has: t rings in all, one for each shard.
 
-        None is slower than the last link.
+        None is slower than the last link. stages: of a plan with one d and one t under a flush. A stage may lie whole
+        in a group (``border_periods``), or n of its replicas in each, where groups have room for the whole plan so.
+
+        >>> racks = Cluster(4 * 72, "186GB", (Link("1800GB/s", 72), Link("100GB/s")))
+        >>> [racks.replicas_link(d, 8, stages=1).bandwidth_bytes_per_s / 1e9 for d in (8, 32)]  # 64 of 72
+        [1800.0, 800.0]
         """
         if len(self.links) == 1:
             return self.links[0]
-        return Link(self._ring_bytes_per_s(len(self.links) - 1, data_parallel_degree, tensor_parallel_degree))
+        d, t = data_parallel_degree, tensor_parallel_degree
+        if stages is None:
+            return Link(self._ring_bytes_per_s(len(self.links) - 1, d, t))
+        return Link(self._packed_ring(d, t, stages)[0])
+
+    def replicas_together(self, d: int, t: int, stages: int) -> tuple[int, int]:
+        """Of a plan as in ``replicas_link``, on clusters with several links: the devices of the groups that hold n
+        replicas of a stage each, and this n; 1: only blocks are counted on.
+
+        >>> Cluster(4 * 72, "186GB", (Link("1800GB/s", 72), Link("100GB/s"))).replicas_together(32, 8, stages=1)
+        (72, 8)
+        """
+        _, level, n = self._packed_ring(d, t, stages)
+        return self.links[level].devices or self.devices, n
+
+    def _packed_ring(self, d: int, t: int, stages: int) -> tuple[float, int, int]:
+        """The bandwidth of a ring, and the level whose groups hold n replicas each, by the n that is best for it."""
+        level = self.level_holding(d * t * stages)
+        for inner, period in enumerate(self.border_periods(d * t, stages)[:level]):
+            if period > 0:
+                return self._ring_bytes_per_s(inner, d, t), inner, d
+        own, best = self.level_bytes_per_s(level), (self._ring_bytes_per_s(level, d, t), level, 1)
+        below = self.links[level - 1].devices or self.devices
+        held = min(self.links[level].devices or self.devices, self.devices)
+        for n in range(min(d, below // t) if level > 0 else 0, 1, -1):
+            if n * own <= best[0]:
+                break
+            if d % n == 0 and _room(held, [(n * t, 1), (below, below // (n * t))]) >= stages * d // n:
+                found = ring_bytes_per_s(d, n, self._ring_bytes_per_s(level - 1, n, t), own)
+                best = max(best, (found, level - 1, n))
+        return best
 
     def border_periods(self, stage_devices: int, stages: int) -> tuple[int, ...]:
-        """For each link but the last its c: the border with q stages behind it leaves a group where c divides q.
+        """For each link but the last a period c: the border with q stages behind it leaves a group where c divides q.
 
-        c stages of so many devices lie whole in a group, the rest of which is idle. c is 1 where a stage is larger than
-        a group, or where so many stages do not lie whole in the least group that holds them without gaps.
+        c stages of so many devices lie whole in a group, the rest of which is idle. 0, and all borders leave it, where
+        a stage is larger, or where so many do not lie whole in the least group that holds them without gaps.
 
         >>> cluster = Cluster(16, "80GB", (Link("900GB/s", 8), Link("50GB/s")))
         >>> cluster.border_periods(2, 8), cluster.border_periods(3, 4), cluster.border_periods(3, 5)
-        ((4,), (2,), (1,))
+        ((4,), (2,), (0,))
         """
         groups = [link.devices for link in self.links[:-1] if link.devices is not None]
         held = min(next((x for x in groups if stage_devices * stages <= x), self.devices), self.devices)
-        whole = [(stage_devices, 1)]  # devices that hold so many stages, the smallest first
+        whole = [(stage_devices, 1)]  # (devices, whole stages that they hold), the smallest first
         found = []
         for group in groups:
             level = (group, _room(group, whole))
             is_whole = level[1] > 0 and (group >= held or _room(held, [*whole, level]) >= stages)
             whole += [level] if is_whole else []
-            found.append(level[1] if is_whole else 1)
+            found.append(level[1] if is_whole else 0)
         return tuple(found)
 
-    def needed_devices(self, stage_devices: int, stages: int) -> int:
-        """The least number of devices on which such a plan has the same borders as on all of them: on fewer there may
-        be no room for whole stages.
+    def needed_devices(self, d: int, t: int, stages: int) -> int:
+        """The least number of devices on which such a plan has the same links as on all of them: on fewer there may be
+        no room for whole stages, or for as many replicas in each group.
 
-        >>> Cluster(16, "80GB", (Link("900GB/s", 8), Link("50GB/s"))).needed_devices(3, 4)  # two in each node
+        >>> Cluster(16, "80GB", (Link("900GB/s", 8), Link("50GB/s"))).needed_devices(1, 3, 4)  # two in each node
         14
         """
-        periods = self.border_periods(stage_devices, stages)
-        counts = range(stage_devices * stages, self.devices)
-        found = (x for x in counts if replace(self, devices=x).border_periods(stage_devices, stages) == periods)
-        return next(found, self.devices)
+
+        def links(devices: int) -> tuple[Link, tuple[int, ...]]:
+            own = replace(self, devices=devices)
+            return own.replicas_link(d, t, stages), own.border_periods(d * t, stages)
+
+        counts, wanted = range(d * t * stages, self.devices), links(self.devices)
+        return d * t * stages + bisect_left(counts, True, key=lambda devices: links(devices) == wanted)
 
     def border_bytes_per_s(self, behind: int, periods: Sequence[int]) -> float:
         """The rate at the border with so many stages behind it. periods: of ``border_periods``."""
-        left = [level for level, period in enumerate(periods, start=1) if behind % period == 0]
-        return self.level_bytes_per_s(max(left, default=0))
+        return self.level_bytes_per_s(self.border_level(behind, periods))
+
+    @staticmethod
+    def border_level(behind: int, periods: Sequence[int]) -> int:
+        """The number of the link there."""
+        left = [level for level, period in enumerate(periods, start=1) if period == 0 or behind % period == 0]
+        return max(left, default=0)
 
     @property
     def border_rates(self) -> tuple[float, ...]:
-        """All rates that borders may have, in bytes per second, the fastest first."""
+        """All rates that borders may have, in bytes per second, in descending order."""
         return tuple(sorted({self.level_bytes_per_s(level) for level in range(len(self.links))}, reverse=True))
 
     def changed(self, figures: Mapping[str, object]) -> Cluster:
-        """The cluster with those of devices, memory_bytes and bandwidth_bytes_per_s that are given. Where another
-        bandwidth is given, one link takes the place of all."""
+        """The cluster with new values of devices, memory_bytes and bandwidth_bytes_per_s, where ``figures`` has them. A
+        new bandwidth replaces all links by one link."""
         if self.kinds and {"devices", "memory_bytes", "bandwidth_bytes_per_s"} & set(figures):
             raise UsageError("each kind of devices has its own figures: change those of its cluster in cluster.kinds")
         own = {name: figures[name] for name in ("devices", "memory_bytes") if name in figures}
@@ -265,16 +317,16 @@ class Cluster:
         return changed
 
     def _within(self, level: int) -> Cluster:
-        """The cluster with the links up to that level alone, of which the last then joins all devices."""
+        """The cluster with the links up to ``level`` only. The last of these then joins all devices."""
         return replace(self, links=(*self.links[:level], Link(self.level_bytes_per_s(level))))
 
     def level_bytes_per_s(self, level: int) -> float:
-        """Between devices that share a group of that link, and none of those before it. Who shares a node may use the
-        network as well, where that is faster."""
+        """The rate between devices whose smallest common group is that of link ``level``. Devices that share a node may
+        also use the network, where it is faster."""
         return max(link.bandwidth_bytes_per_s for link in self.links[level:])
 
     def _ring_bytes_per_s(self, level: int, d: int, t: int) -> float:
-        """The bandwidth of a ring within a group of that level."""
+        """The bandwidth of a ring within a group of link ``level``."""
         own = self.level_bytes_per_s(level)
         if level == 0:
             return own
@@ -282,19 +334,19 @@ class Cluster:
         return ring_bytes_per_s(d, near, self._ring_bytes_per_s(level - 1, near, t), own)
 
     def _near(self, level: int, d: int, t: int) -> int:
-        """How many of a stage's d replicas surely share a group of that level: 1, or as many as divide d."""
+        """How many of a stage's d replicas certainly share a group of link ``level``: a divisor of d, at least 1."""
         devices = self.links[level].devices or self.devices
         return max((size // t for size in self.shared_blocks(d, t) if size <= devices), default=1)
 
     def shared_blocks(self, data_parallel_degree: int, tensor_parallel_degree: int) -> list[int]:
-        """The blocks that the d replicas of a stage, t devices each, can be put into whole, with none left over."""
+        """The sizes of blocks that hold whole replicas of t devices and that the d replicas fill completely."""
         d, t = data_parallel_degree, tensor_parallel_degree
         return [size for size in self.blocks if size % t == 0 and d % (size // t) == 0]
 
 
 @dataclass(frozen=True)
 class DeviceKind:
-    """Devices that are alike, in a cluster that has others too. cluster: they alone, with their links.
+    """Equal devices in a cluster that also has others. cluster: these devices alone, with their links.
 
     >>> DeviceKind("H100", Cluster(8, "80GB", [Link("50GB/s")])).cluster.devices
     8
@@ -305,16 +357,17 @@ class DeviceKind:
 
 
 class SpreadCluster(Cluster):
-    """What a search among plans of many devices is made on: all are charged alike, those that fit into a node too."""
+    """A cluster on which all plans are charged at the last link, also those that fit into a node. Searches for plans on
+    many devices use it."""
 
     packed = False
 
 
 def ring_bytes_per_s(size: int, near: int, within_bytes_per_s: float, between_bytes_per_s: float) -> float:
-    """What a ring of ``size`` devices carries in one direction, of which ``near`` each share a node.
+    """The bandwidth in one direction of a ring of ``size`` devices, ``near`` of which share each node.
 
-    Where it goes through several nodes, the members within one share out what they send over their network links, of
-    which each device has its own.
+    Where the ring passes through several nodes, the members within a node share what they send over their network
+    links; each device has a link of its own.
     """
     if near >= size:
         return within_bytes_per_s
@@ -322,8 +375,8 @@ def ring_bytes_per_s(size: int, near: int, within_bytes_per_s: float, between_by
 
 
 def _room(devices: int, whole: Sequence[tuple[int, int]]) -> int:
-    """How many stages the devices hold. whole: devices that hold so many stages which lie whole in them, the smallest
-    first."""
+    """How many whole stages ``devices`` devices hold. whole: pairs of a number of devices and the whole stages that
+    they hold, in ascending order."""
     found = 0
     for held, stages in reversed(whole):
         found, devices = found + devices // held * stages, devices % held
@@ -332,7 +385,7 @@ def _room(devices: int, whole: Sequence[tuple[int, int]]) -> int:
 
 @lru_cache(maxsize=256)
 def _blocks(groups: tuple[int, ...]) -> tuple[int, ...]:
-    """The sizes of blocks: of nodes of 12 devices 1, 2, 4 and 12. groups: the devices of each level's groups, each a
+    """The sizes of blocks: 1, 2, 4 and 12 for nodes of 12 devices. groups: the devices of each level's groups, each a
     multiple of the one before."""
     found = [1]
     for devices in groups:

@@ -1,8 +1,9 @@
-"""What a user may forbid or ask of a plan: small objects, each of which says what it leaves and what breaks it.
+"""What a user may forbid or require of a plan: small objects, each of which says what it admits and what violates it.
 
-A constraint acts on stages, then planners leave out what it does not admit (``cost.variants`` makes stage variants of
-it, and planners ask it for degrees), or on the plan as a whole, then only a planner that knows it can keep it. Either
-way ``violations`` looks at a finished plan on its own: ``evaluate`` asks that, and nothing else.
+A constraint may depend on single stages; planners then leave out the stages that it does not admit (``cost.variants``
+makes stage variants with it, and planners ask it for degrees). Or it depends on the plan as a whole; then only a
+planner that knows the constraint can keep it. In both cases ``violations`` checks a finished plan independently of
+planners, and ``evaluate`` uses only that.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from piper_ray.model.plan_rules import layers_in_order, order_violations
 
 
 class Scope(Enum):
-    """STAGES: whether a stage is allowed depends on the stage alone. PLAN: it depends on others.
+    """STAGES: whether a stage is allowed depends on the stage alone. PLAN: it also depends on other stages.
 
     >>> NoTensorParallelism().scope, StageCount(4).scope
     (<Scope.STAGES: 'stages'>, <Scope.PLAN: 'plan'>)
@@ -33,7 +34,7 @@ class Scope(Enum):
 
 
 class Constraint(ABC):
-    """Base of all constraints: frozen dataclasses. What one does not override it leaves as it is.
+    """Base of all constraints, which are frozen dataclasses. A method that is not overridden restricts nothing.
 
     >>> class AtMostTwoStages(Constraint):
     ...     scope = Scope.PLAN
@@ -44,7 +45,7 @@ class Constraint(ABC):
 
     @property
     def scope(self) -> Scope:
-        """What it is about."""
+        """Whether the constraint depends on single stages or on the whole plan."""
         return Scope.STAGES
 
     def admits_tensor_parallel_degree(self, degree: int) -> bool:  # noqa: ARG002 - some constraints look at it
@@ -61,24 +62,25 @@ class Constraint(ABC):
 
     @property
     def roles(self) -> tuple[bool | None, ...]:
-        """What the layers of a stage may be asked for: True, to recompute; False, not to; None, either.
+        """The choices of recomputation that a stage's layers may have: True, all recompute; False, none does; None,
+        free.
 
-        A layer without the choice keeps what it has. Each stage keeps to one of these.
+        A layer without the choice is not affected. Each stage follows one of these.
         """
         return (None,)
 
     @property
     def is_of_ranks(self) -> bool:
-        """Whether it is about ranks: where a schedule puts several stages on a rank, these count as one."""
+        """Whether the constraint is about ranks: where a schedule puts several stages on a rank, they count as one."""
         return False
 
     @abstractmethod
     def violations(self, instance: Instance, plan: Plan) -> Iterator[str]:
-        """Each way in which a plan breaks it, in words, stages numbered from 1."""
+        """Yields each violation of the constraint by a plan as a sentence; stages are numbered from 1."""
 
 
 class _DegreeRule(Constraint):
-    """Base of those that admit some degrees of stages."""
+    """Base of constraints on the degrees of stages."""
 
     @property
     def _expected(self) -> str:
@@ -125,10 +127,10 @@ class NoDataParallelism(_DegreeRule):
 class Recompute(str, Enum):
     """Which recomputation choices a plan may make.
 
-    AUTO: each layer as it is best. ALWAYS, NEVER: every layer that has the choice does, or does not.
-    ALL_OR_NONE: within a stage, every layer that has the choice does, or none. FIRST_K: each stage has a k of its own,
-    and of its layers that have the choice the first k do (``layers_in_order``), as Megatron's block method has it for
-    one k. ONE_FOR_ALL: in all stages every layer that has the choice does, or none.
+    AUTO: the best choice for each layer. ALWAYS, NEVER: every layer that has the choice recomputes, or none does.
+    ALL_OR_NONE: within a stage, every layer that has the choice recomputes, or none does. FIRST_K: in each stage the
+    first k layers that have the choice recompute (``layers_in_order``); k may differ between stages, while Megatron's
+    block method has one k. ONE_FOR_ALL: over all stages, every layer that has the choice recomputes, or none does.
 
     >>> Recompute("all-or-none").value
     'all-or-none'
@@ -149,7 +151,7 @@ _ONE_ROLE: dict[Recompute, bool | None] = {Recompute.AUTO: None, Recompute.ALWAY
 class RecomputeRule(Constraint):
     """Which layers of a stage may recompute.
 
-    rule: a ``Recompute`` or its text, such as "never". Raises UsageError for what is neither.
+    rule: a ``Recompute`` or its text, such as "never". Raises UsageError for any other value.
 
     >>> import piper_ray
     >>> bert = piper_ray.estimate("bert-large", "A100-80")
@@ -169,7 +171,7 @@ class RecomputeRule(Constraint):
 
     @property
     def roles(self) -> tuple[bool | None, ...]:
-        """The roles of stages. Under FIRST_K they are those of whole stages: others are in between."""
+        """The choices for whole stages. Under FIRST_K stages may also lie between the two."""
         return (_ONE_ROLE[self.rule],) if self.rule in _ONE_ROLE else (False, True)
 
     def violations(self, instance: Instance, plan: Plan) -> Iterator[str]:
@@ -187,7 +189,7 @@ class RecomputeRule(Constraint):
                 yield f"stage {number}: recomputation is to be {self.rule.value}, layers such as {against} break that"
 
     def _against(self, made: Mapping[int, bool], order: Sequence[int]) -> str:
-        """Some layers that break the rule among those that had the choice; empty if none does."""
+        """Some layers that had the choice and break the rule; empty if none does."""
         if self.rule is Recompute.FIRST_K:
             roles = [(layer, made[layer]) for layer in order if layer in made]
             late = [after for (before, one), (after, other) in pairwise(roles) if other and not one]
@@ -200,7 +202,7 @@ class RecomputeRule(Constraint):
 
 
 def choices_made(instance: Instance, stage: Stage) -> Iterator[tuple[int, tuple[Tmpc, ...], Tmpc]]:
-    """The layers of a stage that have made a choice: the id, the TMPCs to choose from, and the chosen one."""
+    """The layers of a stage whose TMPC is known: the layer's id, the TMPCs to choose from, and the chosen one."""
     for layer_id in stage.layers:
         layer = instance.layer_by_id.get(layer_id)
         row = () if layer is None else layer.tmpcs.get(stage.tensor_parallel_degree, ())
@@ -211,7 +213,7 @@ def choices_made(instance: Instance, stage: Stage) -> Iterator[tuple[int, tuple[
 
 
 def _recomputation_made(instance: Instance, stage: Stage) -> dict[int, bool]:
-    """Whether a layer recomputes, for the stage's layers that have the choice and have made it."""
+    """Whether each layer of the stage recomputes, for the layers that have the choice and a known TMPC."""
     return {
         layer_id: chosen.recompute
         for layer_id, row, chosen in choices_made(instance, stage)
@@ -221,7 +223,7 @@ def _recomputation_made(instance: Instance, stage: Stage) -> dict[int, bool]:
 
 @dataclass(frozen=True)
 class _SomeDegrees(_DegreeRule):
-    """Base of those that list the degrees of one kind."""
+    """Base of constraints that list the allowed degrees of one kind."""
 
     degrees: tuple[int, ...]
 
@@ -243,7 +245,7 @@ class _SomeDegrees(_DegreeRule):
 class TensorParallelDegrees(_SomeDegrees):
     """The tensor-parallel degrees that stages may have.
 
-    degrees: the values that t may have, ascending. Raises UsageError unless there are some, positive and rising.
+    degrees: the values that t may have, ascending. Raises UsageError unless they are positive, rising and at least one.
 
     >>> import piper_ray
     >>> bert = piper_ray.estimate("bert-large", "A100-80")
@@ -260,7 +262,8 @@ class TensorParallelDegrees(_SomeDegrees):
 
 @dataclass(frozen=True)
 class DataParallelDegrees(_SomeDegrees):
-    """degrees: the values that d may have, ascending. Raises UsageError unless there are some, positive and rising."""
+    """degrees: the values that d may have, ascending. Raises UsageError unless they are positive, rising and at least
+    one."""
 
     _kind = "data"
 
@@ -270,7 +273,7 @@ class DataParallelDegrees(_SomeDegrees):
 
 @dataclass(frozen=True)
 class SameDegrees(Constraint):
-    """All stages have one d and one t, as runtimes that flush each batch need it.
+    """All stages have the same d and the same t, which runtimes that flush each batch require.
 
     >>> import piper_ray
     >>> bert = piper_ray.estimate("bert-large", "A100-80")
@@ -289,7 +292,7 @@ class SameDegrees(Constraint):
 
 @dataclass(frozen=True)
 class SameDegreesByKind(SameDegrees):
-    """All stages have one d, and those on each kind of devices one t."""
+    """All stages have the same d, and all stages on one kind of devices have the same t."""
 
     def violations(self, instance: Instance, plan: Plan) -> Iterator[str]:
         degrees = {(s.data_parallel_degree, s.kind, s.tensor_parallel_degree) for s in plan.stages}
@@ -299,7 +302,7 @@ class SameDegreesByKind(SameDegrees):
 
 @dataclass(frozen=True)
 class StageCount(Constraint):
-    """A plan has exactly this many stages.
+    """A plan has exactly ``stages`` stages.
 
     stages: p. Raises UsageError unless it is a positive number.
 
@@ -325,7 +328,7 @@ class StageCount(Constraint):
 
 @dataclass(frozen=True)
 class AllDevices(Constraint):
-    """No device is left over.
+    """The plan uses all devices.
 
     >>> import piper_ray
     >>> bert = piper_ray.estimate("bert-large", "A100-80")
@@ -344,7 +347,7 @@ class AllDevices(Constraint):
 
 @dataclass(frozen=True)
 class WholeExpertGroups(Constraint):
-    """The devices of a stage are whole groups of those that a layer's experts are spread over."""
+    """The devices of a stage are a multiple of the devices that a layer's experts are spread over."""
 
     def admits_devices(self, devices: int, rows: Collection[Sequence[Tmpc]]) -> bool:
         modes = (tmpc.mode for row in rows for tmpc in row)
@@ -360,7 +363,7 @@ class WholeExpertGroups(Constraint):
 
 @dataclass(frozen=True)
 class FilledPipeline(Constraint):
-    """Each replica has at least as many microbatches as there are ranks in its pipeline."""
+    """Each replica has at least as many microbatches as its pipeline has ranks."""
 
     scope = Scope.PLAN
     is_of_ranks = True
@@ -374,8 +377,8 @@ class FilledPipeline(Constraint):
 
 @dataclass(frozen=True)
 class PipelinedChunks(Constraint):
-    """Several chunks of a rank are for pipelines of two ranks at least, and interleaving them there for several chunks.
-    A plan alone does not say its chunks: who knows its schedule tells that it breaks this."""
+    """Several chunks per rank need a pipeline of at least two ranks, and the interleaved schedule needs several chunks
+    there. A plan alone does not state its chunks, so the code that knows its schedule reports violations."""
 
     scope = Scope.PLAN
 
@@ -385,7 +388,8 @@ class PipelinedChunks(Constraint):
 
 @dataclass(frozen=True)
 class WholePieces(Constraint):
-    """Layers of one piece are in one stage. pieces: ids of their layers, each layer in one at most."""
+    """All layers of a piece are in one stage. pieces: the ids of each piece's layers; a layer is in at most one
+    piece."""
 
     pieces: tuple[tuple[int, ...], ...]
 
@@ -402,8 +406,8 @@ class WholePieces(Constraint):
 
 @dataclass(frozen=True)
 class KeepOrder(Constraint):
-    """Stages are runs of the layers' order (``layers_in_order``), and what moves is relayed through each stage that it
-    jumps over, as runtimes do that know chains alone. The plan says so, and is charged for it.
+    """Stages are runs of the layers' order (``layers_in_order``), and tensors are relayed through each stage that they
+    skip, as in runtimes that only know chains. The plan is marked so (``keeps_order``), and is charged for the relays.
 
     >>> import piper_ray
     >>> bert = piper_ray.estimate("bert-large", "A100-80")
@@ -422,9 +426,9 @@ class KeepOrder(Constraint):
 
 @dataclass(frozen=True)
 class SustainedRate(Constraint):
-    """Each stage of an asynchronous plan keeps as many microbatches in flight as keep the slowest one busy when
-    replicas take turns, and has the memory for them. The plan says how many; whether they do is ``evaluate``'s to
-    simulate.
+    """Each stage of an asynchronous plan keeps enough microbatches in flight to keep the slowest stage busy when
+    replicas take turns, and has the memory for them. The plan states how many; ``evaluate`` checks by simulation
+    whether they suffice.
 
     >>> import piper_ray
     >>> bert = piper_ray.estimate("bert-large", "A100-80")

@@ -1,4 +1,4 @@
-"""How many threads can work at the same time here, and how many do."""
+"""How many threads can work at the same time on this machine, and how many processes are working."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Callable
 
 
 def usable_cores() -> int:
-    """Cores that this process may use: in a container or under taskset fewer than the machine has.
+    """Cores that this process may use; in a container or under taskset these may be fewer than the machine has.
 
-    All of the machine's on systems that cannot bind processes to cores, as macOS.
+    On systems that cannot bind processes to cores, such as macOS, these are all cores of the machine.
     """
     affinity: Callable[[int], set[int]] | None = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
 
 def share_of_cores(processes: int) -> int:
-    """Threads of each of so many processes that compute at the same time."""
+    """Threads for each of ``processes`` processes that compute at the same time."""
     return max(1, usable_cores() // processes)
 
 
@@ -27,7 +27,8 @@ def load_text(load: float) -> str:
 
 
 def machine_load() -> float | None:
-    """Processes that were running or waiting for a core in the last minute, in the mean; None where no system says."""
+    """The mean number of processes in the last minute that were running or waiting for a core; None if the system does
+    not report it."""
     try:
         return os.getloadavg()[0]
     except (AttributeError, OSError):

@@ -1,5 +1,5 @@
-"""Every error a user can meet, each with the exit code the command line gives for it; and packages that only some
-commands need: what brings them."""
+"""Every error a user can meet, each with its exit code on the command line; and the packages that only some commands
+need, with the extras that install them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EXIT_INTERRUPTED = 130
 
 
 class PiperRayError(Exception):
-    """Base of all errors of piper_ray. What reaches the user is ``str(error)``, never a traceback.
+    """Base of all errors of piper_ray. Users see ``str(error)``, never a traceback.
 
     >>> import piper_ray
     >>> try:
@@ -27,7 +27,7 @@ class PiperRayError(Exception):
 
 
 class UsageError(PiperRayError):
-    """An option or argument that makes no sense: unknown unit, negative limit, two that contradict.
+    """An option or argument that makes no sense: an unknown unit, a negative limit, two options that contradict.
 
     >>> import piper_ray
     >>> try:
@@ -44,7 +44,7 @@ class UsageError(PiperRayError):
 class Fault:
     """One thing that is wrong with an input: where it is, and what was expected there.
 
-    ``path`` is written as a reader would look it up: ``nodes[3].TMPCs["2"][0].timePerSample`` in a file,
+    path: as a reader would look it up: ``nodes[3].TMPCs["2"][0].timePerSample`` in a file,
     ``layers[3].tmpcs[2][0].time_per_sample_s`` in an object.
 
     >>> print(Fault("layers[3].id", "given twice"))
@@ -59,7 +59,7 @@ class Fault:
 
 
 class InputError(PiperRayError):
-    """A file, dict or object that is no valid instance or plan; ``faults`` lists all that was found.
+    """A file, dict or object that is not a valid instance or plan; ``faults`` lists everything that was found.
 
     >>> import piper_ray
     >>> try:
@@ -98,7 +98,7 @@ class InfeasibleError(PiperRayError):
 
 
 class LimitError(PiperRayError):
-    """The solve would need more than a limit allows; the message names the figures and the option that raises it.
+    """The solve would exceed a limit; the message names the figures and the option that raises the limit.
 
     >>> LimitError.exit_code
     5
@@ -108,7 +108,7 @@ class LimitError(PiperRayError):
 
 
 class ChoiceTooHard(LimitError):
-    """A stage whose best TMPCs cannot be told from others exactly: too many partial choices are as good.
+    """The best TMPCs of a stage cannot be chosen exactly, because too many partial choices are equally good.
 
     >>> issubclass(ChoiceTooHard, LimitError)
     True
@@ -140,14 +140,14 @@ class InvalidPlan(PiperRayError):
 
 
 class UnsupportedPlan(InvalidPlan):
-    """A plan that keeps the rules of the problem, and that a runtime cannot run; ``violations`` says why."""
+    """A plan that is valid, but that a runtime cannot run; ``violations`` says why."""
 
     def __init__(self, runtime: str, violations: Iterable[str]) -> None:
         super().__init__(violations, f"{runtime} cannot run this plan")
 
 
 class CertificateRefused(PiperRayError):
-    """A certificate that is damaged, of another workload, or does not prove its bound.
+    """A certificate that is damaged, belongs to another workload, or does not prove its bound.
 
     >>> issubclass(CertificateRefused, PiperRayError)
     True
@@ -167,7 +167,7 @@ class ClusterError(PiperRayError):
 
 
 class CheckpointRefused(UsageError):
-    """A checkpoint that cannot be opened: of another input or other options, in use, or not to be read or written.
+    """A checkpoint that belongs to another input or other options, is in use, or cannot be read or written.
 
     >>> issubclass(CheckpointRefused, PiperRayError)
     True
@@ -199,17 +199,17 @@ class CheckpointLost(ClusterError):
 
 
 EXTRAS = {"ray": "ray", "matplotlib": "plot", "pygraphviz": "plot", "torch": "torch"}
-"""The extra of ours that brings a package, by the package's module."""
+"""The extra of piper-ray that installs a package, by the package's module."""
 
 
 def require(module: str, what: str) -> None:
-    """Raises UsageError if the package is not installed. what: needs it, in words."""
+    """Raises UsageError if the package is not installed. what: what needs the package, in words."""
     if find_spec(module) is None:
         raise UsageError(f"{what} needs {module}, which is not installed: {_how(module)}")
 
 
 def advice(error: ModuleNotFoundError) -> UsageError | None:
-    """What the user is told; None if no extra brings what is missing."""
+    """The error that tells the user which extra to install; None if no extra brings the missing module."""
     module = (error.name or "").partition(".")[0]
     if module not in EXTRAS or find_spec(module) is not None:
         return None

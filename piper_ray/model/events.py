@@ -10,9 +10,8 @@ from piper_ray.model.figures import relative_gap
 
 @dataclass(frozen=True)
 class Compiling:
-    """A kernel that no run of this version needed here before is about to be compiled; all of them take half a minute.
-
-    As notes on compiled kernels, it may come on any thread.
+    """A kernel is about to be compiled that no run of this version on this machine has needed before. Compiling all
+    kernels takes half a minute. Like notes on compiled kernels, this event may come on any thread.
 
     >>> isinstance(Compiling(), Event)
     True
@@ -21,7 +20,7 @@ class Compiling:
 
 @dataclass(frozen=True)
 class PartBegun:
-    """Solve number ``number``, from 1, of several that look for plans of parts of all; the best of them is the answer.
+    """Solve number ``number``, from 1, of several sub-problems begins. The best of their plans is the answer.
 
     what: which plans it looks for, in words ("2 of 6 settings of all layers: sp, full").
 
@@ -48,7 +47,7 @@ class StepFinished:
 
 @dataclass(frozen=True)
 class Bounds:
-    """Where the search stands. upper_s is None until a plan is known.
+    """The search's best bounds. upper_s is None until a plan is known.
 
     >>> Bounds(lower_s=0.75, upper_s=1.0, elapsed_s=0.5).gap
     0.25
@@ -68,7 +67,7 @@ class Bounds:
 
 @dataclass(frozen=True)
 class EvaluationAdvanced:
-    """An evaluation under way: ``done`` of ``total`` downsets, ``level`` of ``levels``, after ``seconds``.
+    """An evaluation is running: ``done`` of ``total`` downsets, ``level`` of ``levels``, after ``seconds``.
 
     >>> bounds = Bounds(0.006, 0.0118, 0.5)
     >>> event = EvaluationAdvanced(1, 0.007, 3, 7, bounds, 6.0, level=2, levels=5, workers=4, chunks_in_flight=8)
@@ -90,7 +89,7 @@ class EvaluationAdvanced:
 
 @dataclass(frozen=True)
 class EvaluationFinished:
-    """An evaluation's answer, and the bounds after it.
+    """The answer of an evaluation, and the bounds after it.
 
     >>> bounds = Bounds(0.006, 0.0118, 0.5)
     >>> EvaluationFinished(1, 0.007, feasible=False, seconds=0.2, live_downsets=5, bounds=bounds).threshold_s
@@ -107,8 +106,8 @@ class EvaluationFinished:
 
 @dataclass(frozen=True)
 class DegreesAdvanced:
-    """A round of a search over degrees (d, t) under way. Of ``total`` that may have a plan of at most ``threshold_s``
-    (inf: any) ``done`` are searched and ``running`` are being searched, after ``seconds``.
+    """A round of a search over degrees (d, t) is running. ``total`` pairs may have a plan of at most ``threshold_s``
+    (inf: any plan); ``done`` of them are searched and ``running`` are being searched, after ``seconds``.
 
     >>> bounds = Bounds(0.006, 0.0118, 0.5)
     >>> event = DegreesAdvanced(1, 0.007, done=3, total=107, running=2, bounds=bounds, seconds=0.1)
@@ -127,7 +126,7 @@ class DegreesAdvanced:
 
 @dataclass(frozen=True)
 class DegreesSearched:
-    """A round's answer over ``degrees`` pairs (d, t): whether a plan takes at most ``threshold_s``; and the bounds
+    """The answer of a round over ``degrees`` pairs (d, t): whether a plan takes at most ``threshold_s``; and the bounds
     after it.
 
     >>> bounds = Bounds(0.006, 0.0118, 0.5)
@@ -161,7 +160,7 @@ class IncumbentFound:
 
 @dataclass(frozen=True)
 class Note:
-    """Something that the user should know: a worker lost, a way chosen.
+    """Something that the user should know: a lost worker, a chosen method.
 
     >>> Note("a worker is lost").text
     'a worker is lost'
@@ -198,4 +197,4 @@ class Listener(Protocol):
 
 
 def silent(event: object) -> None:
-    """The listener of those who do not want to know."""
+    """A listener that ignores all events."""

@@ -1,4 +1,4 @@
-"""Fields of dataclasses: values that are found when they are first asked for, and old names of fields."""
+"""Fields of dataclasses: values that are computed when they are first read, and old names of fields."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ T = TypeVar("T")
 
 
 class _Asked(NamedTuple):
-    """What finds a value."""
+    """The function that computes a value."""
 
     find: Callable[[], Any]
 
 
 def when_asked(find: Callable[[], T]) -> T:
-    """Stands for what ``find`` returns, in a field that is ``on_demand``."""
+    """A placeholder for the result of ``find``, in a field that is ``on_demand``."""
     return cast(T, _Asked(find))
 
 
 def on_demand(*names: str) -> Callable[[type[T]], type[T]]:
-    """Makes a dataclass of which these fields may be ``when_asked``. Whoever reads, compares or pickles such a field
-    has its value."""
+    """A decorator for dataclasses: the fields ``names`` may hold ``when_asked`` placeholders. Reading, comparing or
+    pickling such a field computes its value."""
 
     def decorate(of: type[T]) -> type[T]:
         for name in names:
@@ -34,7 +34,7 @@ def on_demand(*names: str) -> Callable[[type[T]], type[T]]:
 
 
 class _Field:
-    """Keeps the value, or what finds it, under the field's own name."""
+    """Keeps the value, or the function that computes it, under the field's own name."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -56,7 +56,7 @@ def _found(instance: object) -> dict[str, Any]:
 
 
 def renamed(old: str, new: str) -> property:
-    """A property ``old`` that gives the field ``new`` with a DeprecationWarning, for one version."""
+    """A property ``old`` that returns the field ``new`` and gives a DeprecationWarning. It is kept for one version."""
 
     def read(instance: object) -> object:
         warnings.warn(f"{type(instance).__name__}.{old} is now {new}", DeprecationWarning, stacklevel=2)

@@ -1,5 +1,5 @@
-"""Numbers as a reader wants them: few digits, a unit, and one unit for all numbers of a column; and what notebooks show
-of an object: a small table, with everything in it escaped."""
+"""Numbers as text for readers: few digits, a unit, and one unit for all numbers of a column. Also the small HTML tables
+that notebooks show for objects; their text is escaped."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from dataclasses import dataclass
 from html import escape
 
 PROOF_TOLERANCE = 2e-9
-"""Relative: a proof says that no plan is faster by more than 1e-9, and its own arithmetic rounds."""
+"""Relative. A proof states that no plan is faster by more than 1e-9, and its own arithmetic rounds."""
 
 
 @dataclass(frozen=True)
 class Scale:
-    """A unit and the decimals with which every figure of a column is written in it."""
+    """A unit and the number of decimals for all figures of a column."""
 
     unit: str
     size: float
     decimals: int
 
     def text(self, value: float) -> str:
-        """The figure alone, without its unit."""
+        """The figure without its unit."""
         return f"{value / self.size:.{self.decimals}f}"
 
     def with_unit(self, value: float) -> str:
-        """``703.591 us``."""
+        """The figure with its unit: ``703.591 us``."""
         return f"{self.text(value)} {self.unit}"
 
 
@@ -35,12 +35,12 @@ _DECIMAL_SIZES = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0
 
 
 def time_scale(largest_s: float, digits: int = 5) -> Scale:
-    """The unit of time in which the largest figure of a column has ``digits`` significant digits."""
+    """The unit of time that gives the largest figure of a column ``digits`` significant digits."""
     return _scale(_TIMES, largest_s, digits)
 
 
 def size_scale(largest_bytes: float, digits: int = 4) -> Scale:
-    """The same for bytes, in powers of 1024."""
+    """The unit of size, a power of 1024 bytes, that gives the largest figure ``digits`` significant digits."""
     return _scale(_SIZES, largest_bytes, digits)
 
 
@@ -58,7 +58,7 @@ def duration_text(seconds: float) -> str:
 
 
 def size_text(size_bytes: float, digits: int = 4) -> str:
-    """``8 GiB``, ``7.451 GiB``: in powers of 1024 and without the zeros at the end."""
+    """``8 GiB``, ``7.451 GiB``: in powers of 1024, without trailing zeros."""
     return _size_text(_SIZES, size_bytes, digits)
 
 
@@ -69,31 +69,32 @@ def _size_text(units: tuple[tuple[str, float], ...], size_bytes: float, digits: 
 
 
 def given_size_text(size_bytes: float) -> str:
-    """The size in powers of 1000 or 1024, whichever is shorter, as it was probably given (``80 GB``, ``8 GiB``)."""
+    """The size as it was probably written, in powers of 1000 or 1024, whichever is shorter (``80 GB``, ``8 GiB``)."""
     return min((_size_text(units, size_bytes, 4) for units in (_SIZES, _DECIMAL_SIZES)), key=len)
 
 
 def memory_text(size_bytes: float) -> str:
-    """``73.81 GiB``, ``74.51 GiB (80 GB)``: as tables have it, and as it was given where that is a round figure."""
+    """``73.81 GiB``, ``74.51 GiB (80 GB)``: in powers of 1024, and also in powers of 1000 where that is a round
+    figure."""
     binary, decimal = (_size_text(units, size_bytes, 4) for units in (_SIZES, _DECIMAL_SIZES))
     is_round = size_bytes == float(f"{size_bytes:.3g}")
     return f"{binary} ({decimal})" if is_round and len(decimal) + 1 < len(binary) else binary
 
 
 def rate_text(rate: float) -> str:
-    """``2,970,680``, ``65.2184``: of samples or tokens a second, without an exponent."""
+    """``2,970,680``, ``65.2184``: samples or tokens per second, without an exponent."""
     return f"{rate:,.0f}" if rate >= 1e4 else f"{rate:.6g}"
 
 
 def bytes_text(size_bytes: float) -> str:
-    """``13 bytes``, ``7.451 GiB``: in a sentence."""
+    """``13 bytes``, ``7.451 GiB``: a size within a sentence."""
     if size_bytes < 2**20:
         return f"{size_bytes:,.0f} bytes" if size_bytes >= 1000.0 else f"{size_bytes:g} bytes"
     return size_text(size_bytes)
 
 
 def size_option(size_bytes: float) -> str:
-    """``80GB``, ``8GiB``: the same size to the byte, as options take it."""
+    """``80GB``, ``8GiB``: the exact size in bytes, as options accept it."""
     for units in (_SIZES, _DECIMAL_SIZES):
         for unit, size in units:
             if size_bytes % size == 0.0 and size > 1.0:
@@ -102,13 +103,14 @@ def size_option(size_bytes: float) -> str:
 
 
 def size_above(size_bytes: float) -> str:
-    """``149.64GiB``: a size of few digits, as options take it, that is at least as large."""
+    """``149.64GiB``: the size rounded up to few digits, as options accept it."""
     scale = size_scale(size_bytes, 5)
     return f"{math.ceil(size_bytes / scale.size * 10**scale.decimals) / 10**scale.decimals:g}{scale.unit}"
 
 
 def percent_text(ratio: float) -> str:
-    """``0.8746 %``; ``0 %`` is a gap that the proof leaves anyway, what rounds to zero but is more has an exponent."""
+    """``0.8746 %``. A gap within the proof's tolerance is ``0 %``; a larger gap that would round to zero has an
+    exponent."""
     percent = 100.0 * ratio
     if ratio <= PROOF_TOLERANCE:
         return "0 %"
@@ -116,17 +118,17 @@ def percent_text(ratio: float) -> str:
 
 
 def share_text(share: float) -> str:
-    """``12.3 %``: of a whole."""
+    """``12.3 %``: a share of a whole."""
     return f"{100.0 * share:.1f} %"
 
 
 def plural(count: int, word: str) -> str:
-    """``1 stage``, ``12 stages``, with thousands set apart."""
+    """``1 stage``, ``12 stages``, with commas between thousands."""
     return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
 def printable(text: str) -> str:
-    """Names come from files: what could move the cursor or change colours is shown as ``?``."""
+    """Replaces characters that could move the cursor or change colours by ``?``, since names come from files."""
     return "".join(character if character.isprintable() else "?" for character in text)
 
 
@@ -152,7 +154,7 @@ def _scale(units: tuple[tuple[str, float], ...], largest: float, digits: int) ->
 
 
 def flop_text(flop: float) -> str:
-    """``1.234 PFLOP``: four digits and the largest unit of which there is one."""
+    """``1.234 PFLOP``: four digits, in the largest unit that is not larger than the figure."""
     units = ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP", "ZFLOP")
     power = min(len(units) - 1, max(0, math.floor(math.log10(flop) / 3))) if flop > 0 else 0
     return f"{flop / 1000.0**power:.4g} {units[power]}"
@@ -164,11 +166,11 @@ def relative_gap(time_s: float, lower_bound_s: float) -> float:
 
 
 MOST_ROWS = 12
-"""The rows of a small table. Of more rows the first and the last few are shown."""
+"""The most rows that a small table shows. A longer one shows its first and last rows."""
 
 
 def html_table(caption: str, rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> str:
-    """A table without style of its own. Without a head the first cell of each row names it."""
+    """An HTML table without styles. Without a head, the first cell of each row is its heading."""
     shown = list(rows)
     lines = [f"<table><caption>{_text(caption)}</caption>"]
     if head:
@@ -185,7 +187,7 @@ def html_table(caption: str, rows: Iterable[Sequence[str]], head: Sequence[str] 
 
 
 def shortened(rows: Sequence[Sequence[str]]) -> list[Sequence[str] | None]:
-    """At most ``MOST_ROWS`` rows, with None in place of those left out."""
+    """At most ``MOST_ROWS`` rows, with one None in place of the rows left out."""
     if len(rows) <= MOST_ROWS:
         return list(rows)
     last = MOST_ROWS // 3

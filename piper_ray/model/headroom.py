@@ -1,4 +1,4 @@
-"""Memory that plans are to leave free."""
+"""Memory that plans leave free."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Headroom:
-    """Memory of each GPU that is to be left free: so many bytes, and a share of what there is. is_usual: whether that
-    is what published peaks ask for, as nobody has said how much."""
+    """Memory of each GPU that plans leave free: ``size_bytes`` and a ``share`` of the GPU's memory. is_usual: the user
+    stated no headroom, and this is the usual one, from published peaks."""
 
     size_bytes: float = 0.0
     share: float = 0.0
@@ -19,4 +19,4 @@ class Headroom:
 
 
 NO_HEADROOM = Headroom()
-"""Plans may use all there is."""
+"""Plans may use all memory."""

@@ -1,9 +1,10 @@
-"""The problem: layers, their configurations, edges, the cluster they are to run on (Piper, section 3), and the batch.
+"""The problem: layers, their configurations, edges, the cluster they run on (Piper, section 3), and the batch.
 
-The unit is what one pass works on: the paper's sample, a microbatch. All times "per sample" are of one.
+One pass works on one microbatch, the paper's sample; all times "per sample" are times per microbatch.
 
-Plain frozen data. ``formats`` builds it from files, and checks it wherever it comes from; nothing here reads, solves or
-prints. Numbers of other libraries (numpy's, say) become Python's own; whether they make sense is looked at later.
+Plain frozen data. ``formats`` builds it from files and checks every instance, wherever it comes from; nothing here
+reads, solves or prints. Numbers of other libraries (numpy, for example) are converted to Python's; whether they make
+sense is checked later.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from piper_ray.model.units import as_tuple, convert_fields, count, counts, figur
 
 @dataclass(frozen=True)
 class Batch:
-    """What a step trains on.
+    """The data of one training step.
 
-    microbatches: N. samples_per_microbatch, tokens_per_sample: numbers of the training data; None where nobody says.
+    microbatches: N. samples_per_microbatch, tokens_per_sample: numbers of the training data; None if unknown.
 
     >>> Batch(512, samples_per_microbatch=2).samples
     1024
@@ -43,17 +44,17 @@ class Batch:
         convert_fields(self, count, "microbatches", "samples_per_microbatch", "tokens_per_sample")
 
     def step_s(self, time_per_sample_s: float) -> float:
-        """What the whole batch takes, in s."""
+        """The time of the whole batch, in s."""
         return self.microbatches * time_per_sample_s
 
     @property
     def samples(self) -> int | None:
-        """The samples of the whole batch; None where nobody says."""
+        """The samples of the whole batch; None if unknown."""
         return None if self.samples_per_microbatch is None else self.microbatches * self.samples_per_microbatch
 
     @property
     def tokens_per_microbatch(self) -> int | None:
-        """The tokens of a microbatch; None where nobody says, and where samples have none."""
+        """The tokens of a microbatch; None if unknown, and for samples without tokens."""
         if self.samples_per_microbatch is None or self.tokens_per_sample is None:
             return None
         return self.samples_per_microbatch * self.tokens_per_sample
@@ -61,16 +62,16 @@ class Batch:
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """The model that a workload's figures are of, and how it is trained.
+    """The model that a workload describes, and how it is trained.
 
-    config: the keys of its Hugging Face config that count here, ``model_type`` among them; plain values. precision: the
-    precision of matrix products: bf16, fp16 or fp8. software: the generation of training software that the times are
-    of. gpu: the device they are of, by its key in the table of hardware. lora_rank: the rank of adapters that are
-    trained in the model's place; 0: the model itself is trained. fused_attention: attention is one kernel.
-    context_exchange: how groups that share a sequence attend to all of it. dispatcher: how tokens reach experts on
-    other devices; "": as is usual for so many ranks. expert_overlap: whether that runs beside passes. weight_bytes,
-    gradient_bytes, optimizer_bytes: the bytes that are kept for each parameter. optimizer_on_host: the last are in host
-    memory, where parameters are updated.
+    config: the keys of its Hugging Face config that matter here, ``model_type`` among them; plain values. precision: of
+    matrix products: bf16, fp16 or fp8. software: the generation of training software whose speed the times assume.
+    gpu: the device of these times, by its key in the table of hardware. lora_rank: the rank of adapters that are
+    trained while the model is frozen; 0: the model itself is trained. fused_attention: attention is one kernel.
+    context_exchange: how groups that share a sequence exchange keys and values for attention. dispatcher: how tokens
+    reach experts on other devices; "": the usual way for the number of ranks. expert_overlap: whether that overlaps
+    with passes. weight_bytes, gradient_bytes, optimizer_bytes: bytes kept per parameter. optimizer_on_host: the
+    optimizer's state is in host memory, and parameters are updated there.
 
     >>> TrainedModel({"model_type": "llama"}).precision
     'bf16'
@@ -92,7 +93,7 @@ class TrainedModel:
 
     @property
     def scales_by_blocks(self) -> bool:
-        """Whether products of 8 bits on its device have scales for blocks of 32 numbers (MXFP8): Blackwell's have."""
+        """Whether 8-bit products on its device are scaled by blocks of 32 numbers (MXFP8), as on Blackwell."""
         return self.gpu.startswith(("B", "GB"))
 
 
@@ -103,23 +104,36 @@ _CHECKED = "_checked"
 class Tmpc:
     """A tensor model parallelism configuration: one way to run one layer on t devices.
 
-    time_per_sample_s: p, forward and backward, on the t devices together. Left out it is the sum of both.
-    weights_bytes: w, on each device.
-    activation_bytes: a, on each device and for each microbatch in flight; memory is a*y + b.
-    fixed_bytes: b, on each device.
-    forward_sync_bytes: fw, for each predecessor's layer id, on top of the edge's cost.
-    backward_sync_bytes: bw, for each successor's layer id, on top of the edge's cost.
-    recompute: the configuration recomputes activations in the backward pass.
-    shared_bytes: what the d replicas of a stage share out among them: each holds a d-th. With it memory is
-    a*y + b + shared/d.
-    least_data_parallel_degree: the configuration is there only in stages of at least so many replicas.
-    forward_s, backward_s: the passes that make up p; None where only p is known (``passes`` has what is assumed then).
-    Of p and these two any two give the third.
-    weight_s: share of backward_s that computes gradients of weights; None where it is not known.
-    mode: how it runs the layer beside its degree; left out, as the words of its id and ``recompute`` say.
-    kind: the kind of device that it runs on, where the cluster has several.
+    time_per_sample_s: p, forward and backward, on the t devices together. If left out, it is the sum of both passes.
 
-    A neighbour that a sync table does not name costs nothing on top: tables that differ in zeros only are equal.
+    weights_bytes: w, on each device.
+
+    activation_bytes: a, on each device and for each microbatch in flight; memory is a*y + b.
+
+    fixed_bytes: b, on each device.
+
+    forward_sync_bytes: fw by the predecessor's layer id, in addition to the edge's bytes.
+
+    backward_sync_bytes: bw by the successor's layer id, in addition to the edge's bytes.
+
+    recompute: the configuration recomputes activations in the backward pass.
+
+    shared_bytes: memory that the d replicas of a stage divide among them: each holds 1/d. Memory is then a*y + b +
+    shared/d.
+
+    least_data_parallel_degree: only stages with at least this many replicas may use the configuration.
+
+    forward_s, backward_s: the passes that make up p; None where only p is known (``passes`` states the assumption
+    then). Any two of p and these two determine the third.
+
+    weight_s: the part of backward_s that computes gradients of weights; None if unknown.
+
+    mode: how it runs the layer apart from its degree; if left out, it is read from the words of its id and
+    ``recompute``.
+
+    kind: the kind of device that it runs on, if the cluster has several.
+
+    A neighbour that a sync table does not name adds no bytes: tables that differ in zeros only are equal.
 
     >>> Tmpc("plain", forward_s=0.01, backward_s=0.02, weights_bytes="1GiB").time_per_sample_s
     0.03
@@ -155,22 +169,22 @@ class Tmpc:
             object.__setattr__(self, "mode", mode_of(str(self.id), self.recompute is True))
 
     def between(self, forward_sync_bytes: Mapping[int, float], backward_sync_bytes: Mapping[int, float]) -> Tmpc:
-        """The same with other tables of a float for each neighbour, as a layer of the same kind elsewhere has it."""
+        """The same configuration with other sync tables, for an equal layer elsewhere. Their values are floats."""
         return self.changed(forward_sync_bytes=forward_sync_bytes, backward_sync_bytes=backward_sync_bytes)
 
     def changed(self, **fields: object) -> Tmpc:
-        """The same with other values of these fields, each as an instance has it: none is looked at again."""
+        """The same configuration with new values of these fields, which must be converted already: none is checked."""
         found = object.__new__(Tmpc)
         vars(found).update(vars(self), **fields)
         return found
 
     def _complete_times(self) -> None:
-        """The third of p and both passes from the other two."""
+        """Computes the third of p, forward_s and backward_s from the other two."""
         names = ("time_per_sample_s", "forward_s", "backward_s")
         known = {name: value for name in names if isinstance(value := getattr(self, name), float)}
         missing = [name for name in names if getattr(self, name) is None]
         if len(known) < 2 or len(missing) != 1:
-            return  # what is wrong is told when the instance is looked through
+            return  # the check of the instance reports what is wrong
         if missing == ["time_per_sample_s"]:
             found = known["forward_s"] + known["backward_s"]
         else:
@@ -189,10 +203,11 @@ class Tmpc:
 class Layer:
     """A node of the DNN's graph. ``tmpcs[t]`` lists the configurations for tensor-parallel degree t.
 
-    path: the module's name in the user's model, as "model.layers.17"; empty where nobody says. tied: a name for weights
-    that the layer has in common with each other layer that gives this name; empty where it has none. experts: how many
-    its tokens are routed to, 0 without such. key_heads: the heads of keys and values in its attention, 0 without such
-    or where nobody says. predictor: whether it predicts a further token (multi-token prediction), beside the decoder.
+    path: the module's name in the user's model, such as "model.layers.17"; empty if unknown. tied: a name that all
+    layers with the same tied weights share; empty for untied weights. experts: the number of experts its tokens are
+    routed to, 0 if it has none. key_heads: the heads of keys and values in its attention, 0 without attention or if
+    unknown.
+    predictor: whether it predicts a further token (multi-token prediction) in addition to the decoder.
 
     >>> Layer(0, "block", {1: [Tmpc("plain", 0.03)], 2: [Tmpc("plain", 0.02)]}).tmpcs[2][0].time_per_sample_s
     0.02
@@ -213,7 +228,7 @@ class Layer:
         convert_fields(self, _rows, "tmpcs")
 
     def __repr__(self) -> str:
-        given: object = self.tmpcs  # until it is looked through it may be anything
+        given: object = self.tmpcs  # before the check it may have any type
         rows = given.items() if isinstance(given, Mapping) else ()
         counts = "".join(f"; t={t}: {plural(len(row), 'TMPC')}" for t, row in rows if isinstance(row, tuple))
         return f"Layer({self.id!r}, {shown(self.name)}{counts})"
@@ -221,7 +236,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Edge:
-    """A tensor that layer ``source`` hands to layer ``target``: c bytes per sample when it crosses stages.
+    """A tensor that layer ``source`` passes to layer ``target``: c bytes per sample when it crosses stages.
 
     >>> Edge(0, 1, "16MiB").communication_bytes
     16777216.0
@@ -238,11 +253,11 @@ class Edge:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor with several ends that each stage sends or receives once, however many of its layers make or use it.
+    """A tensor with several ends, which each stage sends or receives once, however many of its layers make or use it.
 
-    Its makers and users are ``layers``, in any order. A stage with some of them and not all has to move it:
-    ``forward_bytes`` per sample in the forward pass, ``backward_bytes`` in the backward pass. It sets no order of the
-    stages: edges do. An edge's own bytes, in contrast, are charged for each edge, as Piper does.
+    ``layers`` are its makers and users, in any order. A stage with some but not all of them moves it: ``forward_bytes``
+    per sample in the forward pass, ``backward_bytes`` in the backward pass. It does not constrain the order of stages;
+    edges do. An edge's own bytes, in contrast, are charged for each edge, as in Piper.
 
     >>> Tensor((0, 1, 5), "16MiB", "16MiB").layers
     (0, 1, 5)
@@ -261,15 +276,16 @@ class Tensor:
 class Instance:
     """Everything a plan depends on. Layers and edges keep the order of the file.
 
-    tensors: what is charged once for each stage, beside what is charged for each edge. schedule: the schedule that its
-    plans are to run under; None: nobody says. ``solve`` then takes Piper's. model: which model is trained, and how;
-    None: nobody says. No plan depends on it; launch files do. notes: what its reader assumed or changed, or holds for a
-    slip, a sentence each; no matter of what a plan costs. measured_threads: the CPU threads of each process when its
-    times were measured; None where they were not measured on a CPU. schemes: TMPCs that were found from operators, in
-    full, by the words of their ids (``workloads.schemes``). devices: K. microbatches: N, in a batch.
-    memory_bytes: M, of each device. bandwidth_bytes_per_s: B, from a device to the outside. These four stand for a
-    cluster with one link and a batch of which no more is known; beside ``cluster`` and ``batch`` they take the place of
-    the figures there.
+    tensors: charged once for each stage, in addition to edges, which are charged one by one. schedule: the schedule for
+    its plans; None: unknown, and ``solve`` then takes Piper's. model: the trained model, and how it is trained; None:
+    unknown. Plans do not depend on it; launch files do. notes: a sentence for each thing that the reader assumed,
+    changed, or takes for a mistake; notes do not change costs. measured_threads: the CPU threads of each process when
+    its times were measured; None if they were not measured on a CPU. schemes: TMPCs that were found from operators, in
+    full, by the words of their ids (``workloads.schemes``).
+
+    devices: K. microbatches: N, in a batch. memory_bytes: M, of each device. bandwidth_bytes_per_s: B, from a device to
+    the outside. These four describe a cluster with one link and a batch of which no more is known; if ``cluster`` or
+    ``batch`` is passed too, they replace its figures.
 
     >>> layers = [Layer(number, "block", {1: [Tmpc("plain", 0.03)]}) for number in range(4)]
     >>> edges = [Edge(number, number + 1, "16MiB") for number in range(3)]
@@ -314,7 +330,7 @@ class Instance:
             "bandwidth_bytes_per_s": bandwidth_bytes_per_s,
         }
         if cluster is None:
-            # What is missing is told when the instance is looked through.
+            # The check of the instance reports missing figures.
             cluster = Cluster(devices, memory_bytes, (Link(bandwidth_bytes_per_s),))  # type: ignore[arg-type] # or texts
         elif given := {name: value for name, value in figures.items() if value is not None}:
             cluster = cluster.changed(given)
@@ -340,8 +356,8 @@ class Instance:
         schedule: Schedule | str | None = None,
         cluster: Cluster | None = None,
     ) -> Instance:
-        """The same workload on another cluster, or under another schedule; what is None stays as it is. Another
-        bandwidth takes the place of all links; ``cluster``, which is sound, that of the whole. Sizes are numbers of
+        """The same workload on another cluster, or under another schedule; None keeps the present value. A new
+        bandwidth replaces all links; ``cluster``, which must be valid, replaces the whole cluster. Sizes are numbers of
         bytes or texts such as "8GiB" and "25GB/s".
 
         Raises UsageError for figures that make no sense.
@@ -353,7 +369,8 @@ class Instance:
         return dataclasses.replace(self, cluster=on, batch=batch, schedule=under).checked_as(self)
 
     def require_one_kind(self, what: str) -> None:
-        """Raises UsageError where devices are of several kinds, which ``what`` cannot take."""
+        """Raises UsageError for a cluster with several kinds of devices. what: what does not support these, in
+        words."""
         if self.cluster.kinds:
             names = ", ".join(self.cluster.kind_names)
             raise UsageError(
@@ -368,21 +385,21 @@ class Instance:
 
     @property
     def memory_bytes(self) -> float:
-        """M, of each device."""
+        """M: the memory of each device."""
         return self.cluster.memory_bytes
 
     @property
     def bandwidth_bytes_per_s(self) -> float:
-        """B, from a device to the outside."""
+        """B: bytes per second from a device to the outside."""
         return self.cluster.bandwidth_bytes_per_s
 
     @property
     def microbatches(self) -> int:
-        """N, in a batch."""
+        """N: the microbatches of a batch."""
         return self.batch.microbatches
 
     def __repr__(self) -> str:
-        if not self.checked:  # any of it may be anything
+        if not self.checked:  # values may have any type
             graph = f"layers={shown(self.layers)}, edges={shown(self.edges)}"
             return (
                 f"Instance({graph}, cluster={shown(self.cluster)}, batch={shown(self.batch)}, name={shown(self.name)})"
@@ -408,15 +425,16 @@ class Instance:
 
     @property
     def checked(self) -> bool:
-        """Whether it was found to keep all rules (``formats.objects``)."""
+        """Whether a check found that it keeps all rules (``formats.objects``)."""
         return _CHECKED in vars(self)
 
     def mark_checked(self) -> None:
-        """Marks it as checked; called by who has found that it keeps all rules."""
+        """Marks the instance as checked. Call it only after all rules were checked."""
         vars(self)[_CHECKED] = True
 
     def checked_as(self, other: Instance) -> Instance:
-        """Itself, held to be checked if the other is: for who made it of the other and broke no rule."""
+        """Returns itself, marked as checked if ``other`` is: for instances derived from ``other`` in a way that keeps
+        all rules."""
         if other.checked:
             self.mark_checked()
         return self
@@ -428,7 +446,8 @@ class Instance:
 
     @cached_property
     def tied_layers(self) -> Mapping[str, tuple[int, ...]]:
-        """For each name of tied weights the ids of the layers that have them, where these are several."""
+        """The ids of the layers that share tied weights, by the name of the weights; names with one layer are left
+        out."""
         found: dict[str, tuple[int, ...]] = {}
         for layer in self.layers:
             if layer.tied:
@@ -437,40 +456,40 @@ class Instance:
 
     @cached_property
     def key_heads(self) -> int:
-        """What divides the heads of keys and values of all layers; 0 where none has such."""
+        """The greatest common divisor of the key and value heads of all layers; 0 if none has any."""
         return math.gcd(*(layer.key_heads for layer in self.layers))
 
     @cached_property
     def degrees(self) -> tuple[int, ...]:
-        """The tensor-parallel degrees that any layer has, ascending."""
+        """The tensor-parallel degrees of all layers together, ascending."""
         return tuple(sorted({t for layer in self.layers for t, tmpcs in layer.tmpcs.items() if tmpcs}))
 
     @cached_property
     def contexts(self) -> frozenset[int]:
-        """The degrees of context parallelism that any configuration has."""
+        """The degrees of context parallelism of all configurations together."""
         rows = (row for layer in self.layers for row in layer.tmpcs.values())
         return frozenset(tmpc.mode.context for row in rows for tmpc in row)
 
     @cached_property
     def least_data_parallel_degrees(self) -> tuple[int, ...]:
-        """1, and the least data-parallel degrees that configurations ask for, ascending."""
+        """1 and the least data-parallel degrees of all configurations, ascending."""
         asked = {x.least_data_parallel_degree for layer in self.layers for xs in layer.tmpcs.values() for x in xs}
         return tuple(sorted({1, *asked}))
 
     @cached_property
     def data_parallel_limit(self) -> int:
-        """min(N, K): no plan's data-parallel degrees sum to more."""
+        """min(N, K): the data-parallel degrees of a plan's stages sum to at most this."""
         return min(self.microbatches, self.devices)
 
     @property
     def versions_in_fixed(self) -> int:
-        """Versions of the weights that fixed memory has in it: two in a workload for 2bw, one where the schedule
+        """How many versions of the weights the fixed memory contains: two in a workload for 2bw, one if the schedule
         flushes."""
         return 2 if Schedule.first_of(self.schedule).asynchronous else 1
 
     @cached_property
     def neighbours(self) -> Mapping[int, tuple[tuple[int, ...], tuple[int, ...]]]:
-        """For each layer id the ids before it and those after it, in the order of the edges."""
+        """For each layer id the ids of its predecessors and of its successors, in the order of the edges."""
         before: dict[int, list[int]] = {layer.id: [] for layer in self.layers}
         after: dict[int, list[int]] = {layer.id: [] for layer in self.layers}
         for edge in self.edges:
@@ -480,7 +499,7 @@ class Instance:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 over every figure, in file order: two instances with one digest have the same plans."""
+        """SHA-256 over every figure, in file order: two instances with the same digest have the same plans."""
         document: list[object] = [
             [
                 [
@@ -507,7 +526,7 @@ class Instance:
 
 
 def _named_schedule(given: Schedule | str | None) -> Schedule | None:
-    """What names no schedule stays: it is told when the instance is looked through."""
+    """An unknown name stays as it is; the check of the instance reports it."""
     try:
         return None if given is None else Schedule.of(given)
     except UsageError:
@@ -522,7 +541,7 @@ def _table(sizes: object) -> object:
 
 
 def _rows(tmpcs: object) -> object:
-    """The TMPCs of a layer as tuples, without degrees that have none."""
+    """The TMPCs of a layer as tuples, without degrees that have no TMPC."""
     if not isinstance(tmpcs, Mapping) or all(type(t) is int and type(row) is tuple and row for t, row in tmpcs.items()):
         return tmpcs
     rows = {count(t): as_tuple(row) for t, row in tmpcs.items()}
@@ -530,7 +549,7 @@ def _rows(tmpcs: object) -> object:
 
 
 def _comparable(tmpc: Tmpc) -> dict[str, object]:
-    """All fields, without the zeros of the sync tables."""
+    """All fields, with zeros removed from the sync tables."""
     return {
         name: {key: size for key, size in value.items() if size} if isinstance(value, Mapping) else value
         for name, value in vars(tmpc).items()
@@ -538,7 +557,7 @@ def _comparable(tmpc: Tmpc) -> dict[str, object]:
 
 
 def _tmpc_figures(tmpc: Tmpc, before: Iterable[int], after: Iterable[int]) -> list[object]:
-    """The figures of a TMPC, with 0.0 as 0.0 and not as -0.0, and with a figure for every neighbour."""
+    """The figures of a TMPC, with -0.0 as 0.0, and with a figure for every neighbour."""
     return [
         tmpc.id,
         tmpc.time_per_sample_s + 0.0,
@@ -548,7 +567,7 @@ def _tmpc_figures(tmpc: Tmpc, before: Iterable[int], after: Iterable[int]) -> li
         [(u, size + 0.0) for u, size in sorted({**dict.fromkeys(before, 0.0), **tmpc.forward_sync_bytes}.items())],
         [(w, size + 0.0) for w, size in sorted({**dict.fromkeys(after, 0.0), **tmpc.backward_sync_bytes}.items())],
         tmpc.recompute,
-        # What few instances have adds nothing where it is not there: digests on record stay what they are.
+        # Fields that few instances use are left out at their default, so that recorded digests stay valid.
         *([tmpc.shared_bytes, tmpc.least_data_parallel_degree] if _shards(tmpc) else []),
         *([[tmpc.forward_s, tmpc.backward_s, tmpc.weight_s]] if tmpc.forward_s is not None else []),
         *([repr(tmpc.mode)] if tmpc.mode != mode_of(str(tmpc.id), tmpc.recompute is True) else []),
@@ -566,6 +585,6 @@ def _shards(tmpc: Tmpc) -> bool:
 
 
 def divisors(number: int) -> list[int]:
-    """All positive divisors of ``number``, ascending: the data-parallel degrees that N microbatches allow."""
+    """All positive divisors of ``number``, ascending. For N these are the possible data-parallel degrees."""
     small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
     return sorted({*small, *(number // d for d in small)})

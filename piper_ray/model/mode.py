@@ -1,5 +1,5 @@
-"""How a layer runs beside its degree: what it computes again in its backward pass, in the words of the runtime that
-does it, what else a TMPC's ``mode`` says, and the words of TMPC ids that say it in files."""
+"""How a layer runs apart from its degree: what its backward pass recomputes, in the words of the runtime; the other
+parts of a TMPC's ``mode``; and the words of TMPC ids that state these in files."""
 
 from __future__ import annotations
 
@@ -16,20 +16,22 @@ _WHOLE = "full"
 _SELECTIVE = "selective"
 
 CHEAP = "cheap"
-"""Norms and activation functions; the attention core where no kernel fuses it. No runtime has a switch for this."""
+"""Norms and activation functions; also the attention core where no kernel fuses it. No runtime has a switch for
+this."""
 
 EVERY_SECOND_PRODUCT = "op"
-"""torchtitan's SelectiveAC: all but the results of attention, of exchanges and of every second matrix product."""
+"""torchtitan's SelectiveAC recomputes all but the results of attention, of exchanges and of every second matrix
+product."""
 
 MEGATRON_MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
-"""What ``--recompute-modules`` of Megatron-Core 0.16 and later takes, for models that are estimated here."""
+"""The values of ``--recompute-modules`` in Megatron-Core 0.16 and later, for models that are estimated here."""
 
 
 @dataclass(frozen=True)
 class Recomputation:
-    """The parts of a layer that its backward pass computes again; all other activations are kept.
+    """The parts of a layer that its backward pass recomputes; all other activations are kept.
 
-    parts: sorted names; none for a layer that keeps everything, ``("full",)`` for one that keeps its inputs alone.
+    parts: sorted names; empty for a layer that keeps everything, ``("full",)`` for one that keeps only its inputs.
 
     >>> Recomputation.of("selective-mlp-layernorm").parts
     ('layernorm', 'mlp')
@@ -45,7 +47,7 @@ class Recomputation:
 
     @staticmethod
     def of(text: str) -> Recomputation:
-        """The recomputation that ``id`` names. Raises ValueError for a text that names none."""
+        """The recomputation that an ``id`` names. Raises ValueError for any other text."""
         kind, *parts = text.split("-")
         if kind == _SELECTIVE:
             return Recomputation.of_parts(filter(None, parts)) if any(parts) else Recomputation.SELECTIVE
@@ -57,7 +59,7 @@ class Recomputation:
 
     @staticmethod
     def of_parts(parts: Iterable[str]) -> Recomputation:
-        """Selective recomputation of these parts; NONE without any."""
+        """Selective recomputation of these parts; NONE if there are none."""
         return Recomputation(tuple(sorted(set(parts))))
 
     @property
@@ -79,11 +81,11 @@ class Recomputation:
 
     @property
     def selective(self) -> bool:
-        """Whether some activations are computed again and others kept."""
+        """Whether some activations are recomputed and others kept."""
         return self not in (Recomputation.NONE, Recomputation.FULL)
 
     def within(self, other: Recomputation) -> bool:
-        """Whether the other computes all of these parts again, under the same names."""
+        """Whether ``other`` recomputes all of these parts, under the same names."""
         return set(self.parts) <= set(other.parts)
 
 
@@ -93,14 +95,14 @@ Recomputation.FULL = Recomputation((_WHOLE,))
 
 
 def share_of(asked: Recomputation, known: Iterable[Recomputation]) -> Recomputation:
-    """The part of what is asked of a whole model that a layer does which knows these parts: one without experts has
-    none of theirs."""
+    """The part of a whole model's recomputation that applies to one layer: a layer without experts, for example, has no
+    parts of experts to recompute. asked: the model's recomputation. known: those that the layer has."""
     had = [one for one in known if one.within(asked)]
     return max(had, key=lambda one: len(one.parts), default=asked)
 
 
 def parse_recomputation(text: str) -> Recomputation:
-    """``none``, ``full``, or names of parts with commas between. Raises UsageError."""
+    """``none``, ``full``, or names of parts separated by commas. Raises UsageError."""
     known = {"none": Recomputation.NONE, "full": Recomputation.FULL}
     if text in known:
         return known[text]
@@ -112,8 +114,8 @@ def parse_recomputation(text: str) -> Recomputation:
 
 
 class Sharding(IntEnum):
-    """What replicas share out: nothing, the optimizer's state (ZeRO-1, Megatron's distributed optimizer), gradients too
-    (ZeRO-2), or weights too (ZeRO-3, FSDP).
+    """What replicas divide among them: nothing, the optimizer's state (ZeRO-1, Megatron's distributed optimizer),
+    gradients too (ZeRO-2), or weights too (ZeRO-3, FSDP).
 
     >>> Sharding.GRADIENTS.text
     'optimizer state and gradients'
@@ -138,36 +140,38 @@ _SHARED_TEXTS = {
 }
 
 ALL_REPLICAS = 0
-"""A number of replicas that stands for however many a stage has."""
+"""Stands for all replicas of a stage, whatever their number."""
 
 _FLAGS = {"sp": "sequence_parallel", "gathered": "gathered", "offload": "offload"}
 _NUMBERS = {"cp": "context", "ep": "experts", "etp": "expert_tensor"}
 _SHARDINGS = {"zero": Sharding.OPTIMIZER, "zero2x": Sharding.GRADIENTS, "fsdp": Sharding.WEIGHTS}
 _NUMBERED = re.compile(rf"({'|'.join((*_NUMBERS, *_SHARDINGS))})(\d{{1,9}})")
-"""The words of an id and what they say; beside them the ``id`` of a recomputation, and ``zero`` for ALL_REPLICAS."""
+"""The words of an id and their meaning. Further words are the ``id`` of a recomputation, and ``zero`` for
+ALL_REPLICAS."""
 
 FOUND = "scheme-"
-"""What the word of an id begins with that stands for a scheme found from a layer's operators; all that it says of how
-the layer is divided is in that scheme."""
+"""Beginning of an id's word for a scheme that was found from a layer's operators. That scheme states how the layer is
+divided."""
 
 OF_RUNTIMES = ("tensor parallelism", "tensor and sequence parallelism", "context parallelism, ring")
-"""Names of schemes that modes say in full, so that runtimes can have them."""
+"""Names of schemes that modes describe completely, so that runtimes can run them."""
 
 _ESTIMATED = "-estimated"
-"""What follows a word of a measured TMPC whose figures were divided and not measured at that degree."""
+"""Suffix of an id's word in a measured TMPC whose figures were derived by division, not measured at that degree."""
 
 
 @dataclass(frozen=True)
 class Mode:
     """How a layer runs on the devices of a replica.
 
-    optimizer_shards: replicas of the weights that share what ``sharding`` says; 1 where they share nothing,
-    ALL_REPLICAS for however many a stage has. offload: activations wait in host memory. context: groups that share a
-    sequence's tokens, so that the devices of a replica are t times as many. experts: ranks that experts are spread
-    over, and expert_tensor: devices that share each; None: over the t devices. gathered: what sequence parallelism
-    gathers stays whole.
+    optimizer_shards: replicas of the weights that divide what ``sharding`` names; 1 where they divide nothing,
+    ALL_REPLICAS for all replicas of a stage. offload: activations wait in host memory. context: the number of groups
+    that share a sequence's tokens; a replica has the devices of all groups. experts: ranks that experts are spread
+    over, and
+    expert_tensor: devices that share each expert; None: experts are spread over the t devices. gathered: the tensors
+    that sequence parallelism gathers are kept whole.
 
-    ``sharding`` is NONE exactly where ``optimizer_shards`` is 1: what is given otherwise is brought into this form.
+    ``sharding`` is NONE exactly where ``optimizer_shards`` is 1; other values are converted to this form.
 
     >>> Mode(sequence_parallel=True, recomputation=Recomputation.FULL, optimizer_shards=8).id
     'sp+full+zero8'
@@ -191,17 +195,17 @@ class Mode:
 
     @property
     def spread(self) -> tuple[int | None, int]:
-        """How experts lie: over how many ranks, and on how many devices each."""
+        """The number of ranks that experts are spread over, and the number of devices that share each."""
         return self.experts, self.expert_tensor
 
     @property
     def shares(self) -> tuple[Sharding, int]:
-        """What replicas share out, and how many do."""
+        """What replicas divide among them, and how many replicas do."""
         return self.sharding, self.optimizer_shards
 
     @property
     def id(self) -> str:
-        """``plain``, ``sp+selective``, ``full+zero8+offload``: the id of a TMPC that runs so (``mode_of`` reads it)."""
+        """``plain``, ``sp+selective``, ``full+zero8+offload``: the id of a TMPC in this mode (``mode_of`` reads it)."""
         divided = ["sp"] * self.sequence_parallel + ["gathered"] * self.gathered
         divided += [f"cp{self.context}"] * (self.context > 1) + [f"ep{self.experts}"] * (self.experts is not None)
         divided += [f"etp{self.expert_tensor}"] * (self.expert_tensor > 1)
@@ -229,10 +233,10 @@ class Mode:
 
 @lru_cache(4096)
 def mode_of(tmpc_id: str, recompute: bool) -> Mode:
-    """The mode that an id's words name, joined by + as ``Mode.id`` writes them.
+    """The mode that an id's words name. The words are joined by +, as ``Mode.id`` writes them.
 
-    Other words say nothing. recompute: whether the TMPC recomputes; where no word says what is computed again, that is
-    the whole layer.
+    Unknown words are ignored. recompute: whether the TMPC recomputes; if no word names the recomputed parts, it
+    recomputes the whole layer.
 
     >>> mode_of("sp+zero8", recompute=False) == Mode(sequence_parallel=True, optimizer_shards=8)
     True

@@ -1,4 +1,4 @@
-"""The constraint that all layers of a model run in one mode, and what of their TMPCs a mode leaves."""
+"""The constraint that all layers of a model run in one mode, and the TMPCs that a mode leaves to a layer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _AXES = {
     "offload": "offload of activations",
     "recomputation": "recomputation",
 }
-"""What modes are made of, in words; of a layer that has not got all of one, the first are kept to."""
+"""The parts of a mode, in words. If a layer has no TMPC with all parts of a mode, earlier parts take precedence."""
 
 _FIELDS = {"spread": ("experts", "expert_tensor"), "shares": ("optimizer_shards", "sharding")}
 _PLAIN = Mode()
@@ -35,22 +35,23 @@ def _axis_text(mode: Mode, axis: str) -> str:
 
 
 def context_of(instance: Instance, plan: Plan) -> int:
-    """The most groups that share a sequence in any of its stages; 1 without context parallelism."""
+    """The largest context-parallel degree of any stage; 1 without context parallelism."""
     contexts = (tmpc.mode.context for stage in plan.stages for _, _, tmpc in choices_made(instance, stage))
     return max(contexts, default=1)
 
 
 def tmpcs_under(row: Sequence[Tmpc], mode: Mode) -> tuple[Tmpc, ...]:
-    """The TMPCs of a layer at one degree that a model run in this mode leaves.
+    """The TMPCs of a layer at one degree that may be used when the whole model runs in ``mode``.
 
-    A layer that has not got what is asked for runs without it, and one that cannot do without keeps what it has; but
-    for context parallelism, which divides the tokens that layers hand on: without it nothing is left.
+    A layer that lacks a part of the mode runs without it, and a layer that always has a part keeps it. Context
+    parallelism is an exception, because it divides the tokens that layers pass on: a layer without that degree has no
+    TMPC left.
     """
     return tuple(row[place] for place in _places_under([tmpc.mode for tmpc in row], mode, tuple(_AXES)))
 
 
 def _places_under(row: Sequence[Mode], mode: Mode, axes: Sequence[str]) -> tuple[int, ...]:
-    """The places of ``tmpcs_under`` among TMPCs of these modes, where only these axes of a mode are asked for."""
+    """The positions of ``tmpcs_under`` in a row of TMPCs with these modes, if only the parts ``axes`` are required."""
     left = tuple(place for place, own in enumerate(row) if own.context == mode.context)
     for axis in axes:
         asked = getattr(mode, axis)
@@ -65,7 +66,7 @@ def _places_under(row: Sequence[Mode], mode: Mode, axes: Sequence[str]) -> tuple
 
 
 def missing_of(chosen: Iterable[tuple[Tmpc, Mode]]) -> list[str]:
-    """What no layer's TMPC has of the mode that layers were to run in, in words."""
+    """The parts of the required modes that no layer's TMPC has, in words."""
     asked: set[str] = set()
     had: set[str] = set()
     for tmpc, mode in chosen:
@@ -83,22 +84,23 @@ def missing_of(chosen: Iterable[tuple[Tmpc, Mode]]) -> list[str]:
 
 
 def _parts_texts(recomputation: Recomputation) -> set[str]:
-    """A text for each part that is computed again."""
+    """A text for each recomputed part."""
     return {Recomputation((part,)).text for part in recomputation.parts}
 
 
 @dataclass(frozen=True)
 class OneMode(Constraint):
-    """Sequence and context parallelism, spread of experts, sharding and recomputation are one for all layers.
+    """All layers have the same sequence and context parallelism, spread of experts, sharding and recomputation.
 
-    recomputed: names of the parts that may be computed again (``Recomputation.parts``); None: any. by_layer: each
-    layer recomputes as it likes, within these. sequence_parallel, optimizer_sharding, offload, context, experts,
-    gathered: whether there may be any. most_sharding: what replicas may share besides the optimizer's state.
+    recomputed: names of the parts that may be recomputed (``Recomputation.parts``); None: any. by_layer: each layer
+    chooses its own recomputation among these. sequence_parallel, optimizer_sharding, offload, context, experts,
+    gathered: whether it is allowed. most_sharding: the most that replicas may divide.
     expert_tensor: whether several devices may share an expert.
     experts_in_sequence: a model with experts has sequence parallelism where t > 1.
-    always_gathered: sequence parallelism without recomputation keeps what it gathers, of layers that have the choice.
-    own_key_heads: each of t devices has heads of keys and values of its own, none a copy of another's. Sequence
-    parallelism needs a sample's tokens, where the workload says them, to be a multiple of a replica's devices.
+    always_gathered: with sequence parallelism and without recomputation, layers that have the choice keep gathered
+    tensors.
+    own_key_heads: each of t devices has its own heads of keys and values, without copies. If the workload states a
+    sample's tokens, sequence parallelism needs them to be a multiple of a replica's devices.
     """
 
     recomputed: tuple[str, ...] | None = None
@@ -120,18 +122,19 @@ class OneMode(Constraint):
             object.__setattr__(self, "recomputed", tuple(sorted(set(self.recomputed))))
 
     def may_recompute(self, recomputation: Recomputation) -> bool:
-        """Whether all parts of it may be computed again."""
+        """Whether all parts of ``recomputation`` may be recomputed."""
         return self.recomputed is None or set(self.recomputed).issuperset(recomputation.parts)
 
     @property
     def _axes(self) -> tuple[str, ...]:
-        """What is one for all layers."""
+        """The parts of a mode that all layers have in common."""
         return tuple(axis for axis in _AXES if axis != "recomputation" or not self.by_layer)
 
     scope = Scope.PLAN
 
     def modes(self, instance: Instance) -> tuple[Mode, ...]:
-        """All that a plan of the instance may be run in, the plainest first; by_layer: whatever layers recompute."""
+        """All modes that a plan of the instance may run in, the simplest first. With by_layer, recomputation is left
+        open."""
         every = ([tmpc.mode for row in layer.tmpcs.values() for tmpc in row] for layer in instance.layers)
         rows = [*{tuple(map(id, row)): row for row in every}.values()]
         seen = {one for row in rows for one in row}
@@ -160,14 +163,13 @@ class OneMode(Constraint):
         )
 
     def under_each(self, instance: Instance, modes: Iterable[Mode]) -> Iterator[Instance]:
-        """For each of these modes the instance whose layers have the mode's TMPCs alone: all plans of it are run in
-        that mode.
+        """For each of these modes the instance with only that mode's TMPCs, so that all its plans run in that mode.
 
-        Rows of one kind, of which there are few, are looked at once.
+        There are few different rows of modes; each is examined once.
         """
         kind_of: dict[tuple[Mode, ...], int] = {}
-        kinds: list[tuple[list[int], list[Mode]]] = []  # places of known kinds of recomputation, their modes
-        rows: list[list[tuple[int, tuple[Tmpc, ...], int]]] = []  # of each layer: degree, TMPCs, kind of row
+        kinds: list[tuple[list[int], list[Mode]]] = []  # positions with an allowed recomputation, and their modes
+        rows: list[list[tuple[int, tuple[Tmpc, ...], int]]] = []  # by layer: degree, TMPCs, kind of row
         for layer in instance.layers:
             rows.append([])
             for t, row in layer.tmpcs.items():
@@ -192,11 +194,13 @@ class OneMode(Constraint):
             yield replace(instance, layers=layers).checked_as(instance)
 
     def divides_key_heads(self, instance: Instance, degree: int) -> bool:
-        """Whether tensor parallelism of that degree leaves heads of keys and values for each device, if it has to."""
+        """Whether tensor parallelism of this degree gives each device its own heads of keys and values, if that is
+        required."""
         return not self.own_key_heads or instance.key_heads % degree == 0
 
     def _undivided(self, instance: Instance, mode: Mode, devices: int) -> str | None:
-        """What so many devices of a replica cannot divide in that mode, in words; None: they divide all."""
+        """What ``devices`` devices of a replica cannot divide in this mode, in words; None if they divide
+        everything."""
         degree, tokens = max(1, devices // mode.context), instance.batch.tokens_per_sample
         if not self.divides_key_heads(instance, degree):
             heads = plural(instance.key_heads, "head")
@@ -206,13 +210,13 @@ class OneMode(Constraint):
         return None
 
     def _places_of_known_kinds(self, row: Sequence[Mode]) -> list[int]:
-        """The places of modes that recompute as the constraint allows it; all places where none does."""
+        """The positions of modes whose recomputation the constraint allows; all positions if there are none."""
         places = [place for place, mode in enumerate(row) if self.may_recompute(mode.recomputation)]
         return places or list(range(len(row)))
 
     def violations(self, instance: Instance, plan: Plan) -> Iterator[str]:
         chosen: list[tuple[int, Tmpc]] = []
-        kinds: dict[tuple[int, ...], tuple[list[Mode], list[int]]] = {}  # of rows: modes, numbers of the chosen TMPCs
+        kinds: dict[tuple[int, ...], tuple[list[Mode], list[int]]] = {}  # of rows: modes, indices into chosen
         undivided: dict[str | None, None] = {}
         for stage in plan.stages:
             for layer_id, row, tmpc in choices_made(instance, stage):
@@ -236,7 +240,8 @@ class OneMode(Constraint):
         yield from self._differing(modes, nearest, [chosen[number] for number in sorted(against[nearest])])
 
     def _differing(self, modes: Sequence[Mode], nearest: Mode, against: Sequence[tuple[int, Tmpc]]) -> Iterator[str]:
-        """What of the layers' TMPCs no mode has, else what is not one for all; nearest: that most layers run in."""
+        """Reports what layers do that no mode allows, or else where they differ. nearest: the mode that most layers
+        follow."""
         mixed: dict[str, tuple[int, Tmpc]] = {}
         told: set[str] = set()
         for layer, tmpc in against:
@@ -256,23 +261,23 @@ class OneMode(Constraint):
                 f"{_AXES[axis]} is not one for all layers: layer {layer} runs as {tmpc.id!r}, others with "
                 f"{_axis_text(nearest, axis)}"
             )
-        if not told and not mixed:  # in a layer that has what is asked for and runs without it
+        if not told and not mixed:  # some layer could follow the common mode, but runs without a part of it
             layer, tmpc = against[0]
             yield f"layers run in ways that are not one for all, such as layer {layer} as {tmpc.id!r}"
 
 
 def _agrees(value: object, asked: object) -> bool:
-    """Whether a layer that runs with ``value`` does what is asked of all; it may lack parts that others have."""
+    """Whether a layer with ``value`` follows ``asked``; a layer may lack parts of a recomputation."""
     if isinstance(value, Recomputation) and isinstance(asked, Recomputation):
         return value.within(asked) and (value.parts != ()) == (asked.parts != ())
     return value == asked
 
 
 def _common_recomputations(rows: Iterable[Sequence[Mode]]) -> list[Recomputation]:
-    """What can be asked of all layers at once so that each computes again just those of these parts that it has.
+    """The recomputations of a whole model under which each layer recomputes exactly those of the parts that it has.
 
-    Runtimes take one list of parts for a whole model: of a list, a layer that has no TMPC for its share of it would do
-    more in the run than in the plan. rows: the modes of each layer's TMPCs.
+    Runtimes take one list of parts for a whole model. A layer without a TMPC for its share of such a list would
+    recompute more in the run than in the plan. rows: the modes of each layer's TMPCs.
     """
     of_row = {frozenset(one.recomputation for one in row) for row in rows}
     selective = [{one for one in row if one != Recomputation.FULL} | {Recomputation.NONE} for row in of_row]
@@ -293,5 +298,5 @@ def _common_recomputations(rows: Iterable[Sequence[Mode]]) -> list[Recomputation
 
 
 def _choices(seen: set[Mode], axis: str, allowed: bool) -> list[bool]:
-    """The choices of an axis: without it, and with it where that is allowed and some TMPC has it."""
+    """The values of an axis: False, and also True if that is allowed and some TMPC has it."""
     return [False, True] if allowed and any(getattr(mode, axis) for mode in seen) else [False]

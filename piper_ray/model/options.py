@@ -1,4 +1,5 @@
-"""How a solve may run, when it may stop, and how coarsely it looks: nothing here changes which plans are valid."""
+"""How a solve runs, when it may stop, and whether layers are merged first. Nothing here changes which plans are
+valid."""
 
 from __future__ import annotations
 
@@ -12,12 +13,12 @@ from piper_ray.model.errors import UsageError
 from piper_ray.model.units import size
 
 EXACT = "piper"
-"""The name of the exact planner among planners: ``solve``."""
+"""The name of the exact planner, ``solve``, among the planners."""
 
 
 class Contract(str, Enum):
-    """SAFE: layers that cost nothing join a neighbour, and no plan is lost. OPERATORS: others are merged into blocks
-    besides, so that graphs of thousands of operators are planned; what that may cost is bounded and reported.
+    """SAFE: layers that cost nothing join a neighbour, and no plan is lost. OPERATORS: further layers are merged into
+    blocks, so that graphs of thousands of operators can be planned; the possible loss is bounded and reported.
 
     >>> SolveOptions(contract="operators").contract
     <Contract.OPERATORS: 'operators'>
@@ -31,30 +32,31 @@ class Contract(str, Enum):
 class SolveOptions:
     """Limits of one solve. Raises UsageError for figures that make no sense.
 
-    memory_limit_bytes may be given as a text such as "16GiB", and contract as its text.
+    memory_limit_bytes may be a text such as "16GiB", and contract may be its text.
 
     >>> SolveOptions(gap=0.01, time_limit_s=600, threads=2).gap
     0.01
     """
 
     gap: float = 0.0
-    """The search may stop at this gap, (time_per_sample_s - lower_bound_s) / time_per_sample_s; 0 asks for a proof."""
+    """The search may stop at this gap, (time_per_sample_s - lower_bound_s) / time_per_sample_s; 0 requires a proof."""
     time_limit_s: float | None = None
-    """The search stops after so long with the best plan so far; null: no limit. What is found until then depends on the
+    """The search stops after this time with the best plan so far; null: no limit. How far it gets depends on the
     machine."""
     passes_limit: int | None = None
-    """A search under a schedule with chunks stops after this many simulated passes, of some 2 ns each, and what
-    counts as such, with the best plan so far: the same one on every machine; null: no limit."""
+    """A search under a schedule with chunks stops with its best plan after this many simulated passes, of about 2 ns
+    each, or work counted as such. The plan is the same on every machine; null: no limit."""
     threads: int | None = None
-    """Worker threads; null: one per core available."""
+    """Worker threads; null: one per available core."""
     memory_limit_bytes: float | None = None
-    """A solve forecast to need more than this is refused; null: what the machine has free."""
+    """A solve that is forecast to need more memory is refused; null: the machine's free memory."""
     resume: str | None = None
-    """Folder or URI (file, s3, gs) that keeps the state of the search, which goes on from what is there."""
+    """Folder or URI (file, s3, gs) that keeps the state of the search. The search continues from the state found
+    there."""
     contract: Contract = Contract.SAFE
     """Which layers are merged before the solve."""
     within_s: float | None = None
-    """The search stops once no plan takes so little per sample; null: it does not."""
+    """The search stops once it is proved that no plan has at most this time per sample; null: it does not."""
 
     def __post_init__(self) -> None:
         gap = arguments.number(self.gap)
@@ -94,7 +96,7 @@ class SolveOptions:
         checkpoint: str | os.PathLike[str] | None = None,
         contract: Contract | str | None = None,
     ) -> SolveOptions:
-        """The options with those that are not None, where times and sizes may be texts. Raises UsageError."""
+        """The options with new values where these are not None. Times and sizes may be texts. Raises UsageError."""
         given = {"gap": gap, "threads": threads, "resume": checkpoint, "contract": contract}
         if time_limit is not None:
             given["time_limit_s"] = arguments.seconds("time_limit", time_limit)

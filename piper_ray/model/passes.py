@@ -1,4 +1,4 @@
-"""A configuration's forward and backward pass, known or assumed: the one place that says what is assumed."""
+"""A configuration's forward and backward pass, known or assumed. Only this module states the assumption."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 from piper_ray.model.instance import Instance, Tmpc
 
 RECOMPUTE_ID = "activation recomp"
-"""The id that Piper's files give to the TMPC that recomputes activations."""
+"""The id of the TMPC that recomputes activations in Piper's files."""
 
 
 @dataclass(frozen=True)
 class Passes:
     """Seconds per sample on the t devices together; forward_s + backward_s is p.
 
-    weight_s: share of backward_s that computes gradients of weights; None where it is not known. assumed: only p is
-    known.
+    weight_s: the part of backward_s that computes gradients of weights; None if unknown. assumed: only p was known, and
+    forward_s and backward_s are assumed.
 
     >>> from piper_ray import Tmpc
     >>> passes_of(Tmpc("plain", forward_s=0.01, backward_s=0.02)).backward_s
@@ -30,9 +30,10 @@ class Passes:
 
 
 def passes_of(tmpc: Tmpc) -> Passes:
-    """What is known; else a third of p is the forward pass, and a quarter where the backward pass begins with another.
+    """The passes of a TMPC if they are known. Otherwise a third of p is assumed to be the forward pass, or a quarter if
+    the backward pass repeats it.
 
-    A backward pass makes two products for each of the forward pass: gradients of inputs and of weights.
+    A backward pass makes two products for each one of the forward pass: gradients of inputs and of weights.
 
     >>> from piper_ray import Tmpc
     >>> passes_of(Tmpc("plain", time_per_sample_s=0.03)).assumed
@@ -46,9 +47,9 @@ def passes_of(tmpc: Tmpc) -> Passes:
 
 
 def with_passes(instance: Instance, tell: Callable[[str], None] | None = None) -> Instance:
-    """The instance with both passes of every TMPC, for schedules that need them, and a note if some were assumed.
+    """The instance with both passes of every TMPC, for schedules that need them. A note says so if some were assumed.
 
-    p stays as it is, and so do layers whose passes are known. tell: gets the note too.
+    p does not change, and neither do layers whose passes are known. tell: called with the note.
 
     >>> import piper_ray
     >>> layers = [piper_ray.Layer(0, "block", {1: [piper_ray.Tmpc("plain", 0.03)]})]

@@ -18,8 +18,10 @@ class Stage:
     """One pipeline stage on ``data_parallel_degree * tensor_parallel_degree`` devices.
 
     layers: ids of its layers, in the order of the instance's file.
-    tmpc_ids: for each of these layers the id of its TMPC at this tensor-parallel degree.
-    kind: that of its devices, where the cluster has several.
+
+    tmpc_ids: the id of each layer's TMPC at this tensor-parallel degree, by layer id.
+
+    kind: the kind of its devices, if the cluster has several.
 
     >>> Stage((0, 1), data_parallel_degree=4, tensor_parallel_degree=2, tmpc_ids={0: "plain", 1: "full"}).devices
     8
@@ -43,10 +45,10 @@ class Stage:
 
 @dataclass(frozen=True)
 class Plan:
-    """Stages front to back: what flows along an edge stays within a stage or goes to a later one.
+    """The stages from front to back: a tensor of an edge stays within a stage or goes to a later one.
 
-    keeps_order: the stages are runs of the layers' order, and what moves is relayed through each stage that it jumps
-    over (``in_order``). in_flight: the number of microbatches whose activations a replica of each stage keeps under an
+    keeps_order: the stages are runs of the layers' order, and tensors are relayed through each stage that they skip
+    (``in_order``). in_flight: the number of microbatches whose activations a replica of each stage keeps under an
     asynchronous schedule; None: ceil(s / d).
 
     >>> Plan((Stage((0,), 2, 1, {0: "plain"}), Stage((1,), 1, 4, {1: "plain"}))).devices
@@ -95,7 +97,7 @@ class Plan:
 
     @property
     def _readable(self) -> bool:
-        """Whether it is what it should be: plans are looked through when they are used, and shown before."""
+        """Whether it has the right types: a plan is checked when it is used, but may be shown before."""
         try:
             return all(stage.devices > 0 and range_text(stage.layers) for stage in self.stages) and bool(
                 self._in_flight_text or self.in_flight is None
@@ -110,7 +112,7 @@ class Plan:
 
     @property
     def degrees_text(self) -> str:
-        """``256x1, 128x1 (8 stages), 64x2``: of neighbouring stages with the same degrees once."""
+        """``256x1, 128x1 (8 stages), 64x2``: neighbouring stages with equal degrees are written once."""
         runs = []
         for (d, t), stages in groupby(self.stages, lambda s: (s.data_parallel_degree, s.tensor_parallel_degree)):
             count = len(list(stages))
@@ -124,12 +126,12 @@ class Plan:
 
     @property
     def ranks(self) -> tuple[range, ...]:
-        """The ranks of each stage: from 0 on, front to back, those of a replica side by side."""
+        """The ranks of each stage, numbered from 0, front to back; the ranks of a replica are consecutive."""
         starts = list(accumulate((stage.devices for stage in self.stages), initial=0))
         return tuple(range(first, end) for first, end in pairwise(starts))
 
     def ranks_under(self, schedule: Schedule) -> tuple[range, ...]:
-        """The same where a schedule may put several stages on the same devices."""
+        """The ranks of each stage under a schedule that may put several stages on the same devices."""
         merged = self.by_rank(schedule)
         count = len(merged.stages)
         found = {
@@ -140,9 +142,9 @@ class Plan:
         return tuple(found[stage] for stage in range(len(self.stages)))
 
     def by_rank(self, schedule: Schedule) -> Plan:
-        """What each rank runs as one stage: all chunks of a rank together, which is the plan itself where it has one.
+        """The plan with all chunks of a rank merged into one stage; the plan itself if each rank has one chunk.
 
-        Their degrees are those of its first chunk; chunks of a rank share their devices, so that all have the same.
+        Chunks of a rank share their devices, so they have equal degrees; those of the first chunk are taken.
         """
         if schedule.v == 1 or len(self.stages) % schedule.v:
             return self
@@ -162,12 +164,12 @@ class Plan:
         return {"stages": self.stage_dicts(), **self.rule_dict()}
 
     def rule_dict(self) -> dict[str, object]:
-        """What it says beside its stages, where that is something."""
+        """The plan's fields other than its stages, where they differ from the default."""
         order: dict[str, object] = {"keeps_order": True} if self.keeps_order else {}
         return order if self.in_flight is None else order | {"in_flight": list(self.in_flight)}
 
     def stage_dicts(self) -> list[dict[str, object]]:
-        """The stages of that document."""
+        """The ``stages`` of that document."""
         return [
             {
                 "nodes": list(stage.layers),

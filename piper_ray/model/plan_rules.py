@@ -1,6 +1,7 @@
-"""What makes a plan one of an instance, whatever it costs: every layer in one stage, nothing backwards, known TMPCs.
+"""The rules that make a plan valid for an instance, whatever it costs: every layer in one stage, no edge backwards,
+known TMPCs.
 
-And layers in one order, as runtimes run a model, and an instance held to it: each tensor relayed from stage to stage.
+Also the order of layers in which runtimes run a model, and the instance in which tensors are relayed along that order.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from piper_ray.model.plan import Plan, Stage
 
 
 def layers_in_order(instance: Instance) -> tuple[int, ...]:
-    """Layer ids in the order of the file; where an edge runs backwards there, what it comes from goes first."""
+    """Layer ids in the order of the file. Where an edge runs backwards in the file, its source is moved before its
+    target."""
     place = {layer.id: index for index, layer in enumerate(instance.layers)}
     sorter = TopologicalSorter({layer: before for layer, (before, _) in instance.neighbours.items()})
     sorter.prepare()
@@ -31,9 +33,10 @@ def layers_in_order(instance: Instance) -> tuple[int, ...]:
 
 
 def unpassed_edges(instance: Instance) -> frozenset[tuple[int, int]]:
-    """Ends of the edges that no stage can lie between: each other layer comes before the source or after the target."""
+    """The ends of the edges that no stage can lie between: each other layer is before the source or after the
+    target."""
     order = layers_in_order(instance)
-    before, after = dict.fromkeys(order, 0), dict.fromkeys(order, 0)  # bit masks, by place
+    before, after = dict.fromkeys(order, 0), dict.fromkeys(order, 0)  # bit masks of positions
     for place, layer in enumerate(order):
         for target in instance.neighbours[layer][1]:
             before[target] |= before[layer] | 1 << place
@@ -45,17 +48,18 @@ def unpassed_edges(instance: Instance) -> frozenset[tuple[int, int]]:
 
 
 def as_planned(instance: Instance, plan: Plan) -> Instance:
-    """What a plan is charged for: the instance, or the chain of its layers where the plan keeps their order."""
+    """The instance that a plan is charged by: the chain of its layers if the plan keeps their order."""
     return in_order(instance) if plan.keeps_order else instance
 
 
 def in_order(instance: Instance) -> Instance:
-    """The same layers as a chain in ``layers_in_order``, and what moves between them handed on from each to the next.
+    """The same layers as a chain in ``layers_in_order``; tensors between other layers are relayed along the chain.
 
-    What an edge carries crosses every border between its ends, and each stage on the way receives it and sends it on:
-    so c counts between each layer and the next, from its source to its target. The edge itself stays for what its ends
-    add (fw and bw), which relays do not pay. A tensor with several ends is relayed once, from its first to its last.
-    Every formula holds unchanged; each plan of the result is one of the instance, its stages runs of the order.
+    An edge's tensor crosses every border between its ends, and each stage on the way receives it and sends it on. So
+    its c counts between each layer and the next, from its source to its target. The edge itself stays for the bytes
+    that its ends add (fw and bw), which relays do not pay. A tensor with several ends is relayed once, from its first
+    to its last. All cost formulas stay the same. Each plan of the result is one of the instance whose stages are runs
+    of the order.
     """
     order = layers_in_order(instance)
     place = {layer: index for index, layer in enumerate(order)}
@@ -84,7 +88,7 @@ def in_order(instance: Instance) -> Instance:
 
 
 def partition_violations(instance: Instance, plan: Plan) -> list[str]:
-    """Sentences about stages without layers, and about layers in no stage, in several, or not of the instance."""
+    """Sentences about empty stages, and about layers in no stage, in several stages, or not in the instance."""
     violations = []
     stage_of: dict[int, int] = {}
     for number, stage in enumerate(plan.stages, start=1):
@@ -104,9 +108,10 @@ def partition_violations(instance: Instance, plan: Plan) -> list[str]:
 
 
 def edge_violations(instance: Instance, plan: Plan) -> list[str]:
-    """Edges that run backwards. Where there is none every stage is contiguous: no path leaves it and comes back.
+    """Sentences about edges that run backwards. If there are none, every stage is contiguous: no path leaves it and
+    returns.
 
-    Of a plan that keeps the layers' order, what breaks that: no edge runs backwards in it.
+    For a plan that keeps the layers' order, sentences about layers out of order: in that order no edge runs backwards.
     """
     if plan.keeps_order:
         return order_violations(instance, plan)
@@ -120,7 +125,7 @@ def edge_violations(instance: Instance, plan: Plan) -> list[str]:
 
 
 def order_violations(instance: Instance, plan: Plan) -> list[str]:
-    """Layers that stand in an earlier stage than the one before them in the layers' order."""
+    """Sentences about layers that are in an earlier stage than the layer before them in the layers' order."""
     stage_of = {layer: number for number, stage in enumerate(plan.stages, start=1) for layer in stage.layers}
     return [
         f"layer {after} comes after layer {before} in the layers' order, but stands before it, in stage "
@@ -131,9 +136,9 @@ def order_violations(instance: Instance, plan: Plan) -> list[str]:
 
 
 def device_violations(instance: Instance, plan: Plan, chunks: int = 1) -> list[str]:
-    """More devices than there are, of any kind, and kinds that the cluster does not have.
+    """Sentences about more devices than the cluster has, of any kind, and about unknown kinds.
 
-    chunks: the stages that each rank runs one after the other.
+    chunks: the number of chunks per rank, which share its devices.
     """
     kinds = instance.cluster.kinds
     names = [kind.name for kind in kinds]
@@ -154,7 +159,7 @@ def device_violations(instance: Instance, plan: Plan, chunks: int = 1) -> list[s
 
 
 def chosen_tmpcs(instance: Instance, stage: Stage, number: int) -> tuple[dict[int, Tmpc], list[str]]:
-    """The stage's TMPC for each layer of the instance in it, and what is wrong with the others."""
+    """The stage's TMPC for each of its layers in the instance, and sentences about choices that are not possible."""
     t = stage.tensor_parallel_degree
     chosen: dict[int, Tmpc] = {}
     violations = []

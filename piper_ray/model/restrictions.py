@@ -1,5 +1,6 @@
-"""All constraints of a plan together, and the usual three by name; and what has to divide what for all devices to be
-used: d t p devices, with d a divisor of a batch's microbatches."""
+"""All constraints of a plan together, with names for the usual three. Also the conditions under which all devices can
+be
+used: they number d t p, where d divides a batch's microbatches."""
 
 from __future__ import annotations
 
@@ -28,11 +29,12 @@ from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
 
 @dataclass(frozen=True, init=False)
 class Restrictions:
-    """What plans must keep. constraints: one of a kind at most, the usual three first.
+    """What plans must keep. constraints: at most one of each kind, the usual three first.
 
-    tensor_parallelism, data_parallelism: whether there may be any. recompute: a ``Recompute`` or its text, such as
+    tensor_parallelism, data_parallelism: whether it is allowed. recompute: a ``Recompute`` or its text, such as
     "never". These stand for ``NoTensorParallelism()``, ``NoDataParallelism()`` and ``RecomputeRule(recompute)``.
-    Raises UsageError for what is none of that, and for two constraints of a kind that differ.
+
+    Raises UsageError for other values, and for two different constraints of one kind.
 
     >>> from piper_ray import SameDegrees, StageCount
     >>> restrictions = Restrictions(tensor_parallelism=False, constraints=[SameDegrees(), StageCount(4)])
@@ -58,16 +60,16 @@ class Restrictions:
         object.__setattr__(self, "constraints", _one_of_a_kind([*usual, *_constraints(constraints)]))
 
     def adding(self, *constraints: Constraint) -> Restrictions:
-        """These and more. Raises UsageError as the constructor does."""
+        """These constraints and more. Raises UsageError as the constructor does."""
         return Restrictions(constraints=(*self.constraints, *constraints))
 
     def with_recompute(self, rule: Recompute) -> Restrictions:
-        """These with another rule of recomputation."""
+        """These constraints with another rule of recomputation."""
         others = (x for x in self.constraints if not isinstance(x, RecomputeRule))
         return Restrictions(recompute=rule, constraints=others)
 
     def without(self, kind: type[Constraint]) -> Restrictions:
-        """These but for constraints of one kind."""
+        """These constraints without those of one kind."""
         return Restrictions(constraints=[x for x in self.constraints if not isinstance(x, kind)])
 
     def has(self, kind: type[Constraint]) -> bool:
@@ -76,33 +78,33 @@ class Restrictions:
 
     @property
     def tensor_parallelism(self) -> bool:
-        """Whether there may be any: there is no ``NoTensorParallelism``."""
+        """Whether t > 1 is allowed: there is no ``NoTensorParallelism``."""
         return not self.has(NoTensorParallelism)
 
     @property
     def data_parallelism(self) -> bool:
-        """Whether there may be any: there is no ``NoDataParallelism``."""
+        """Whether d > 1 is allowed: there is no ``NoDataParallelism``."""
         return not self.has(NoDataParallelism)
 
     @property
     def recompute(self) -> Recompute:
-        """The recomputation that the ``RecomputeRule`` says; AUTO without one."""
+        """The rule of the ``RecomputeRule``; AUTO if there is none."""
         rules = (constraint.rule for constraint in self.constraints if isinstance(constraint, RecomputeRule))
         return next(rules, Recompute.AUTO)
 
     @property
     def stage_count(self) -> int | None:
-        """p, if a ``StageCount`` asks for it: of stages, or of ranks where these hold several."""
+        """p, if there is a ``StageCount``: the number of stages, or of ranks where a rank holds several."""
         return next((constraint.stages for constraint in self.constraints if isinstance(constraint, StageCount)), None)
 
     @property
     def all_devices(self) -> bool:
-        """Whether no device may be left over: there is ``AllDevices``."""
+        """Whether all devices must be used: there is an ``AllDevices``."""
         return self.has(AllDevices)
 
     @property
     def others(self) -> tuple[Constraint, ...]:
-        """What is none of the usual three."""
+        """The constraints other than the usual three."""
         return tuple(constraint for constraint in self.constraints if not isinstance(constraint, _USUAL))
 
     def admits_tensor_parallel_degree(self, degree: int) -> bool:
@@ -114,17 +116,18 @@ class Restrictions:
         return all(constraint.admits_data_parallel_degree(degree) for constraint in self.constraints)
 
     def admits_devices(self, devices: int, rows: Collection[Sequence[Tmpc]]) -> bool:
-        """Whether a stage may have this many devices: every constraint admits it. rows: of its layers."""
+        """Whether a stage may have this many devices: every constraint admits it. rows: the TMPCs of each of its
+        layers."""
         return all(constraint.admits_devices(devices, rows) for constraint in self.constraints)
 
     def data_parallel_degrees(self, instance: Instance) -> list[int]:
-        """The degrees that a stage can have, ascending: they divide N and are no more than min(N, K)."""
+        """The degrees that a stage can have, ascending: divisors of N up to min(N, K) that all constraints admit."""
         limit = instance.data_parallel_limit
         return [d for d in divisors(instance.microbatches) if d <= limit and self.admits_data_parallel_degree(d)]
 
     @property
     def roles(self) -> tuple[bool | None, ...]:
-        """The roles that all constraints leave."""
+        """The choices of recomputation for a stage that all constraints admit (``Constraint.roles``)."""
         left: tuple[bool | None, ...] = (None,)
         for constraint in self.constraints:
             asked = constraint.roles
@@ -132,9 +135,9 @@ class Restrictions:
         return left
 
     def violations(self, instance: Instance, plan: Plan, schedule: Schedule = PAPERS_SCHEDULE) -> Iterator[str]:
-        """Each way in which a plan breaks one of them.
+        """Yields each violation of one of these constraints by a plan, as a sentence.
 
-        Where a rule is about ranks, several stages that the schedule puts on one count as one.
+        For a constraint about ranks, the stages that the schedule puts on one rank count as one.
         """
         ranks = plan.by_rank(schedule)
         for constraint in self.constraints:
@@ -146,14 +149,15 @@ class Restrictions:
         return tuple(constraint for constraint in self.constraints if constraint.scope is Scope.PLAN)
 
     def require_stages_alone(self, planner: str) -> None:
-        """Raises UsageError if some constraint is about more than one stage, for a planner that knows none of these."""
+        """Raises UsageError if some constraint is about the whole plan. planner: the name of one that keeps no such
+        constraint."""
         if self.plan_wide:
             raise UsageError(f"{planner} plans stage by stage and cannot keep {', '.join(map(repr, self.plan_wide))}")
 
     def require_same_degrees(self, how: str, *also: type[Constraint]) -> None:
-        """Raises UsageError for constraints that plans with one d and one t for all stages are not made to keep.
+        """Raises UsageError for constraints that searches with one d and one t for all stages do not keep.
 
-        how: such plans are made, for the user. also: what the schedule's solver keeps besides.
+        how: the words for such plans in the error. also: further constraints that the schedule's solver keeps.
         """
         unknown = [
             rule for rule in self.plan_wide if not isinstance(rule, (SameDegrees, StageCount, AllDevices, *also))
@@ -162,7 +166,8 @@ class Restrictions:
             raise UsageError(f"plans {how} cannot keep {', '.join(map(repr, unknown))} yet")
 
     def to_dict(self) -> dict[str, object]:
-        """Ready for ``json.dump``: the usual three by name, and the others under ``constraints`` if there are any."""
+        """Ready for ``json.dump``: the usual three by name, and other constraints under ``constraints`` if there are
+        any."""
         usual: dict[str, object] = {
             "tensor_parallelism": self.tensor_parallelism,
             "data_parallelism": self.data_parallelism,
@@ -183,7 +188,7 @@ def _constraints(given: object) -> list[Constraint]:
 
 
 def _one_of_a_kind(constraints: list[Constraint]) -> tuple[Constraint, ...]:
-    """The constraints without rules that leave everything, and with equal ones once."""
+    """The constraints without duplicates and without those that restrict nothing."""
     found: dict[type[Constraint], Constraint] = {}
     for constraint in constraints:
         if isinstance(constraint, RecomputeRule) and constraint.rule is Recompute.AUTO:
@@ -195,16 +200,16 @@ def _one_of_a_kind(constraints: list[Constraint]) -> tuple[Constraint, ...]:
 
 
 def _fields(constraint: Constraint) -> dict[str, object]:
-    values = vars(constraint)  # of a frozen dataclass: its fields
+    values = vars(constraint)  # the fields of a frozen dataclass
     return {name: value.value if isinstance(value, Enum) else value for name, value in values.items()}
 
 
 _NEAR = 1 / 50
-"""How far from a batch, relative, one is looked for that more degrees divide."""
+"""How much a suggested batch may differ from the requested one, relative."""
 
 
 def can_use_all(instance: Instance, restrictions: Restrictions) -> bool:
-    """Whether plans with one d and one t may use all devices, whatever the memory."""
+    """Whether plans with one d and one t can use all devices; memory is not considered."""
     most, wanted = len(instance.layers), restrictions.stage_count
     for d in restrictions.data_parallel_degrees(instance):
         for t in filter(restrictions.admits_tensor_parallel_degree, instance.degrees):
@@ -215,7 +220,7 @@ def can_use_all(instance: Instance, restrictions: Restrictions) -> bool:
 
 
 def reason_against_all(instance: Instance, restrictions: Restrictions) -> str:
-    """Words for people about why no plan is possible, where none is."""
+    """Explains to the user why no plan can use all devices."""
     devices, microbatches = instance.devices, instance.microbatches
     degrees = [str(t) for t in instance.degrees if restrictions.admits_tensor_parallel_degree(t)]
     wanted = restrictions.stage_count
@@ -229,8 +234,8 @@ def reason_against_all(instance: Instance, restrictions: Restrictions) -> str:
 
 
 def divisible_batch(batch: int, devices: int) -> int:
-    """The batch near this one that the odd part of a number of devices divides, and beside it as high a power of two as
-    divides any so near: the more divisors the two have in common, the more degrees can use all devices."""
+    """A batch near ``batch`` that allows more degrees to use all devices. It is a multiple of the odd part of
+    ``devices``, and of the largest power of two that leaves it near enough."""
     step = odd_part(devices)
     found = max(1, round(batch / step)) * step
     while 2 * step <= batch:

@@ -1,5 +1,5 @@
-"""Schedules: in which order ranks run the passes of a batch, and when they take part in it; and what a step takes
-beside these passes: gradients summed over replicas, the optimizer."""
+"""Schedules: the order in which ranks run the passes of a batch. Also the terms of a step other than passes: the sum of
+gradients over replicas, and the optimizer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from piper_ray.model.errors import UsageError
 
 
 class ScheduleName(str, Enum):
-    """TWO_BW and PIPEDREAM never drain; all others flush each batch.
+    """TWO_BW and PIPEDREAM never drain; all other schedules flush each batch.
 
     TWO_BW: asynchronous 1F1B with two versions of the weights (Narayanan et al., ICML 2021), Piper's model.
     PIPEDREAM: asynchronous 1F1B with a version of the weights for each microbatch in flight (Narayanan et al.,
@@ -39,30 +39,31 @@ ASYNCHRONOUS = frozenset({ScheduleName.TWO_BW, ScheduleName.PIPEDREAM})
 """Schedules whose pipeline never drains."""
 
 FLUSHED = frozenset({ScheduleName.ONE_F_ONE_B, ScheduleName.GPIPE})
-"""One stage on each rank, and a pipeline that drains after each batch."""
+"""Schedules with one stage on each rank and a pipeline that drains after each batch."""
 
 V_SHAPED = frozenset({ScheduleName.ZB_V, ScheduleName.DUALPIPE_V})
-"""Two chunks on each rank: rank r of p holds stages r and 2p - 1 - r."""
+"""Schedules with two chunks on each rank: rank r of p holds stages r and 2p - 1 - r."""
 
 CHUNKED = frozenset({ScheduleName.INTERLEAVED, ScheduleName.LOOPED_BFS, ScheduleName.ZB_H1}) | V_SHAPED
 """Schedules that can hold several chunks of the model on a rank."""
 
 UNEVEN = ASYNCHRONOUS | {ScheduleName.GPIPE, ScheduleName.ONE_F_ONE_B}
-"""Schedules whose stages may differ in their data-parallel degree: microbatches go round-robin to the replicas."""
+"""Schedules whose stages may differ in their data-parallel degree: replicas take microbatches in turn."""
 
 _OPEN_CHUNKS = frozenset({ScheduleName.INTERLEAVED, ScheduleName.LOOPED_BFS})
-"""Schedules whose number of chunks is open where it is not given."""
+"""Schedules for which a search may choose the number of chunks, if none is given."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """A schedule by name, and its further settings. Raises UsageError for what makes no sense.
+    """A schedule's name and its settings. Raises UsageError for settings that make no sense.
 
-    chunks: v, stages of the plan on each rank; None: 2 for interleaved, looped-bfs and the V-shaped, 1 for the others,
-    and searches for plans of the former two try others too.
+    chunks: v, stages of the plan on each rank. None: 2 for interleaved, looped-bfs and the V-shaped, 1 for the others;
+    searches under interleaved and looped-bfs then try other numbers too.
+
     group: microbatches that interleaved and zb-h1 run through one chunk before the next, at least the number of ranks;
-    None: the least that the number of microbatches allows. ahead: forward passes that interleaved's warm-up has on each
-    rank beyond the usual ones: 1 in Megatron where experts' exchanges run beside passes of other microbatches.
+    None: the least that the number of microbatches allows. ahead: forward passes of interleaved's warm-up on each rank
+    in addition to the usual ones: 1 in Megatron where exchanges of experts overlap with passes of other microbatches.
 
     >>> Schedule(ScheduleName("interleaved"), chunks=4).v
     4
@@ -101,7 +102,7 @@ class Schedule:
 
     @property
     def settled(self) -> Schedule:
-        """The schedule with its usual number of chunks, where that was open."""
+        """The schedule with its usual number of chunks, if the number was open."""
         return Schedule(self.name, self.chunks, self.group, self.ahead) if self.chunks_are_open else self
 
     @property
@@ -111,8 +112,8 @@ class Schedule:
         return self.chunks
 
     def stages_of_rank(self, rank: int, ranks: int) -> tuple[int, ...]:
-        """The stages of a plan that one of so many ranks holds, all counted from 0; its chunk nearest the input
-        first."""
+        """The stages that rank ``rank`` of ``ranks`` holds, counted from 0, starting with the chunk nearest the
+        input."""
         if self.name in V_SHAPED:
             return rank, 2 * ranks - 1 - rank
         return tuple(range(rank, self.v * ranks, ranks))
@@ -124,29 +125,30 @@ class Schedule:
 
     @property
     def text(self) -> str:
-        """The schedule's name, and its chunks where there are several on a rank."""
+        """The schedule's name, and the number of chunks if a rank has several."""
         return self.name.value + (f", {self.v} chunks a rank" if self.v > 1 else "")
 
     @property
     def assumption(self) -> str:
-        """What a plan's time holds for, in a line for its reader."""
+        """The assumptions behind a plan's time, in one line for the reader of a plan."""
         return _ASSUMPTIONS[self.name]
 
     def to_dict(self) -> dict[str, object]:
-        """The schedule as documents have it: ``schedule``, ``chunks``, and ``group`` and ``ahead`` where they are not
-        the usual ones."""
+        """The schedule in documents: ``schedule`` and ``chunks``, and ``group`` and ``ahead`` where they are not the
+        usual ones."""
         group: dict[str, object] = {} if self.group is None else {"group": self.group}
         ahead = {"ahead": self.ahead} if self.ahead else {}
         return {"schedule": self.name.value, "chunks": self.v, **group, **ahead}
 
     @classmethod
     def first_of(cls, *given: Schedule | ScheduleName | str | None) -> Schedule:
-        """The schedule that is given first: as a rule the caller's, the plan's, the instance's; else Piper's own."""
+        """The first of ``given`` that is not None, such as the caller's, the plan's, the instance's; Piper's if all
+        are."""
         return cls.of(next((one for one in given if one is not None), PAPERS_SCHEDULE))
 
     @classmethod
     def of(cls, given: object) -> Schedule:
-        """A schedule, or the name of one with its usual chunks. Raises UsageError for what is neither."""
+        """A schedule from a Schedule or a name, with the name's usual chunks. Raises UsageError for any other value."""
         if isinstance(given, Schedule):
             return given
         if not isinstance(given, str):
@@ -167,16 +169,16 @@ _ASSUMPTIONS: Mapping[ScheduleName, str] = {
 }
 
 PAPERS_SCHEDULE = Schedule(ScheduleName.TWO_BW)
-"""Piper's own, which holds where nothing else is said."""
+"""Piper's schedule, the default."""
 
 TRAINED_TODAY = Schedule(ScheduleName.ONE_F_ONE_B)
-"""What models are trained with, and so what workloads that are estimated or measured say."""
+"""The schedule of today's training, which estimated and measured workloads name."""
 
 
 class AllReduce(str, Enum):
     """How gradients are summed over d replicas.
 
-    For each byte of weights 4 (d-1)/d bytes go through Piper's parameter servers, 2 (d-1)/d around a ring.
+    Per byte of weights, 4 (d-1)/d bytes go through Piper's parameter servers, and 2 (d-1)/d around a ring.
 
     >>> StepTerms(all_reduce="ring").all_reduce
     <AllReduce.RING: 'ring'>
@@ -187,24 +189,24 @@ class AllReduce(str, Enum):
 
     @property
     def factor(self) -> float:
-        """Times (d - 1) / d of the gradients: the bytes that each of d replicas moves."""
+        """The bytes that each of d replicas moves are this factor times (d - 1) / d times the bytes of gradients."""
         return 2.0 if self is AllReduce.RING else 4.0
 
 
 @dataclass(frozen=True)
 class StepTerms:
-    """Terms of a step under a flush. Raises UsageError for figures that make no sense.
+    """Terms of a step under a schedule that flushes. Raises UsageError for figures that make no sense.
 
     >>> StepTerms(all_reduce="ring", optimizer_s=0.02).all_reduce
     <AllReduce.RING: 'ring'>
     """
 
     all_reduce: AllReduce = AllReduce.PARAMETER_SERVER
-    """How gradients are summed, once each stage has done its last backward pass."""
+    """How gradients are summed, after the last backward pass of each stage."""
     all_reduce_overlap: float = 0.0
-    """How much of that time passes during backward passes: a share from 0 to 1."""
+    """The share of that time, from 0 to 1, that overlaps with backward passes."""
     optimizer_s: float = 0.0
-    """Each rank's step of the optimizer, once a batch."""
+    """The time of each rank's optimizer step, once a batch."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "all_reduce", arguments.choice("all_reduce", self.all_reduce, AllReduce))
@@ -221,5 +223,5 @@ def share(name: str, value: object) -> float:
 
 
 def seconds(name: str, value: object) -> float:
-    """A number, not negative and not infinite. Raises UsageError."""
+    """A finite number of at least 0. Raises UsageError."""
     return arguments.number_from(name, value, 0.0, "a number of seconds, at least 0")

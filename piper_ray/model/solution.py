@@ -1,7 +1,7 @@
-"""What a solve returns: the plan, what is proved about it, and what finding it cost.
+"""What a solve returns: the plan, what is proved about it, and the cost of finding it.
 
-Documents hold the statistics as they are (``plan_schema``), so each field is described by itself. Null in a document
-is None here.
+Documents contain the statistics unchanged (``plan_schema``), so each field has a description of its own. Null in a
+document is None here.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from piper_ray.model.stop import StoppedBy
 
 
 class Status(str, Enum):
-    """OPTIMAL: proved. FEASIBLE: stopped early, ``gap`` says how far off it can be. INFEASIBLE: proved, no plan.
-
-    UNKNOWN: stopped before a plan was found and before it was proved that there is none.
+    """OPTIMAL: proved. FEASIBLE: stopped early; ``gap`` limits the distance to the optimum. INFEASIBLE: proved that
+    there is no plan. UNKNOWN: stopped before a plan was found, and before it was proved that there is none.
 
     >>> Status("optimal")
     <Status.OPTIMAL: 'optimal'>
@@ -33,7 +32,7 @@ class Status(str, Enum):
 
 @dataclass(frozen=True)
 class EvaluationStats:
-    """One threshold evaluation: is there a plan with every stage at most ``threshold_s``?
+    """One threshold evaluation: is there a plan whose stages all take at most ``threshold_s``?
 
     >>> import piper_ray
     >>> bert = piper_ray.estimate("bert-large", "A100-80")
@@ -43,26 +42,26 @@ class EvaluationStats:
     """
 
     threshold_s: float
-    """The time that was asked about: is there a plan with every stage at most this?"""
+    """The threshold: is there a plan whose stages all take at most this time?"""
     feasible: bool
     """The answer."""
     seconds: float
-    """The wall time that it took."""
+    """The wall time of the evaluation."""
     live_downsets: int
     """The downsets that kept a state."""
     cells: int
     """The states kept, over all downsets."""
     buckets_tested: int
-    """The bounds computed on whole buckets of downsets."""
+    """The bounds computed for whole buckets of downsets."""
     candidates_tested: int
-    """The bounds computed on single downsets."""
+    """The bounds computed for single downsets."""
     stages_costed: int
-    """The pairs of downsets that passed both bounds and had their TMPC choice examined."""
+    """The pairs of downsets that passed both bounds, and whose TMPC choice was examined."""
 
 
 @dataclass(frozen=True)
 class NodeStats:
-    """One machine of a cluster.
+    """The work of one machine of a cluster.
 
     >>> NodeStats("a", chunks=40, fetched_bytes=10**9, held_bytes=10**9).chunks
     40
@@ -71,16 +70,16 @@ class NodeStats:
     host: str
     """The machine's name."""
     chunks: int
-    """The chunks of a level's downsets that the machine answered."""
+    """The chunks of a level's downsets that the machine computed."""
     fetched_bytes: int
     """The bytes of tables that the machine fetched."""
     held_bytes: int
-    """The most bytes of tables that the machine held at a time."""
+    """The most bytes of tables that the machine held at one time."""
 
 
 @dataclass(frozen=True)
 class ClusterStats:
-    """What a cluster did.
+    """The work of a cluster.
 
     >>> ClusterStats(2, 5, 40, 10**9, 12.0, 1.5, (NodeStats("a", 40, 10**9, 10**9),)).nodes[0].host
     'a'
@@ -95,18 +94,18 @@ class ClusterStats:
     put_bytes: int
     """The bytes of tables that the driver put into the object store, each table once."""
     worked_s: float
-    """The time that all workers together worked."""
+    """The working time of all workers together."""
     waited_s: float
-    """The time that the driver waited for batches; the rest of the search is its own work."""
+    """The time that the driver waited for batches; it worked itself for the rest of the search."""
     nodes: tuple[NodeStats, ...]
-    """What each machine did."""
+    """The work of each machine."""
     unused: str | None = None
-    """Why no work was sent to the cluster; null: some was."""
+    """Why no work was sent to the cluster; null if some was."""
 
 
 @dataclass(frozen=True)
 class DegreeStats:
-    """What a search with one d and one t for all stages looked at.
+    """The work of a search with one d and one t for all stages.
 
     >>> import piper_ray
     >>> bert = piper_ray.estimate("bert-large", "A100-80")
@@ -120,18 +119,18 @@ class DegreeStats:
     searched: int
     """The pairs that no bound ruled out."""
     looked_through: int
-    """The pairs whose plans were looked at one by one."""
+    """The pairs whose plans were examined one by one."""
     states: int
     """The pipeline tails kept, over all pairs."""
     passes: int = 0
-    """The passes that a search under a schedule with chunks simulated, and what counts as such: its work, as
-    ``passes_limit`` counts it."""
+    """The passes that a search under a schedule with chunks simulated, and further work counted as passes;
+    ``passes_limit`` limits this number."""
 
 
 @on_demand("pairs")
 @dataclass(frozen=True)
 class SolveStats:
-    """What each step of a solve cost. Pairs of large lattices are counted when ``pairs`` is first asked for.
+    """The cost of each step of a solve. For large lattices ``pairs`` is counted when it is first read.
 
     >>> import piper_ray
     >>> bert = piper_ray.estimate("bert-large", "A100-80")
@@ -143,15 +142,15 @@ class SolveStats:
     layers: int
     """The layers of the instance."""
     contracted_layers: int
-    """The layers that are left when those that cost nothing have joined a neighbour."""
+    """The layers that are left after those that cost nothing have joined a neighbour."""
     downsets: int
     """The downsets of these layers."""
     levels: int
     """The levels of the lattice of downsets."""
     pairs: int | None
-    """The pairs of nested downsets, before any pruning; null: they were not counted."""
+    """The pairs of nested downsets, before any pruning; null if they were not counted."""
     threads: int
-    """The threads that worked."""
+    """The number of worker threads."""
     lattice_s: float
     """The wall time of the lattice."""
     stage_costs_s: float
@@ -161,14 +160,14 @@ class SolveStats:
     evaluations: tuple[EvaluationStats, ...]
     """The threshold evaluations, in their order."""
     cluster: ClusterStats | None = None
-    """What a cluster did; null: there was none."""
+    """The work of a cluster; null if there was none."""
     degrees: DegreeStats | None = None
-    """What the search with one d and one t for all stages did; null: it was not asked for."""
+    """The work of the search with one d and one t for all stages; null if there was none."""
 
 
 @dataclass(frozen=True)
 class BlockStats:
-    """What merging operators into blocks gave up.
+    """What was given up when operators were merged into blocks.
 
     >>> stats = BlockStats(4000, 60, None, 1200, largest_share=0.04, choices_dropped=0)
     >>> f"{stats.layers} layers in {stats.blocks} blocks"
@@ -180,15 +179,15 @@ class BlockStats:
     blocks: int
     """The number of blocks."""
     downsets_before: int | None
-    """The downsets of the layers; null: too many to count."""
+    """The downsets of the layers; null if they are too many to count."""
     downsets: int
     """The downsets of the blocks."""
     largest_share: float
-    """The share of the largest block in the work of all layers, or in their memory."""
+    """The largest block's share of the work of all layers, or of their memory."""
     choices_dropped: int
     """The combinations of TMPCs within blocks that were left out."""
     time_per_sample_s: float | None = None
-    """The time of the best plan of whole blocks; null: none was found."""
+    """The time of the best plan of whole blocks; null if none was found."""
     proved: bool = False
     """Whether it is proved that no plan of whole blocks is faster."""
 
@@ -197,11 +196,11 @@ class BlockStats:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a solve will take, known before it starts; None where a figure could not be had cheaply.
+    """The cost of a solve, predicted before it starts; None for figures that are expensive to predict.
 
     downsets, pairs: the numbers of the lattice. memory_bytes: the peak of the process. seconds: the time of one thread
-    on this machine; where downsets are too many to list them all, that of a solve that lists those alone that plans as
-    good as the best can use.
+    on this machine. If there are too many downsets to list them all, it is the time of a solve that lists only those
+    that a plan as good as the best can use.
 
     >>> Forecast(downsets=83, pairs=3403, memory_bytes=2e8, seconds=0.01).downsets
     83
@@ -215,7 +214,7 @@ class Forecast:
 
 @dataclass(frozen=True)
 class Infeasibility:
-    """Why there is no plan, and what would be needed.
+    """Why there is no plan, and how much memory a plan would need.
 
     >>> import piper_ray
     >>> bert = piper_ray.estimate("bert-large", "A100-80")
@@ -225,23 +224,24 @@ class Infeasibility:
     """
 
     reason: str
-    """A sentence that says why there is no plan."""
+    """A sentence that explains why there is no plan."""
     least_memory_bytes: float | None
-    """The least memory with which there is a plan, within 1 byte or 1e-9 relative; null: no memory helps."""
+    """The least memory for which there is a plan, within 1 byte or 1e-9 relative; null if no memory suffices."""
 
 
 @dataclass(frozen=True)
 class Solution:
-    """What a solve found, and what it proved.
+    """The result of a solve: what it found and what it proved.
 
     time_per_sample_s: the time of ``plan`` as ``evaluate`` computes it; None without a plan.
 
     lower_bound_s: no plan is faster. gap: (time_per_sample_s - lower_bound_s) / time_per_sample_s. stopped_by: what
-    ended the search before a proof; None when it ended by itself. blocks: what was given up when layers were merged
-    into blocks; None if they were not. Its plans are of the layers, and ``lower_bound_s`` holds for all plans of these,
-    whole blocks or not. schedule: the schedule that value and bound are for. Under a flush the value is the simulated
-    time of a batch over N, and the bound one on every plan's. step: the terms of such a step. An OPTIMAL plan that was
-    stopped is the best in time, but perhaps not the one of fewest devices and stages.
+    ended the search before a proof; None if it ended by itself. blocks: what was given up when layers were merged into
+    blocks; None if they were not. The plan still consists of layers, and ``lower_bound_s`` holds for all plans of
+    layers, whether or not they keep blocks whole. schedule: the schedule of the time and the bound. Under a schedule
+    that flushes, the time is the simulated time of a batch divided by N, and the bound holds for every plan. step: the
+    terms of such a step. An OPTIMAL plan of a stopped search has the best time, but another plan may need fewer devices
+    or stages.
 
     >>> import piper_ray
     >>> bert = piper_ray.estimate("bert-large", "A100-80")
@@ -304,6 +304,6 @@ class Solution:
         return text if self.plan is None else f"{text}, {self._plan_text(self.plan)}"
 
     def _plan_text(self, plan: Plan) -> str:
-        """Chunks of a rank share its devices."""
+        """The stages and devices of the plan. Chunks of a rank share its devices."""
         devices = plan.devices // self.schedule.v
         return f"{plural(len(plan.stages), 'stage')} on {plural(devices, 'device')}"

@@ -1,6 +1,6 @@
-"""Why a search ended before its proof (``StoppedBy``), and the wish that ends one (``Stop``), with the answer so far.
+"""Why a search ended before its proof (``StoppedBy``), and a request to end a search with its answer so far (``Stop``).
 
-Who wishes is in another thread than who works.
+The request comes from another thread than the one that searches.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any, Generic, TypeVar
 
 
 class StoppedBy(str, Enum):
-    """What ended a search before its proof. OPERATOR_BLOCKS: plans of whole blocks are not all plans there are.
+    """What ended a search before its proof. OPERATOR_BLOCKS: only plans of whole blocks were searched.
 
-    Of schedules with a flush: TOO_MANY_PLANS, TOO_MANY_STATES: more than a search looks at, or keeps. CHOICES_MERGED: a
-    stage has more undominated TMPC choices than are told apart, so that the bound is one of better ones. Of schedules
-    with chunks: NO_BETTER_BOUND, neither bound nor plan got any further; WORK_LIMIT, as many passes were simulated as
-    may be. TOO_SLOW: no plan keeps within the time asked. TOO_MANY_DOWNSETS: not even those that a better plan can use
-    can be listed. INEXACT: sums of layers' figures lose the small ones. PROCESS_LOST: the process that searched was
-    ended from outside, as by Ray.
+    Under schedules that flush: TOO_MANY_PLANS, TOO_MANY_STATES: more than a search examines, or keeps. CHOICES_MERGED:
+    a stage has more undominated TMPC choices than the search distinguishes, so the bound belongs to better choices.
+    Under schedules with chunks: NO_BETTER_BOUND, neither bound nor plan improved further; WORK_LIMIT, the allowed
+    number of passes was simulated. TOO_SLOW: no plan keeps the requested time. TOO_MANY_DOWNSETS: even the downsets
+    that a better plan can use are too many to list. INEXACT: sums of layers' figures lose the small ones. PROCESS_LOST:
+    something outside, such as Ray, ended the process that searched.
 
     >>> StoppedBy("time limit")
     <StoppedBy.TIME_LIMIT: 'time limit'>
@@ -45,7 +45,7 @@ class StoppedBy(str, Enum):
 
     @property
     def in_haste(self) -> bool:
-        """Whether nobody waits for more than what is known.
+        """Whether the search should return at once with what it has.
 
         >>> StoppedBy.INTERRUPT.in_haste, StoppedBy.GAP.in_haste
         (True, False)
@@ -54,7 +54,7 @@ class StoppedBy(str, Enum):
 
     @property
     def ends_all(self) -> bool:
-        """Whether it comes from outside: then no further search of the same answer begins.
+        """Whether the reason comes from outside; then no further search for the same answer begins.
 
         >>> StoppedBy.TIME_LIMIT.ends_all, StoppedBy.CHOICE_TOO_HARD.ends_all
         (True, False)
@@ -63,7 +63,7 @@ class StoppedBy(str, Enum):
 
     @property
     def breaks_off(self) -> bool:
-        """Whether the search would have gone on. For all other reasons it had done what it can.
+        """Whether the search would have gone on. For all other reasons it had already done all that it can.
 
         >>> StoppedBy.CHOICE_TOO_HARD.breaks_off, StoppedBy.GAP.breaks_off
         (True, False)
@@ -75,7 +75,7 @@ _Answer = TypeVar("_Answer")
 
 
 class StopSearch(Exception):
-    """Raised inside a search to end it; ``reason`` is what the user is told.
+    """Raised inside a search to end it; ``reason`` is shown to the user.
 
     >>> StopSearch(StoppedBy.TIME_LIMIT).reason
     <StoppedBy.TIME_LIMIT: 'time limit'>
@@ -87,17 +87,17 @@ class StopSearch(Exception):
 
 
 class _Wish:
-    """No lock: it is set by signal handlers too."""
+    """A flag without a lock, because signal handlers set it too."""
 
     requested = False
 
 
 class Stop(Generic[_Answer]):
-    """``request`` ends the work that was given this, from any thread or signal handler: it looks here about ten times a
-    second.
+    """``request`` ends the work that received this object, from any thread or signal handler. The work checks it about
+    ten times a second.
 
-    Work that is in a long step cannot look. What it offers meanwhile, the answer so far, can be had without it, and
-    what it had to do at its end can be done in its place: then it is given up.
+    Work in a long step cannot check. Then another thread can read the latest answer that the work offered, carry out
+    what the work would do at its end, and abandon the work.
 
     >>> import piper_ray
     >>> bert = piper_ray.estimate("bert-large", "A100-80")
@@ -115,7 +115,7 @@ class Stop(Generic[_Answer]):
         self._endings: list[Callable[[], object]] = []
 
     def request(self) -> None:
-        """Asks the work to end. Once is enough, and there is no way back."""
+        """Asks the work to end. A request cannot be withdrawn."""
         self._wish.requested = True
 
     @property
@@ -124,17 +124,17 @@ class Stop(Generic[_Answer]):
         return self._wish.requested
 
     def check(self) -> None:
-        """Raises StopSearch once the end is wished for."""
+        """Raises StopSearch if the end was requested."""
         if self.requested:
             raise StopSearch(StoppedBy.INTERRUPT)
 
     def offer(self, answer: Callable[[], _Answer | None]) -> None:
-        """answer: tells at any moment, on any thread, what there is, in place of what was offered before."""
+        """answer: returns the current answer at any moment and on any thread. It replaces the one offered before."""
         self._answer = answer
 
     def conclude(self, answer: _Answer) -> None:
-        """answer: all there will be. Where the end is wished for, nobody has to wait for what is left of the work, and
-        ``rest`` is called before it."""
+        """answer: the final answer. If the end was requested, ``rest`` is called before the remaining work begins, and
+        may hold it off, so that nobody has to wait for that work."""
         self.offer(lambda: answer)
         if self.requested:
             self.is_concluded = True
@@ -142,22 +142,23 @@ class Stop(Generic[_Answer]):
 
     @property
     def has_answer(self) -> bool:
-        """Whether something was offered."""
+        """Whether an answer was offered."""
         return self._answer is not _nothing
 
     def answer(self) -> _Answer | None:
-        """The answer so far; None as long as there is none."""
+        """The answer so far; None if there is none yet."""
         return self._answer()
 
     def part(self) -> Stop[Any]:
-        """A stop for a part of the work: it has the same wish, with answers of its own."""
+        """A stop for a part of the work. It shares the request and has answers of its own."""
         part: Stop[Any] = Stop()
         part._wish, part._endings = self._wish, self._endings
         return part
 
     @contextlib.contextmanager
     def ending(self, end: Callable[[], object]) -> Iterator[None]:
-        """end: what the work would do at its end, should it be given up meanwhile. Safe beside the work itself."""
+        """end: what the work does at its end, called by ``give_up`` if the work is abandoned inside this context. It
+        must be safe to call while the work runs."""
         self._endings.append(end)
         try:
             yield
@@ -165,7 +166,8 @@ class Stop(Generic[_Answer]):
             self._endings.remove(end)
 
     def give_up(self) -> None:
-        """Ends in place of the work, which gets no further: the process is about to end. What fails is left."""
+        """Does what the work would do at its end, in place of work that cannot continue, because the process is about
+        to end. Errors are ignored."""
         for end in reversed(self._endings.copy()):
             with contextlib.suppress(Exception):
                 end()

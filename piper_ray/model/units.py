@@ -1,5 +1,5 @@
-"""Sizes and rates as people write them: ``8GiB``, ``80GB``, ``25GB/s``, or a plain number of bytes; and numbers of
-other libraries as Python's own, so that equal figures are equal to the last bit."""
+"""Sizes and rates as people write them: ``8GiB``, ``80GB``, ``25GB/s``, or a plain number of bytes. Also the conversion
+of other libraries' numbers to Python's own, so that equal figures are equal to the last bit."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ _LARGE_UNITS = {"GiB": 2.0**30, "GB": 1e9, "MiB": 2.0**20, "MB": 1e6}
 
 
 OnNote = Callable[[str], None]
-"""Called with what is no fault of an input and still worth telling, in words for the user."""
+"""Called with a remark for the user about an input that is valid but unusual."""
 
 LEAST_LIKELY_BYTES = 1e6
-"""A memory below this, or a bandwidth below this in a second, most likely lacks its unit."""
+"""A memory below this, or a bandwidth below this per second, most likely lacks its unit."""
 
 
 def parse_bytes(value: str | float, *, unit_required: bool = False) -> float:
     """A size in bytes, from a number or from text with a unit (kB, MB, GB, KiB, MiB, GiB, Gbit, ...).
 
-    Text without a unit is bytes, or with ``unit_required`` refused. Raises UsageError for that and for anything that is
-    not a finite size >= 0.
+    Text without a unit counts bytes, or is refused if ``unit_required``. Raises UsageError for that and for anything
+    that is not a finite size >= 0.
     """
     expected = "a size such as 8GiB or 80GB" if unit_required else "a size such as 8GiB, 80GB or a number of bytes"
     return _parse(value, value, expected, "", unit_required)
 
 
 def parse_bytes_per_s(value: str | float, *, unit_required: bool = False) -> float:
-    """A rate in bytes/s: what ``parse_bytes`` takes, with or without "/s". Raises UsageError."""
+    """A rate in bytes/s, from the same values as ``parse_bytes``, with or without "/s". Raises UsageError."""
     bare = _PER_SECOND.sub("", value) if isinstance(value, str) else value
     expected = "a rate such as 25GB/s" + (
         " or 200Gbit/s" if unit_required else ", 200Gbit/s or a number of bytes per second"
@@ -49,9 +49,9 @@ def parse_bytes_per_s(value: str | float, *, unit_required: bool = False) -> flo
 
 
 def parse_count(text: str) -> int:
-    """``512``, ``1k`` (1,000), ``1Ki`` (1,024), ``1.5M``, ``300B``, ``15e12``.
+    """Reads ``512``, ``1k`` (1,000), ``1Ki`` (1,024), ``1.5M``, ``300B``, ``15e12``.
 
-    Raises UsageError for what is no whole number.
+    Raises UsageError for text that is not a whole number.
     """
     match = _COUNT.fullmatch(text)
     number = None if match is None else Decimal(match["number"]) * _COUNT_UNITS[match["unit"]]
@@ -61,9 +61,9 @@ def parse_count(text: str) -> int:
 
 
 def parse_tokens(text: str) -> int:
-    """``8192``, or ``128k``, which is 131,072: lengths of sequences are told in 1,024 tokens.
+    """Reads ``8192``, or ``128k``, which is 131,072: lengths of sequences are counted in units of 1,024 tokens.
 
-    Raises UsageError for what is no whole number above 0.
+    Raises UsageError for text that is not a whole number above 0.
     """
     match = re.fullmatch(r"\s*(\d+)\s*([kK]i?)?\s*", text)
     tokens = 0 if match is None else int(match[1]) * (1024 if match[2] else 1)
@@ -73,7 +73,8 @@ def parse_tokens(text: str) -> int:
 
 
 def parse_seconds(text: str) -> float:
-    """``600``, ``90s``, ``10m``, ``1.5h``, ``1d``: a length of time, in seconds without a unit. Raises UsageError."""
+    """Seconds from ``600``, ``90s``, ``10m``, ``1.5h`` or ``1d``; a number without a unit is seconds. Raises
+    UsageError."""
     match = _DURATION.fullmatch(text)
     if match is None:
         raise UsageError(f"{_shown(text)} is no length of time; expected one such as 90, 90s, 10m, 1.5h or 1d")
@@ -81,7 +82,7 @@ def parse_seconds(text: str) -> float:
 
 
 def likely_text(size: float, per_second: str) -> str:
-    """What was probably meant by a number without a unit: devices have GB, and a large number counts bytes."""
+    """The probable meaning of a number without a unit: devices have gigabytes, and a large number counts bytes."""
     if size < 1000.0:
         return f"{size:g}GB{per_second}"
     if size < LEAST_LIKELY_BYTES:
@@ -91,9 +92,10 @@ def likely_text(size: float, per_second: str) -> str:
 
 
 def doubtful(size: float, per_second: str, *, with_units: bool) -> str | None:
-    """What to say of a memory (or, with "/s", a bandwidth) in a file that most likely lacks its unit; None of others.
+    """A remark on a memory (or, with "/s", a bandwidth) in a file that most likely lacks its unit; None for other
+    sizes.
 
-    with_units: the file may hold texts with units; else it holds numbers of bytes.
+    with_units: the file may hold texts with units; otherwise it holds numbers of bytes.
     """
     if size >= LEAST_LIKELY_BYTES:
         return None
@@ -144,13 +146,13 @@ def _shown(value: object) -> str:
 
 
 def plain(value: object) -> object:
-    """A scalar of numpy or torch as Python's own; anything else as it is."""
+    """A scalar of numpy or torch as Python's own; any other value unchanged."""
     item = getattr(value, "item", None)
     return item() if callable(item) and getattr(value, "shape", None) == () else value
 
 
 def figure(value: object) -> object:
-    """A number as a float; what is no number, or too large for a float, as it is."""
+    """A number as a float; any other value, and a number too large for a float, unchanged."""
     if type(value) is float:
         return value
     value = plain(value)
@@ -163,13 +165,13 @@ def figure(value: object) -> object:
 
 
 def size(value: object) -> object:
-    """What ``figure`` gives, and for a text such as "8GiB" its number of bytes; a text that is no size stays as it
-    is."""
+    """The result of ``figure``, or the number of bytes of a text such as "8GiB". A text that is not a size stays
+    unchanged."""
     return _read_unit(value, parse_bytes) if isinstance(value, str) else figure(value)
 
 
 def rate(value: object) -> object:
-    """What ``size`` gives, for bytes per second: "25GB/s"."""
+    """The same as ``size`` for bytes per second: "25GB/s"."""
     return _read_unit(value, parse_bytes_per_s) if isinstance(value, str) else figure(value)
 
 
@@ -177,11 +179,12 @@ def _read_unit(text: str, parse: Callable[..., float]) -> object:
     try:
         return parse(text, unit_required=True)
     except UsageError:
-        return text  # what is wrong is told when the instance is looked through
+        return text  # the check of the instance reports what is wrong
 
 
 def count(value: object) -> object:
-    """A whole number as an int, 8.0 too as some programs write every number with a point; anything else as it is."""
+    """A whole number as an int, also 8.0, since some programs write every number with a point; other values
+    unchanged."""
     if type(value) is int:
         return value
     value = plain(value)
@@ -192,19 +195,19 @@ def count(value: object) -> object:
 
 
 def counts(values: object) -> object:
-    """Whole numbers as a tuple of ints; what cannot be gone through as it is."""
+    """Whole numbers as a tuple of ints; a value that is not iterable unchanged."""
     listed = as_tuple(values)
     return tuple(map(count, listed)) if isinstance(listed, tuple) else listed
 
 
 def as_tuple(value: object) -> object:
-    """What can be gone through as a tuple; texts, mappings and all else as they are."""
+    """An iterable as a tuple; texts, mappings and all other values unchanged."""
     value = plain(value)
     return tuple(value) if isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping)) else value
 
 
 def convert_fields(instance: object, convert: Callable[[object], object], *names: str) -> None:
-    """These fields of a frozen dataclass, in its ``__post_init__``, converted."""
+    """Converts these fields of a frozen dataclass, in its ``__post_init__``."""
     for name in names:
         value = getattr(instance, name)
         converted = convert(value)

@@ -77,6 +77,8 @@ def grid_points(
                     passes_s[between] = costs.passes_s(starts, between)
                 forward_s, backward_s = passes_s[between]
                 replicas = cluster.replicas_link(d, choice.degree)
+                if schedule.name in FLUSHED:
+                    replicas = instance.cluster.replicas_link(d, choice.degree, ranks)
                 sync_s = 4.0 * (d - 1) / d * weights[i] / replicas.bandwidth_bytes_per_s
                 lower_s = _lower_s(schedule, forward_s[i], backward_s[i], sync_s, instance.microbatches // d)
                 yield GridPoint(lower_s, devices, starts, d, choice, activation[i], fixed[i] + shared[i] / d)

@@ -15,8 +15,10 @@ from itertools import groupby, pairwise
 from rich.console import Console
 from rich.text import Text
 
+from piper_ray.cost.tolerances import MEMORY_TOLERANCE
 from piper_ray.evaluate import Evaluation, StageEvaluation
-from piper_ray.model.cluster import Cluster
+from piper_ray.model.borders import stage_borders
+from piper_ray.model.cluster import Cluster, DeviceKind
 from piper_ray.model.figures import (
     PROOF_TOLERANCE,
     given_size_text,
@@ -156,8 +158,7 @@ def _outcome_lines(instance: Instance, solution: Solution) -> Iterator[str | Tex
             yield f"no plan is faster than {time_text(solution.lower_bound_s)}/microbatch"
         for kind in instance.cluster.kinds:
             if kind.name not in {stage.kind for stage in plan.stages}:
-                idle = plural(kind.cluster.devices, "device")
-                yield f"no stage is on {printable(kind.name)}: the plan is faster without its {idle}"
+                yield f"no stage is on {printable(kind.name)}: {_why_idle(instance, kind, status)}"
     elif solution.infeasibility is not None:
         yield from _infeasibility_lines(solution.infeasibility)
     else:
@@ -168,6 +169,21 @@ def _outcome_lines(instance: Instance, solution: Solution) -> Iterator[str | Tex
     yield _work_text(solution)
     if solution.stats.cluster is not None:
         yield from cluster_lines(solution.stats.cluster, solution.stats.search_s)
+
+
+def _why_idle(instance: Instance, kind: DeviceKind, status: Status) -> str:
+    """Of a kind of devices that has no stage."""
+    idle, memory_bytes = plural(kind.cluster.devices, "device"), kind.cluster.memory_bytes * (1.0 + MEMORY_TOLERANCE)
+    held = (
+        tmpc.activation_bytes + tmpc.fixed_bytes
+        for layer in instance.layers
+        for t, row in layer.tmpcs.items()
+        for tmpc in row
+        if tmpc.kind == kind.name and t <= kind.cluster.devices
+    )
+    if not any(size_bytes <= memory_bytes for size_bytes in held):
+        return f"no plan can use its {idle}, whose memory is too small for any layer"
+    return f"the plan is faster without its {idle}" if status is Status.OPTIMAL else f"its {idle} are idle"
 
 
 def blocks_text(blocks: BlockStats) -> str:
@@ -320,6 +336,17 @@ def _tmpcs_text(stage: Stage) -> str:
     return ", ".join(_counted(name, count) for name, count in counts.items())
 
 
+def border_texts(instance: Instance, plan: Plan, schedule: Schedule) -> list[str]:
+    """What each stage hands over to the next at, ``702 GB/s within 8``, ``25 GB/s to H100``; nothing behind the last
+    stage. None, where links do not differ: see ``stage_borders``."""
+    found = []
+    for border in stage_borders(instance.cluster, plan, schedule):
+        where = "" if border.group_devices is None else f" within {border.group_devices:,}"
+        where = where if border.kinds is None else f" to {printable(border.kinds[1])}"
+        found.append(f"{given_size_text(border.bandwidth_bytes_per_s)}/s{where}")
+    return [*found, ""] if found else []
+
+
 def _layers_table(
     instance: Instance, plan: Plan, schedule: Schedule, width: int, *, alike: bool
 ) -> tuple[list[Column], list[list[str]]]:
@@ -329,22 +356,29 @@ def _layers_table(
     if schedule.v > 1:
         ranks = len(plan.stages) // schedule.v
         rank_of = {stage: rank for rank in range(ranks) for stage in schedule.stages_of_rank(rank, ranks)}
+    borders = border_texts(instance, plan, schedule)
     free = max(40, width - (10 if rank_of else 4) - len("d") - 3 - len("t") - 2 - len("devices") - 5 * 2)
     tmpcs_width = min(36, max(22, free * 2 // 5))
     layers_width = free - tmpcs_width
+    tmpcs_width = max(22, tmpcs_width - max((len(text) + 2 for text in borders), default=0))
     numbers = [Column(head, right=True) for head in (("#", "rank") if rank_of else ("#",))]
     degrees = [Column(head, right=True) for head in ("d", "t", "devices")]
     has_kinds = any(stage.kind for stage in plan.stages)
     if has_kinds:
         numbers.append(Column("kind"))
+    if borders:
+        degrees.append(Column("to next"))
     columns = [*numbers, Column("layers", wrap=layers_width), *degrees, Column("TMPCs", wrap=tmpcs_width)]
     rows = [
         (
             [printable(stage.kind)] if has_kinds else [],
-            [str(stage.data_parallel_degree), str(stage.tensor_parallel_degree), str(stage.devices)],
+            [
+                *map(str, (stage.data_parallel_degree, stage.tensor_parallel_degree, stage.devices)),
+                *borders[place : place + 1],
+            ],
             _tmpcs_text(stage),
         )
-        for stage in plan.stages
+        for place, stage in enumerate(plan.stages)
     ]
     found = []
     for _, group in groupby(range(len(rows)), key=lambda place: rows[place] if alike else place):

@@ -1,7 +1,8 @@
-"""Plans trained for real: a user's model cut by a plan, run by torch's pipelines, and measured against the promise.
+"""Trains by a plan: torch's pipelines run a user's model, cut by the plan, and the measured times are compared with the
+plan's.
 
-``job`` is what the ranks are to do and what was measured, ``launch`` starts them on this machine, ``run`` is the way
-in, ``trace`` the same as events: none of them imports torch. A rank's process (``rank``) cuts the model (``stages``),
-gives torch its list of actions (``lists``) and times its passes (``pipeline``), trains on microbatches of
-``data``, and finds its peak of memory.
+``job`` describes the work of ranks and the measurements, ``launch`` starts the ranks on this machine, ``run`` is the
+entry point, ``trace`` writes a run as events: none of them imports torch. A rank's process (``rank``) cuts the model
+(``stages``), gives torch its list of actions (``lists``), times its passes (``pipeline``), trains on microbatches of
+``data``, and measures its peak of memory.
 """

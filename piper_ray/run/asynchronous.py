@@ -1,9 +1,9 @@
 """A rank's part of a pipeline that never drains: one stage, whose passes use versions of its weights, over gloo.
 
-torch's pipelines end with each batch and have one number of replicas, so here passes are called, and tensors sent, one
-by one. Microbatch k goes to replica k mod d of each stage. A version of the weights is a list of parameters; the one
-that a pass uses is put in the module's places before it, also before a backward pass, which may recompute. An update
-takes the gradients from the version that was used, and makes the next version of the newest one.
+torch's pipelines end with each batch and have the same number of replicas everywhere, so here passes are called, and
+tensors sent, one by one. Replica k mod d of each stage runs microbatch k. A version of the weights is a list of
+parameters; before a pass its version is put into the module, also before a backward pass, which may recompute. An
+update takes the gradients of the used version, and makes the next version from the newest one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ Optimizing = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 
 class VersionedWeights:
-    """The versions of a module's trained parameters that passes in flight need, and the newest. most: at a time."""
+    """The newest version of a module's trained parameters, and those that passes in flight need. most: the most at a
+    time."""
 
     def __init__(self, module: nn.Module, optimizer: Optimizing) -> None:
         places: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
@@ -46,13 +47,14 @@ class VersionedWeights:
         self._optimizer = optimizer(list(places)) if places else None
 
     def use(self, version: int) -> None:
-        """Passes use it from here on."""
+        """Makes the module's passes use this version."""
         for places, parameter in zip(self._places, self._there[version], strict=True):
             for owner, name in places:
                 setattr(owner, name, parameter)
 
     def take_gradients(self, version: int, passes: int) -> list[torch.Tensor | None]:
-        """The mean over so many passes of what backward passes have left at a version, which has none afterwards."""
+        """The gradients at a version, divided by ``passes``, the number of backward passes that added to them. Clears
+        them."""
         found = []
         for parameter in self._there[version]:
             found.append(None if parameter.grad is None else parameter.grad.div_(passes))
@@ -60,8 +62,8 @@ class VersionedWeights:
         return found
 
     def prepare(self, gradients: Sequence[torch.Tensor | None], oldest: int) -> list[nn.Parameter]:
-        """The parameters of the next version, still with the newest one's numbers, and their gradients. oldest: the
-        first version that a pass will use yet; those before it are let go."""
+        """The parameters of the next version, with the newest one's values, and with these gradients. oldest: the first
+        version that a later pass will use; earlier ones are freed."""
         newest = self._there[self.updates]
         self._there = {version: kept for version, kept in self._there.items() if version >= oldest}
         following = newest
@@ -76,13 +78,13 @@ class VersionedWeights:
         return following
 
     def step(self) -> None:
-        """The optimizer's, of the newest version."""
+        """The optimizer's step, on the newest version."""
         if self._optimizer is not None:
             self._optimizer.step()
             self._optimizer.zero_grad()
 
     def _hand_over(self, before: Sequence[nn.Parameter], after: Sequence[nn.Parameter]) -> None:
-        """The optimizer goes on with other parameters."""
+        """Makes the optimizer continue with other parameters."""
         if self._optimizer is not None:
             self._optimizer.param_groups[0]["params"] = list(after)
             for one, other in zip(before, after, strict=True):
@@ -92,7 +94,7 @@ class VersionedWeights:
 
 @dataclass
 class _InFlight:
-    """A microbatch between its passes: what a stage received, and what it has made of that."""
+    """A microbatch between its passes: what a stage received, and what it computed."""
 
     received: list[torch.Tensor]
     made: tuple[torch.Tensor, ...]
@@ -110,10 +112,10 @@ class _Arriving:
 
 
 class AsynchronousStage:
-    """This rank's replica of a stage. losses: of its microbatches, where the last stage is."""
+    """This rank's replica of a stage. losses: of its microbatches, on the last stage."""
 
     def __init__(self, job: Job, model: TrainableModel, data: Data, optimizer: Optimizing) -> None:
-        """The process group is there. Raises InputError for a model that the plan does not fit."""
+        """The process group must exist. Raises InputError for a model that the plan does not fit."""
         self._job, self.stream, self._data = job, pass_stream(job), data
         self.stage, self.replica = job.seat(dist.get_rank())
         modules, borders, self._loss = divided_model(job.model, job.stages, model, model.inputs, whole=False)
@@ -135,12 +137,12 @@ class AsynchronousStage:
         self._through = 0
 
     def run(self, batch_done: Callable[[int], None]) -> None:
-        """All passes of the run. batch_done: called after each batch, with the number of those that are done."""
+        """All passes of the run. batch_done: called after each batch, with the number of finished batches."""
         passes = self.stream.passes(self.stage, self.replica)
         arriving = deque([self._receive(*passes[0])])
         of_batch = self.stream.microbatches // self.stream.degrees[self.stage]
         for number, (kind, k) in enumerate(passes):
-            arriving += [self._receive(*one) for one in passes[number + 1 : number + 2]]  # while this pass goes on
+            arriving += [self._receive(*one) for one in passes[number + 1 : number + 2]]  # during this pass
             received = arriving.popleft().wait()
             if kind is ActionKind.F:
                 self._forward(k, received)
@@ -191,7 +193,7 @@ class AsynchronousStage:
             self._update(k, version, each)
 
     def _update(self, k: int, version: int, passes: int) -> None:
-        """After the backward pass of k, the last of so many that used this version."""
+        """Updates the weights after the backward pass of k, the last of ``passes`` passes that used this version."""
         gradients = self.weights.take_gradients(version, passes)
         oldest = self.stream.version(self.stage, k + self.stream.degrees[self.stage])
         parameters = self.weights.prepare(gradients, oldest)
@@ -214,7 +216,8 @@ class AsynchronousStage:
         return self._batch[1][place]
 
     def _receive(self, kind: ActionKind, k: int) -> _Arriving:
-        """What a pass waits for: a forward pass for tensors, a backward pass for gradients of what was sent."""
+        """The tensors that a pass waits for: inputs of a forward pass, or gradients of what was sent for a backward
+        pass."""
         if kind is ActionKind.F:
             forms, source = self._border.received, self.stage - 1
         else:

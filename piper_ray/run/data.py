@@ -1,5 +1,5 @@
-"""Microbatches to train on: what the factory gives, the same on every rank; or a training loop's batch, taken apart
-into microbatches of the example's shapes."""
+"""Microbatches to train on: from the factory, the same on every rank; or a training loop's batch, divided into
+microbatches of the example's shapes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NO_TENSORS = "without tensors"
 
 @dataclass(frozen=True)
 class PassInputs:
-    """inputs: the inputs of a call of the model. tensors: the tensors in it, by the names that stages know."""
+    """inputs: the arguments of a call of the model. tensors: the tensors in them, by the names that stages use."""
 
     inputs: Inputs
     tensors: Mapping[str, torch.Tensor]
@@ -43,19 +43,20 @@ def moved(inputs: Inputs, device: torch.device) -> Inputs:
 
 
 class Data:
-    """Microbatch after microbatch: random ones where inputs were declared, the factory's own where it gives an
-    iterator, and else its example again and again."""
+    """A sequence of microbatches: random ones if inputs were declared, the factory's own if it returns an iterator, and
+    otherwise its example repeatedly."""
 
     def __init__(self, factory: Factory, model: TrainableModel, declared: Sequence[Declared], microbatch: int) -> None:
         self._factory, self._declared, self._size = factory, declared, microbatch
-        # And not the model, most of which is let go. Inputs of a model without numbers have none either.
+        # Does not keep the model, most of which is freed. A model without values has inputs without values.
         self._example = pytree.tree_map_only(torch.Tensor, lambda one: filled(one, _CPU), model.inputs)
         self._further = model.further
         self._steps = 0
         self._form = _form(model.inputs)
 
     def batch(self, microbatches: int) -> list[PassInputs]:
-        """The next step's. Raises InputError for inputs that differ from the first in more than their numbers."""
+        """The next step's microbatches. Raises InputError for inputs that differ from the first in more than their
+        values."""
         self._steps += 1
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._steps)
@@ -77,7 +78,7 @@ class Data:
 
 
 def _form(inputs: Inputs) -> tuple[str, object]:
-    """Shapes and types in words; and the containers."""
+    """Shapes and types in words, and the containers."""
     leaves, spec = pytree.tree_flatten(inputs)
     shapes = [
         f"{tuple(leaf.shape)} {str(leaf.dtype).removeprefix('torch.')}"
@@ -89,8 +90,8 @@ def _form(inputs: Inputs) -> tuple[str, object]:
 
 
 def in_order_of(example: Inputs, given: Inputs) -> Inputs:
-    """Inputs with their names in the example's order. Raises UsageError for other inputs, and for plain values that are
-    not those with which the model was traced."""
+    """Inputs with their names in the example's order. Raises UsageError for other inputs, and for plain values that
+    differ from those with which the model was traced."""
     if len(given[0]) != len(example[0]) or given[1].keys() != example[1].keys():
         raise UsageError(f"step was given {_names(given)}; expected {_names(example)}, as build was given")
     ordered: Inputs = given[0], {name: given[1][name] for name in example[1]}
@@ -101,11 +102,11 @@ def in_order_of(example: Inputs, given: Inputs) -> Inputs:
 
 
 def divided(what: str, example: Any, given: Any, count: int) -> list[Any]:
-    """What a step is given, microbatch by microbatch. what: "inputs" or "target".
+    """A step's arguments, divided into microbatches. what: "inputs" or "target".
 
-    Tensors ``count`` times as long as the example's are divided along their first side; those of its shape are the same
-    for each microbatch, as plain values are. Raises UsageError for other shapes and containers, and for a batch that is
-    but one microbatch.
+    Tensors ``count`` times as long as the example's are divided along their first side; tensors of the example's shape
+    are the same for each microbatch, and so are plain values. Raises UsageError for other shapes and containers, and
+    for a batch that is only one microbatch.
     """
     wanted, spec = pytree.tree_flatten(example)
     leaves, own_spec = pytree.tree_flatten(given)
@@ -147,7 +148,7 @@ def _names(inputs: Inputs) -> str:
 
 
 def _words(value: object) -> str:
-    """Tensors by their types and shapes."""
+    """The types and shapes of tensors in a value."""
     leaves = pytree.tree_leaves(value)
     tensors = [
         f"{str(leaf.dtype).removeprefix('torch.')} {tuple(leaf.shape)}" for leaf in leaves if _type_of(leaf) is not None

@@ -1,4 +1,5 @@
-"""A folder that ``export --to torch`` wrote, as a pipeline: what its ``pipeline.py`` calls on each rank."""
+"""A folder that ``export --to torch`` wrote, as a pipeline: the functions that its ``pipeline.py`` calls on each
+rank."""
 
 from __future__ import annotations
 
@@ -22,21 +23,21 @@ _CPU = torch.device("cpu")
 
 
 class PlannedSchedule:
-    """This rank's part of the pipeline, whose ``step`` works through a batch."""
+    """This rank's part of the pipeline. ``step`` works through a batch."""
 
     def __init__(self, pipeline: Pipeline, inputs: Inputs, target: object) -> None:
-        """inputs, target: those of a microbatch."""
+        """inputs, target: of one microbatch."""
         self._pipeline, self._inputs, self._target = pipeline, inputs, target
 
     def step(
         self, *args: object, target: object = None, losses: list[torch.Tensor] | None = None, **kwargs: object
     ) -> None:
-        """All passes of a batch; every parameter then has the gradient of the mean of the whole batch's losses, over
-        all replicas. Gradients that were there before are to be cleared first.
+        """All passes of a batch. Every parameter then has the gradient of the mean of the whole batch's losses, over
+        all replicas. Clear existing gradients before.
 
-        args, kwargs: the model's inputs, all microbatches of this replica one after the other along the first side, the
-        same on each rank of the replica; ranks whose stages read none may leave them out. target: what the loss gets,
-        where the last stage is. losses: gets those of the microbatches there. Raises UsageError for inputs unlike
+        args, kwargs: the model's inputs, all microbatches of this replica concatenated along the first side, the same
+        on each rank of the replica; ranks whose stages read no inputs may leave them out. target: for the loss, on the
+        rank of the last stage. losses: filled with those of the microbatches there. Raises UsageError for inputs unlike
         those that ``build`` was given.
         """
         pipeline, count = self._pipeline, self._pipeline.plan.microbatches
@@ -54,7 +55,7 @@ class PlannedSchedule:
 
 
 def make_mesh(plan: PipelinePlan, device_type: str) -> DeviceMesh:
-    """(pp, dp), of all ranks that were started. Raises UsageError unless these are as many as the plan has."""
+    """The mesh (pp, dp) of all started ranks. Raises UsageError unless their number is the plan's."""
     expected = f"{plan.ranks}: {plan.places} of a pipeline, each with {plural(plan.replicas, 'replica')}"
     if not dist.is_initialized() and "WORLD_SIZE" not in os.environ:
         raise UsageError(f"this process is no rank; expected torchrun to start it as one of {expected}")
@@ -75,9 +76,9 @@ def build(
 ) -> tuple[PlannedSchedule, list[nn.Module]]:
     """This rank's schedule, and the modules of its stages, which are then on the device.
 
-    model: whole, on the CPU. loss: a function of what the model returns and the target. inputs, target: those of one
-    microbatch. The forward pass is traced with these inputs: a tensor, a tuple by position or a dict by name. Raises
-    UsageError and InputError for what does not fit the plan.
+    model: whole, on the CPU. loss: a function of the model's result and the target. inputs, target: of one microbatch.
+    The forward pass is traced with these inputs: a tensor, a tuple by position or a dict by name. Raises UsageError and
+    InputError for arguments that do not fit the plan.
     """
     _check_model(plan, model)
     _check_mesh(plan, mesh)
@@ -101,7 +102,7 @@ def _check_mesh(plan: PipelinePlan, mesh: DeviceMesh) -> None:
 
 
 def _check_model(plan: PipelinePlan, model: nn.Module) -> None:
-    """Raises UsageError for what is no whole model on the CPU."""
+    """Raises UsageError for a value that is not a whole model on the CPU."""
     if not isinstance(model, nn.Module):
         raise UsageError(f"build: the model is a {type(model).__name__}; expected a torch.nn.Module")
     held = [*model.named_parameters(), *model.named_buffers()]

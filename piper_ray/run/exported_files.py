@@ -23,7 +23,7 @@ STAGES, LISTS = "stages.json", "schedule.csv"
 
 _PASS = re.compile(r"(\d+)([FBIW])(\d+)")
 _WHOLE = ({ActionKind.F}, {ActionKind.B, ActionKind.I}, {ActionKind.B, ActionKind.W})
-"""Kinds of passes of which each stage has one for each microbatch."""
+"""Kinds of passes; from each set a stage has one pass for each microbatch."""
 
 
 class _ExportedStage(Open):
@@ -42,7 +42,7 @@ class _ExportedDocument(Open):
 
 
 def read_folder(folder: Path) -> PipelinePlan:
-    """Raises InputError for files that are missing, or are not as they were written."""
+    """Reads the folder. Raises InputError for files that are missing or were changed."""
     source = str(folder / STAGES)
     faults = Faults()
     read = faults.model(_ExportedDocument, parse_json(source, read_text(source)), "")
@@ -71,9 +71,9 @@ def read_folder(folder: Path) -> PipelinePlan:
 def _passes(
     path: Path, held: Sequence[Sequence[int]], microbatches: int
 ) -> tuple[tuple[tuple[Pass, ...], ...], tuple[tuple[str, ...], ...]]:
-    """The lists of all ranks, without and with what stands between passes. held: the stages of each.
+    """The lists of all ranks, first without and then with the actions between passes. held: the stages of each rank.
 
-    Raises InputError unless they have each pass once, and between them what torch has.
+    Raises InputError unless they contain each pass once, and between passes the actions that torch needs.
     """
     rows = read_text(str(path)).splitlines()
     if len(rows) != len(held):

@@ -1,5 +1,5 @@
-"""What the ranks of a run are to do: a plan that torch can run, as plain data that goes to each of them; and what a run
-measured: steps, and of one of them what each rank did and held; or what went wrong on a rank."""
+"""The work of a run's ranks: a plan that torch can run, as plain data that is sent to each of them. Also a run's
+measurements: steps, and each rank's times and memory in one of them; or a rank's failure."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Replicas(str, Enum):
 class LayerJob:
     """A layer of a stage, as a run finds it in the model.
 
-    path: the path of its module. call: which of that module's calls in a forward pass it is, from 0.
+    path: the path of its module. call: the number of the module's call in a forward pass, from 0.
 
     >>> LayerJob("blocks.3", call=0, recompute=True).path
     'blocks.3'
@@ -62,11 +62,10 @@ class LayerJob:
 
 @dataclass(frozen=True)
 class JobOptions:
-    """How a plan is run. Raises UsageError for what makes no sense.
+    """How a plan is run. Raises UsageError for values that make no sense.
 
-    model, arguments: of the factory; inputs: as ``profile`` takes them. microbatches: N; microbatch: samples of one;
-    None: the plan's own. steps: measured ones, after those of the ``warm_up`` and two more. vertical_sync: under
-    PipeDream.
+    model, arguments: of the factory; inputs: as in ``profile``. microbatches: N; microbatch: samples of one; None: the
+    plan's own. steps: the number of measured ones, after ``warm_up`` and two more. vertical_sync: under PipeDream.
     """
 
     model: str
@@ -102,7 +101,7 @@ class JobOptions:
 
 
 def _plain(key: str, value: object) -> object:
-    """Arguments of the factory are shown, and travel to the ranks."""
+    """Checks an argument of the factory, which is shown in messages and sent to the ranks."""
     try:
         if ast.literal_eval(repr(value)) == value:
             return value
@@ -113,13 +112,13 @@ def _plain(key: str, value: object) -> object:
 
 @dataclass(frozen=True)
 class Job(JobOptions):
-    """What a run's ranks train, and how.
+    """The model that a run's ranks train, and how.
 
     stages: the layers of each, front to back; degrees: d of each. in_flight: the microbatches that a replica of each
     stage keeps under an asynchronous schedule. microbatches: N; microbatch: samples of one.
 
-    model, arguments: of the factory; inputs: as ``profile`` takes them. steps: measured ones, after ``steps_before``
-    others, of which ``warm_up`` are the warm-up's. threads: the threads of each rank, on a CPU.
+    model, arguments: of the factory; inputs: as in ``profile``. steps: the number of measured ones, after
+    ``steps_before`` others, of which ``warm_up`` are the warm-up's. threads: the threads of each rank, on a CPU.
 
     >>> import piper_ray
     >>> measured = piper_ray.run("models.py:small_gpt", "plan.json")  # doctest: +SKIP
@@ -141,33 +140,33 @@ class Job(JobOptions):
 
     @property
     def replicas(self) -> int:
-        """d of all stages, under a flush."""
+        """d of all stages, under a schedule that flushes."""
         return self.degrees[0]
 
     @property
     def ranks(self) -> int:
-        """Place by place, and within one replica by replica."""
+        """The number of ranks. They are numbered by place, and by replica within a place."""
         return sum(self.degrees[: self.places])
 
     def seat(self, rank: int) -> tuple[int, int]:
-        """The place and the replica that a rank is."""
+        """The place and the replica of a rank."""
         first = [0, *accumulate(self.degrees[: self.places])]
         place = bisect_right(first, rank) - 1
         return place, rank - first[place]
 
     def rank_of(self, place: int, replica: int) -> int:
-        """The rank that is a replica of a place."""
+        """The rank of a replica of a place."""
         return sum(self.degrees[:place]) + replica
 
     @property
     def steps_before(self) -> int:
-        """The steps that are not measured: the optimizer makes its state in the first one, memory is followed until the
-        end of the second, and then come those of the warm-up."""
+        """The steps that are not measured. The optimizer creates its state in the first one, memory is tracked until
+        the end of the second, and then come those of the warm-up."""
         return 2 + self.warm_up
 
     @property
     def efforts(self) -> int:
-        """All steps, as progress counts them."""
+        """The number of all steps, for progress."""
         return self.steps_before + self.steps
 
     @property
@@ -176,7 +175,7 @@ class Job(JobOptions):
         return self.microbatches // self.replicas
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
-        """What a rank holds, by chunk."""
+        """A rank's stages, by chunk."""
         place, _ = self.seat(rank)
         return self.schedule.stages_of_rank(place, self.places)
 
@@ -191,7 +190,7 @@ class Job(JobOptions):
 def pass_lists(schedule: Schedule, places: int, microbatches: int) -> tuple[tuple[Pass, ...], ...]:
     """For each place its passes in order: kind, stage, microbatch. microbatches: of a replica.
 
-    Raises UsageError where the schedule cannot run so many microbatches on so many ranks.
+    Raises UsageError if the schedule cannot run this number of microbatches on this number of ranks.
     """
     found = []
     for place, actions in enumerate(flush_lists(schedule, places, microbatches)):
@@ -202,11 +201,11 @@ def pass_lists(schedule: Schedule, places: int, microbatches: int) -> tuple[tupl
 
 @dataclass(frozen=True)
 class PipelinePlan:
-    """What torch's pipelines need to know of a plan, whoever made it: a job, or an exported folder.
+    """A plan in the form that torch's pipelines need, made from a job or from an exported folder.
 
     stages: the layers of each, front to back. passes: for each place (rank of one pipeline) its list, in order. lists:
-    the same with all that torch does between them. replicas: d. sharing: how replicas share their work. weight_type:
-    PyTorch's name of the weights' type; empty where nobody says.
+    the same with all actions of torch between passes. replicas: d. sharing: how replicas share their work. weight_type:
+    PyTorch's name of the weights' type; empty if unknown.
     """
 
     stages: tuple[tuple[LayerJob, ...], ...]
@@ -218,7 +217,7 @@ class PipelinePlan:
 
     @classmethod
     def of(cls, job: Job) -> PipelinePlan:
-        """Raises UsageError where the schedule cannot run so many microbatches on so many ranks."""
+        """Raises UsageError if the schedule cannot run this number of microbatches on this number of ranks."""
         passes = pass_lists(job.schedule, job.places, job.microbatches_of_replica)
         return cls(job.stages, passes, torch_lists(passes), job.replicas, job.sharing)
 
@@ -234,21 +233,21 @@ class PipelinePlan:
 
     @property
     def microbatches(self) -> int:
-        """m, of a replica."""
+        """m: the microbatches of a replica."""
         return 1 + max(k for passes in self.passes for _, _, k in passes)
 
     @property
     def splits(self) -> bool:
-        """Whether a backward pass is done in two parts."""
+        """Whether backward passes run in two parts."""
         return any(kind is ActionKind.I for passes in self.passes for kind, _, _ in passes)
 
     def stages_of(self, place: int) -> list[int]:
-        """What a place holds, ascending."""
+        """The stages of a place, ascending."""
         return sorted({stage for _, stage, _ in self.passes[place]})
 
 
 def job_of(plan: PlannedDocument, schedule: Schedule, options: JobOptions) -> Job:
-    """Raises UsageError for a plan that torch's pipelines cannot run, with the reason."""
+    """A job for the plan. Raises UsageError, with the reason, for a plan that torch's pipelines cannot run."""
     microbatches = options.microbatches or plan.microbatches
     microbatch = options.microbatch or plan.samples_per_microbatch
     if microbatches is None:
@@ -288,21 +287,21 @@ def job_of(plan: PlannedDocument, schedule: Schedule, options: JobOptions) -> Jo
     if schedule.asynchronous:
         _check_stream(job)
     else:
-        PipelinePlan.of(job)  # raises where there is none
+        PipelinePlan.of(job)  # raises if there is none
     if job.vertical_sync and schedule.name is not ScheduleName.PIPEDREAM:
         raise UsageError(f"vertical sync: schedule {schedule.name.value} has one version in all stages anyway")
     return job
 
 
 def pass_stream(job: Job) -> PassStream:
-    """All passes of the run under an asynchronous schedule: those of the steps, and of more in which it drains."""
+    """All passes of the run under an asynchronous schedule: those of the steps, and further ones while it drains."""
     depth = max(y * d for y, d in zip(job.in_flight, job.degrees, strict=True))
     batches = job.steps_before + job.steps + -(-depth // job.microbatches)
     return PassStream(job.schedule.name, job.degrees, job.in_flight, job.microbatches, batches, job.vertical_sync)
 
 
 def _check_stream(job: Job) -> None:
-    """Raises UsageError for a job that cannot go on for ever."""
+    """Raises UsageError for a job that cannot run endlessly."""
     name = job.schedule.name.value
     if job.device != "cpu":
         raise UsageError(f"schedule {name} runs over gloo alone; expected --device cpu")
@@ -318,8 +317,8 @@ def _check_stream(job: Job) -> None:
 
 
 def _threads(plan: PlannedDocument, ranks: int) -> int:
-    """The number of threads with which the times were measured, if the ranks can have so many; else their share of the
-    cores."""
+    """The number of threads with which times were measured, if each rank can have as many; otherwise a rank's share of
+    the cores."""
     share = share_of_cores(ranks)
     return share if plan.measured_threads is None else min(plan.measured_threads, share)
 
@@ -337,11 +336,11 @@ def _layers(plan: PlannedDocument) -> tuple[tuple[LayerJob, ...], ...]:
 
 @dataclass(frozen=True)
 class Stretch:
-    """A stretch of a rank's time, in seconds since the step began.
+    """An interval of a rank's time, in seconds since the step began.
 
-    what: "F", "B", "I", "W", "all-reduce" or "optimizer". stage, microbatch: their numbers in the plan
-    and in the batch, from 0; None where it is of none. version: the updates in the weights that a pass used, under an
-    asynchronous schedule; its microbatches count on into the next batch.
+    what: "F", "B", "I", "W", "all-reduce" or "optimizer". stage, microbatch: their numbers in the plan and in the
+    batch, from 0; None if it belongs to none. version: the number of updates in the weights that a pass used, under an
+    asynchronous schedule, where microbatch numbers continue into the next batch.
 
     >>> stretch = Stretch("forward", 0, 3, 0.5, 0.75)
     >>> stretch.end_s - stretch.start_s
@@ -363,10 +362,10 @@ class Stretch:
 
 @dataclass(frozen=True)
 class RankRun:
-    """What one rank did in the step that is shown, and held at most in any.
+    """One rank's work in the step that is shown, and its largest memory in any step.
 
-    stretches: one after the other. border_bytes: the part of the peak that torch keeps of all microbatches to receive
-    into. versions: of its weights, the most at a time.
+    stretches: consecutive intervals. border_bytes: the part of the peak that torch keeps to receive all microbatches
+    into. versions: the most versions of its weights at a time.
 
     >>> import piper_ray
     >>> measured = piper_ray.run("models.py:small_gpt", "plan.json")  # doctest: +SKIP
@@ -402,15 +401,15 @@ class RankRun:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Run:
-    """A plan that was trained.
+    """The result of training by a plan.
 
     steps_s: the time of each measured step, from its common start until the last rank has updated its weights. losses:
-    the loss of each step, those before included: the mean over its microbatches. shown: number of the measured step
-    that the ranks' figures are of: one of median length. promised_s: the time of a step by the plan's document or its
-    simulation; None: nobody promised anything. simulation: that of the plan, where its instance is at hand. threads:
-    the threads of each rank. measured_threads: those that the plan's times were measured with, None where nobody says.
-    load: the load of the machine, as ``os.getloadavg`` has it, before the ranks began. is_bare: the machine does not
-    hold the whole model, whose stages got weights of their own.
+    the loss of each step, including those before the measured ones: the mean over its microbatches. shown: the number
+    of the measured step for the ranks' figures: one of median length. promised_s: the time of a step by the plan's
+    document or its simulation; None if neither states it. simulation: of the plan, if its instance is known. threads:
+    the threads of each rank. measured_threads: those with which the plan's times were measured; None if unknown.
+    load: the load of the machine, as in ``os.getloadavg``, before the ranks began. is_bare: the machine does not hold
+    the whole model, so its stages got weights of their own.
 
     >>> import piper_ray
     >>> measured = piper_ray.run("models.py:small_gpt", "plan.json")  # doctest: +SKIP
@@ -444,7 +443,7 @@ class Run:
         return high - low
 
     def waiting_s(self, rank: int) -> float:
-        """What is left of the shown step: the rank waits for others, or for what they send."""
+        """The rest of the shown step, in which the rank waits for others, or for what they send."""
         found = self.ranks[rank]
         return self.steps_s[self.shown] - found.compute_s - found.all_reduce_s - found.optimizer_s
 
@@ -458,9 +457,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Failure:
-    """What a rank tells its launcher where something went wrong.
+    """A failure that a rank reports to its launcher.
 
-    error: what the launcher raises. own: the rank's own fault; False: it lost the others, who may have one."""
+    error: raised by the launcher. own: whether the rank failed itself; if not, it lost the others, one of which may
+    have failed."""
 
     error: PiperRayError
     own: bool = True

@@ -1,4 +1,4 @@
-"""Starts the ranks of a job as processes here, and ends them all when one is lost or the end is wished for."""
+"""Starts the ranks of a job as processes on this machine, and ends them all if one is lost or a stop is requested."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from piper_ray.run.job import Failure
 
 _POLL_S = 0.05
 _CAUSE_WITHIN_S = 1.0
-"""How soon the rank that was first at fault shows, where a rank has lost the others."""
+"""The time in which the rank that failed first reports its failure, after another rank lost it."""
 
 _LOG_LINES = 12
 _THREADS, _GLOO, _NCCL = "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 
 Advanced = Callable[[int, int], None]
-"""Steps, or schemes, done and in all, those before the measured ones among them; 0 done until the ranks have found each
-other."""
+"""Called with the number of finished steps (or schemes), and their total, including those before the measured ones. The
+number is 0 until the ranks have found each other."""
 
 
 class RankJob(Protocol):
-    """What ranks do. efforts: as ``Advanced`` counts them."""
+    """The work of ranks. efforts: the total for ``Advanced``."""
 
     @property
     def ranks(self) -> int: ...
@@ -46,9 +46,9 @@ class RankJob(Protocol):
 
 
 def launch(job: RankJob, advanced: Advanced, stop: Stop[Any]) -> Any:
-    """Runs the job on this machine's loopback, and gives what its first rank found.
+    """Runs the job on this machine's loopback interface, and returns its first rank's result.
 
-    Raises what the first rank at fault says, or StopSearch.
+    Raises the error of the rank that failed first, or StopSearch.
     """
     with tempfile.TemporaryDirectory(prefix="piper-ray-run-") as text:
         folder = Path(text)
@@ -63,7 +63,7 @@ def launch(job: RankJob, advanced: Advanced, stop: Stop[Any]) -> Any:
 
 @contextlib.contextmanager
 def _processes(job: RankJob, folder: Path, stop: Stop[Any]) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """One for each rank, none of which outlives the context."""
+    """A process for each rank. All of them end with the context."""
     processes: list[subprocess.Popen[bytes]] = []
 
     def end() -> None:
@@ -77,7 +77,7 @@ def _processes(job: RankJob, folder: Path, stop: Stop[Any]) -> Iterator[list[sub
                     processes.append(
                         subprocess.Popen(
                             [sys.executable, "-m", "piper_ray.run.rank", str(folder)],
-                            stdin=subprocess.PIPE,  # it closes with this process, and the rank ends with it
+                            stdin=subprocess.PIPE,  # it closes with this process, which ends the rank
                             stdout=log,
                             stderr=subprocess.STDOUT,
                             env=_environment(job, rank, folder),
@@ -94,13 +94,13 @@ def _processes(job: RankJob, folder: Path, stop: Stop[Any]) -> Iterator[list[sub
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kills a process with whatever it has started."""
+    """Kills a process and all processes that it started."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
 
 
 def _environment(job: RankJob, rank: int, folder: Path) -> Mapping[str, str]:
-    """The environment of a rank as torchrun sets it, and the number of threads, unless the user has set that."""
+    """The environment of a rank as torchrun sets it, with the number of threads unless the user has set that."""
     loopback = "lo0" if sys.platform == "darwin" else "lo"
     return {
         _THREADS: str(job.threads),
@@ -118,7 +118,7 @@ def _environment(job: RankJob, rank: int, folder: Path) -> Mapping[str, str]:
 def _watch(
     job: RankJob, folder: Path, processes: list[subprocess.Popen[bytes]], advanced: Advanced, stop: Stop[Any]
 ) -> None:
-    """Until all have ended well. Raises the error of the one at fault."""
+    """Waits until all processes have ended. Raises the error of one that failed."""
     told = -1
     while True:
         stop.check()
@@ -135,13 +135,13 @@ def _watch(
 
 
 def _progress(folder: Path) -> int:
-    with contextlib.suppress(FileNotFoundError, ValueError):  # not written yet, or not wholly
+    with contextlib.suppress(FileNotFoundError, ValueError):  # not written yet, or not completely
         return int((folder / "progress").read_text())
     return 0
 
 
 def _at_fault(job: RankJob, folder: Path, processes: list[subprocess.Popen[bytes]]) -> PiperRayError:
-    """What the rank says, or its end does, that was first at fault: not one that has merely lost it."""
+    """The error of the rank that failed first, as it reported it or by its exit code; not of one that only lost it."""
     due_s = time.monotonic() + _CAUSE_WITHIN_S
     while True:
         ended = {rank: code for rank, process in enumerate(processes) if (code := process.poll())}
@@ -174,7 +174,7 @@ def _signal_text(code: int) -> str:
 
 
 def _log_text(folder: Path, rank: int) -> str:
-    """The end of what the rank wrote; nothing if somebody has removed it meanwhile."""
+    """The end of the rank's output; empty if the file was removed."""
     try:
         lines = (folder / f"log-{rank}").read_text(errors="replace").splitlines()[-_LOG_LINES:]
     except OSError:

@@ -1,5 +1,5 @@
-"""Lists of passes with all that torch's pipelines do between them, as their ``_load_csv`` reads the format
-``compute_comms``: sends, receives just in time, weights gathered and let go, gradients summed."""
+"""Lists of passes with all actions of torch's pipelines between them, in the format ``compute_comms`` that their
+``_load_csv`` reads: sends, receives just in time, gathering and freeing weights, summing gradients."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from piper_ray.simulate.communication import Lists, in_time
 from piper_ray.simulate.kernels.events import Floats
 
 _GATHERED_STAGES = 3
-"""That a rank has whole weights of at a time: those of its next passes, as torch's ``_add_unshard_reshard`` has it."""
+"""The most stages whose whole weights a rank has at a time: those of its next passes, as in torch's
+``_add_unshard_reshard``."""
 
 
 def torch_lists(lists: Lists, seconds: Floats | None = None) -> tuple[tuple[str, ...], ...]:
     """For each rank its actions, such as ``1RECV_F0``, ``1F0``, ``1SEND_F0``.
 
-    lists: its passes. seconds: float64[stages, 4], what a pass of each stage and kind takes: by these, receives are
-    posted when their data are made, and hold up nothing that is on the same stream; None: usual times.
+    lists: its passes. seconds: float64[stages, 4], the time of a pass by stage and kind. With these times, receives are
+    posted when their data are produced, so that they delay nothing else on the stream; None: usual times.
     """
     found = []
     for own, handed in zip(lists, in_time(lists, seconds), strict=True):
@@ -29,7 +30,8 @@ def torch_lists(lists: Lists, seconds: Floats | None = None) -> tuple[tuple[str,
 
 
 def _with_weights(own: Sequence[tuple[ActionKind, int, int]]) -> Iterator[list[str]]:
-    """Each pass with what stands before it; then what is left. REDUCE_GRAD follows a stage's last backward pass."""
+    """Each pass with the actions before it, and at the end the remaining ones. REDUCE_GRAD follows a stage's last
+    backward pass."""
     needed, nearest = [], list[int]()
     for _, stage, _ in reversed(own):
         nearest = [stage, *(one for one in nearest if one != stage)]

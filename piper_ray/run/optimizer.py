@@ -14,19 +14,19 @@ _FULL_BYTES = 4
 
 
 def optimizer_of(parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """torch's AdamW, where all parameters have full precision."""
+    """torch's AdamW if all parameters have full precision, else ``MasterAdamW``."""
     trained = list(parameters)
     is_full = all(one.element_size() >= _FULL_BYTES for one in trained)
     return (torch.optim.AdamW if is_full else MasterAdamW)(trained, lr=_LR)
 
 
 class MasterAdamW(torch.optim.AdamW):
-    """AdamW whose state has a parameter of half precision in fp32, beside its two moments: 12 bytes. Without that, an
-    update smaller than a 256th of a bf16 weight is lost."""
+    """AdamW whose state holds, for a parameter of half precision, an fp32 copy in addition to its two moments: 12
+    bytes. Without the copy, an update smaller than a 256th of a bf16 weight is lost."""
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Parameter by parameter, so that one gradient at a time is there in fp32. closure: none, as runs give none."""
+        """Updates parameter by parameter, so that only one gradient exists in fp32 at a time. closure: must be None."""
         assert closure is None
         for group in self.param_groups:
             beta1, beta2 = group["betas"]

@@ -1,13 +1,13 @@
-"""A rank's part of a pipeline: its stages of a traced model, on its device, joined to the others' by torch.
+"""A rank's part of a pipeline: its stages of a traced model, on its device, connected to the others' by torch.
 
-This is the one way from a plan to torch: ``piper-ray run`` (``rank``) and exported folders (``exported``) go it.
-Replicas are made by torch's wrappers where its hooks are called, and by sums where the backward pass is split: that
-computes gradients of parameters without autograd's accumulation, so DistributedDataParallel never hears of them. Such
-stages stay as they are: replicas begin alike, and their gradients are summed after a step.
+This is the only way from a plan to torch, for ``piper-ray run`` (``rank``) and exported folders (``exported``). torch's
+wrappers make replicas where their hooks are called. Where the backward pass is split, it computes gradients of
+parameters without autograd's accumulation, so DistributedDataParallel would not notice them; such stages are not
+wrapped: replicas begin alike, and their gradients are summed after a step.
 
-All schedules go as a table of passes through torch's pipeline runtime, and not by torch's classes of their names: the
-lists are then those that were planned and simulated, m < p included, and 1F1B is not hit by what torch 2.13 does to it
-(its own list lacks a forward pass on the last rank). The table also says where ranks send and receive (``lists``).
+All schedules run as a table of passes in torch's pipeline runtime, not by torch's classes of the same names. The lists
+are then the planned and simulated ones, also for m < p, and 1F1B avoids a fault of torch 2.13 (its own list lacks a
+forward pass on the last rank). The table also states where ranks send and receive (``lists``).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class PassFailed(Exception):
 
 @dataclass
 class _Open:
-    """A stretch whose moments the device may not have reached yet."""
+    """An interval whose moments the device may not have reached yet."""
 
     what: str
     stage: int | None
@@ -62,7 +62,7 @@ class _Open:
 
 
 class Recorder:
-    """What a rank does in a step. Microbatch k of the replica is number ``first + k apart`` of the batch."""
+    """Records a rank's intervals in a step. Microbatch k of the replica is number ``first + k apart`` of the batch."""
 
     def __init__(self, clock: Clock, first: int, apart: int) -> None:
         self.clock = clock
@@ -70,21 +70,21 @@ class Recorder:
         self._open: list[_Open] = []
 
     def begin(self) -> None:
-        """A step begins: its stretches count from here."""
+        """Begins a step; its intervals count from now."""
         self._open.clear()
         self._begun = self.clock()
 
     def add(self, what: str, stage: int | None, k: int | None, start: Mark, version: int | None = None) -> None:
-        """Notes a stretch from ``start`` until now. version: of the weights that it used."""
+        """Adds an interval from ``start`` until now. version: of the weights that it used."""
         microbatch = None if k is None else self._first + k * self._apart
         self._open.append(_Open(what, stage, microbatch, start, self.clock(), version))
 
     def lengthen(self) -> None:
-        """The last stretch lasts until now."""
+        """Extends the last interval until now."""
         self._open[-1].end = self.clock()
 
     def stretches(self) -> list[Stretch]:
-        """The stretches of the step, in seconds since it began, once the device is done with it."""
+        """The intervals of the step, in seconds since it began. Waits until the device has finished it."""
         begun_s = self._begun()
         return [
             Stretch(one.what, one.stage, one.microbatch, one.start() - begun_s, one.end() - begun_s, one.version)
@@ -93,7 +93,7 @@ class Recorder:
 
 
 class TimedStage(PipelineStage):
-    """Raises PassFailed for errors within a pass; what it waits for others is outside."""
+    """Records the times of passes, without waiting for other ranks. Raises PassFailed for errors within a pass."""
 
     def __init__(self, *arguments: Any, recorder: Recorder, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -125,7 +125,7 @@ class TimedStage(PipelineStage):
 
 
 class TableSchedule(_PipelineScheduleRuntime):
-    """Microbatches are handed in one by one, as each has its own inputs; gradients are the mean over them."""
+    """Takes microbatches one by one, because each has its own inputs. Gradients are the mean over them."""
 
     def __init__(self, plan: PipelinePlan, stages: Sequence[TimedStage], loss: Callable[..., torch.Tensor]) -> None:
         super().__init__(list(stages), plan.microbatches, loss_fn=loss, scale_grads=True)
@@ -133,7 +133,7 @@ class TableSchedule(_PipelineScheduleRuntime):
         self._prepare_schedule_with_comms(actions, format="compute_comms")
 
     def run(self, inputs: Sequence[Mapping[str, torch.Tensor]], targets: Sequence[object]) -> list[torch.Tensor]:
-        """Works through a batch. inputs: the inputs of each microbatch. targets: what the loss gets beside the output.
+        """Works through a batch. inputs: of each microbatch. targets: further arguments of the loss.
 
         Returns the losses, in the order of the passes, on the rank that has the last stage, else nothing.
         """
@@ -149,8 +149,11 @@ class TableSchedule(_PipelineScheduleRuntime):
 def divided_model(
     spec: str, stages: Sequence[Sequence[LayerJob]], model: TrainableModel, of_loss: Inputs, *, whole: bool
 ) -> tuple[list[StageModule], list[Border], StageLoss]:
-    """A model on the CPU as the modules of all stages, what these receive and send, and the loss of the last one's
-    output. whole: see ``StageModule``. Raises InputError for a model that the plan does not fit."""
+    """The modules of all stages of a model on the CPU, their borders, and the loss of the last one's output.
+
+    of_loss: further arguments of the loss. whole: see ``StageModule``. Raises InputError for a model that the plan does
+    not fit.
+    """
     with untouched(model.module):
         traced = _traced(spec, stages, model)
         loss = StageLoss(spec, traced.result, model.loss)
@@ -164,8 +167,8 @@ def divided_model(
 
 
 class Pipeline:
-    """modules: the modules of this rank's stages, by stage. border_bytes: the bytes that torch keeps to receive into.
-    reads_inputs: whether they read inputs of the model. has_loss: whether the last stage is here."""
+    """modules: the modules of this rank's stages, by stage. border_bytes: bytes of torch's receive buffers.
+    reads_inputs: whether they read inputs of the model. has_loss: whether the last stage is on this rank."""
 
     def __init__(
         self,
@@ -176,8 +179,8 @@ class Pipeline:
         mesh: DeviceMesh,
         device: torch.device,
     ) -> None:
-        """spec: what errors call the model, which is on the CPU and whole; stages of other ranks are let go. of_loss:
-        what the loss gets beside the output of the model's own inputs. mesh: (pp, dp).
+        """spec: the name of the model in errors. model: on the CPU and whole; stages of other ranks are freed. of_loss:
+        further arguments of the loss for the model's own inputs. mesh: (pp, dp).
 
         Raises InputError for a model that the plan does not fit.
         """
@@ -210,11 +213,11 @@ class Pipeline:
         self._schedule = TableSchedule(plan, timed, self._timed(loss))
 
     def run(self, batch: Sequence[PassInputs], of_loss: Sequence[Inputs]) -> list[torch.Tensor]:
-        """All passes of a batch; parameters then have the gradients of the mean of the whole batch's losses, over all
+        """All passes of a batch. Parameters then have the gradients of the mean of the whole batch's losses, over all
         replicas.
 
-        batch: this replica's microbatches. of_loss: for each, what the loss gets beside the output. Returns this
-        replica's losses on the rank of the last stage, else nothing.
+        batch: this replica's microbatches. of_loss: for each, further arguments of the loss. Returns this replica's
+        losses on the rank of the last stage, else nothing.
         """
         losses = self._schedule.run([one.tensors for one in batch], of_loss)
         if self._sum_group is not None:
@@ -224,7 +227,7 @@ class Pipeline:
         return losses
 
     def _timed(self, loss: StageLoss) -> Callable[[tuple[torch.Tensor, ...], Inputs], torch.Tensor]:
-        """The loss as a part of the forward pass before it."""
+        """The loss, timed as a part of the forward pass before it."""
 
         def timed(outputs: tuple[torch.Tensor, ...], of_loss: Inputs) -> torch.Tensor:
             try:
@@ -243,9 +246,9 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class StageLoss:
-    """Of the last stage's output and what else it gets: the one given, or else the sum of what has a gradient.
+    """The loss of the last stage's output: the given function's, or else the sum of all outputs that have a gradient.
 
-    result: what the model returns, with slots for the stage's tensors.
+    result: the model's result, with slots for the stage's tensors.
     """
 
     spec: str
@@ -253,7 +256,7 @@ class StageLoss:
     given: Callable[..., Any] | None
 
     def __call__(self, outputs: tuple[torch.Tensor, ...], of_loss: Inputs) -> torch.Tensor:
-        """Raises InputError for a loss that cannot be trained on."""
+        """Computes the loss. Raises InputError for a loss that cannot be trained on."""
         args, kwargs = of_loss
         value: object = None
         if self.given is not None:
@@ -275,7 +278,7 @@ def _kind(value: object) -> str:
 
 
 def _traced(spec: str, stages: Sequence[Sequence[LayerJob]], model: TrainableModel) -> TracedModel:
-    """The model traced; its layers are those of the plan."""
+    """The traced model, whose layers are those of the plan."""
     paths = sorted({layer.path for stage in stages for layer in stage})
     known = {path for path, _ in model.module.named_modules(remove_duplicate=False)}
     name = type(model.module).__name__
@@ -286,7 +289,7 @@ def _traced(spec: str, stages: Sequence[Sequence[LayerJob]], model: TrainableMod
 
 
 def _border_bytes(plan: PipelinePlan, stage: int, border: Border) -> float:
-    """What torch keeps of each microbatch to receive inputs and gradients into."""
+    """The bytes that torch keeps for received inputs and gradients of each microbatch."""
     kept = [*border.received, *(border.sent if stage < len(plan.stages) - 1 else ())]
     return float(plan.microbatches * sum(tensor.nbytes for tensor in kept))
 
@@ -294,14 +297,14 @@ def _border_bytes(plan: PipelinePlan, stage: int, border: Border) -> float:
 def _without_views(_: nn.Module, __: object, outputs: tuple[Any, ...]) -> tuple[Any, ...]:
     """A layer's outputs, with copies of those that are views.
 
-    The next layer may write into a view, and then torch would not call the hook that gathers the layer's parameters
+    The next layer may write into a view, and torch would then not call the hook that gathers the layer's parameters
     before its backward pass.
     """
     return tuple(one.clone() if isinstance(one, torch.Tensor) and one._is_view() else one for one in outputs)
 
 
 def sums_by_hand(plan: PipelinePlan) -> bool:
-    """Whether ``mean_gradients`` has to follow each step."""
+    """Whether ``mean_gradients`` must follow each step."""
     return plan.splits and plan.replicas > 1 and plan.sharing is Replicas.DDP
 
 
@@ -311,7 +314,7 @@ def shared(module: StageModule, plan: PipelinePlan, mesh: DeviceMesh, border: Bo
         return module
     if plan.sharing is Replicas.FULLY_SHARD:
         layers = dict(zip(module.cut.layers, module.layers, strict=True))
-        for layer in _own_layers(layers, module.writing):  # so that one is gathered while another is run
+        for layer in _own_layers(layers, module.writing):  # so that one is gathered while another runs
             layer.register_forward_hook(_without_views)
             fully_shard(layer, mesh=mesh["dp"], reshard_after_forward=False)
         fully_shard(module, mesh=mesh["dp"], reshard_after_forward=False)
@@ -324,7 +327,7 @@ def shared(module: StageModule, plan: PipelinePlan, mesh: DeviceMesh, border: Bo
 
 
 def begin_alike(module: nn.Module, group: dist.ProcessGroup) -> None:
-    """Gives all replicas the first one's numbers, as torch's wrapper does."""
+    """Gives all replicas the first one's values, as torch's wrapper does."""
     with torch.no_grad():
         for tensor in [*module.parameters(), *module.buffers()]:
             sent = tensor.contiguous()
@@ -333,9 +336,9 @@ def begin_alike(module: nn.Module, group: dist.ProcessGroup) -> None:
 
 
 def _own_layers(layers: Mapping[int, nn.Module], writing: Collection[int]) -> list[nn.Module]:
-    """The layers of a stage, by number, that can be sharded each on its own.
+    """The layers of a stage, by number, that can each be sharded separately.
 
-    They share no parameter with another layer, and are not writing into what they are given, which torch forbids them.
+    They share no parameter with another layer, and do not write into their inputs, which torch does not allow.
     """
     count = Counter(parameter for layer in layers.values() for parameter in set(layer.parameters()))
     return [
@@ -346,8 +349,9 @@ def _own_layers(layers: Mapping[int, nn.Module], writing: Collection[int]) -> li
 
 
 def mean_gradients(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> None:
-    """Over the group. What no replica has a gradient for has none afterwards; a replica's missing one counts as zero:
-    which experts of a mixture got tokens differs between replicas."""
+    """Replaces gradients by their mean over the group. A gradient that no replica has stays missing; one that only some
+    replicas have counts as zero on the others, because replicas of a mixture of experts send tokens to different
+    experts."""
     if not parameters:
         return
     present = torch.tensor([one.grad is not None for one in parameters], dtype=torch.int32, device=parameters[0].device)

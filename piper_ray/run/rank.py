@@ -1,13 +1,13 @@
-"""A rank's process: joins the others, trains, and tells what came of it.
+"""A rank's process: joins the others, trains, and reports the result.
 
     python -m piper_ray.run.rank FOLDER
 
-Started by ``launch``, with what torchrun gives its processes in the environment. FOLDER has job.pickle; written there
-are run.pickle by rank 0, progress by rank 0, and error-RANK.pickle by whom something goes wrong. The process ends with
-its launcher: its standard input then closes.
+``launch`` starts it, with the environment variables that torchrun gives its processes. FOLDER contains job.pickle; rank
+0 writes run.pickle and progress there, and a rank that fails writes error-RANK.pickle. The process ends with its
+launcher, because its standard input then closes.
 
-It trains in steps, each from a common start, timed and gathered on the first rank; the most memory that tensors take at
-once is told by the allocator of a GPU, and counted on a CPU.
+It trains in steps. Each begins at the same time on all ranks, is timed, and is gathered on the first rank. The peak
+memory of tensors is reported by the allocator on a GPU, and counted on a CPU.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from piper_ray.workloads.measure.meta import room_bytes
 
 
 class _AllocatedBytes:
-    """Memory as the allocator of a GPU tells it."""
+    """Memory as a GPU's allocator reports it."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -72,8 +72,8 @@ class _AllocatedBytes:
 
 
 class _LiveBytes(TorchDispatchMode):
-    """The bytes of the storages that operations give, from then until nobody has them any more; what an operation needs
-    inside is not counted. Operations take longer meanwhile."""
+    """The bytes of storages that operations return, until nobody uses them any more. Memory that an operation needs
+    internally is not counted. Operations take longer inside this context."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class _LiveBytes(TorchDispatchMode):
         return result
 
     def held(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Notes that these tensors are there."""
+        """Counts these tensors."""
         for tensor in tensors:
             if isinstance(tensor, DTensor):
                 tensor = tensor.to_local()
@@ -105,7 +105,7 @@ class _LiveBytes(TorchDispatchMode):
             self.peak_bytes = max(self.peak_bytes, self._live_bytes)
 
     def forget_peak(self) -> None:
-        """The peak counts from here; what is there stays counted."""
+        """Starts a new peak from what is held now."""
         self.peak_bytes = self._live_bytes
 
     def _gone(self, key: int, gone: weakref.ref[Any]) -> None:
@@ -116,22 +116,23 @@ class _LiveBytes(TorchDispatchMode):
 
 
 def peak_memory(device: torch.device) -> _AllocatedBytes | _LiveBytes:
-    """A context in which the peak is followed. Tensors that are there before count on a CPU if they are ``held``."""
+    """A context in which peak memory is tracked. On a CPU, tensors that existed before count only if they are
+    ``held``."""
     return _AllocatedBytes(device) if device.type == "cuda" else _LiveBytes()
 
 
 _CPU = torch.device("cpu")
 _FOLLOWED = 2
-"""The steps during which memory is followed; the optimizer's state is made in the first."""
+"""The steps in which memory is tracked; the optimizer creates its state in the first."""
 
 Progress = Callable[[int], None]
-"""Steps done, those of the warm-up included."""
+"""Called with the number of finished steps, including those of the warm-up."""
 
 
 class RankTraining:
     """A rank's part of a job: its pipeline, and the microbatches that the job's factory gives.
 
-    Its data are the same on every rank. is_bare: the whole model was traced without numbers, and stages have some of
+    Its data are the same on every rank. is_bare: the whole model was traced without values, and stages got values of
     their own. Raises InputError and UsageError for a model that the plan does not fit."""
 
     def __init__(self, job: Job, mesh: DeviceMesh, device: torch.device) -> None:
@@ -149,13 +150,13 @@ class RankTraining:
         return [one.on(self.pipeline.device) for one in whole[self._replica :: self._job.replicas]]
 
     def run(self, batch: list[PassInputs]) -> list[torch.Tensor]:
-        """See ``Pipeline.run``; the loss gets the microbatch's inputs."""
+        """See ``Pipeline.run``. The loss receives the microbatch's inputs."""
         return self.pipeline.run(batch, [one.inputs for one in batch])
 
 
 @dataclass(frozen=True)
 class _RankStep:
-    """What one rank did in a step. losses: their sum and their number, where the last stage is."""
+    """One rank's intervals in a step. losses: their sum and their number, on the last stage's rank."""
 
     stretches: list[Stretch]
     losses: tuple[float, int]
@@ -166,10 +167,10 @@ class _RankStep:
 
 
 def train(job: Job, device: torch.device, progress: Progress) -> Run | None:
-    """Trains by the job's plan: the process group is there, all its ranks call this, and the first gets the run.
+    """Trains by the job's plan. The process group must exist, and all its ranks call this; the first one gets the run.
 
-    Random numbers, of dropout say, begin with the rank's own number: replicas differ in them, and runs do not. Raises
-    InputError and UsageError for a model that does not fit the plan, PassFailed for an error in a pass.
+    Random numbers, for dropout for example, are seeded by the rank's number: replicas differ in them, and runs do not.
+    Raises InputError and UsageError for a model that does not fit the plan, PassFailed for an error in a pass.
     """
     if job.schedule.asynchronous:
         return _train_without_end(job, device, progress)
@@ -195,7 +196,8 @@ def train(job: Job, device: torch.device, progress: Progress) -> Run | None:
 
 
 def _train_without_end(job: Job, device: torch.device, progress: Progress) -> Run | None:
-    """See ``train``: batch follows batch. A step lasts from the end of a batch on the last rank to that of the next."""
+    """``train`` for asynchronous schedules. A step lasts from the end of a batch on the last rank to that of the
+    next."""
     factory = find_factory(job.model, dict(job.arguments))
     declared = [parse_input(text) for text in job.inputs]
     model = factory.build(job.microbatch, _CPU, declared)
@@ -227,7 +229,7 @@ def _train_without_end(job: Job, device: torch.device, progress: Progress) -> Ru
 
 
 def _batches(stage: AsynchronousStage, ends_s: list[float]) -> list[_RankStep]:
-    """What a rank did from the end of each batch to that of the next. Stretches that an end cuts count on both sides;
+    """A rank's work from the end of each batch to that of the next. Intervals that cross an end count on both sides;
     microbatches count from the first of the batch."""
     found = []
     all_stretches = stage.recorder.stretches()
@@ -265,7 +267,7 @@ def _step(training: RankTraining, optimizer: torch.optim.Optimizer | None) -> _R
 
 
 def _together(device: torch.device) -> None:
-    """All ranks go on from here at once: they meet on the CPU, when the devices have nothing left to do."""
+    """Lets all ranks continue at the same time. They meet on the CPU, after their devices have finished."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     dist.all_reduce(torch.zeros(1))
@@ -316,13 +318,15 @@ def _gathered(
 
 
 def work(job: Job | SchemeJob, progress: Progress) -> Any:
-    """This process's part, as the environment says which (RANK, LOCAL_RANK, MASTER_ADDR and so on, as torchrun sets
-    them): the run on rank 0. Raises what ``told`` makes words of."""
+    """This process's part of the job, by the environment variables that torchrun sets (RANK, LOCAL_RANK, MASTER_ADDR
+    and so on). Returns the run on rank 0. Raises errors that ``told`` turns into words."""
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if ranks != job.ranks:
         raise UsageError(f"the plan is for {job.ranks} ranks, and {ranks} were started; expected {job.ranks}")
     device = _device(job, int(os.environ["LOCAL_RANK"]))
-    logging.getLogger("torch.distributed.pipelining.schedules").setLevel(logging.CRITICAL)  # errors are told in words
+    logging.getLogger("torch.distributed.pipelining.schedules").setLevel(
+        logging.CRITICAL
+    )  # the launcher reports errors
     where = os.environ.get("PIPER_RAY_RENDEZVOUS")
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
@@ -351,7 +355,7 @@ def _device(job: Job | SchemeJob, local_rank: int) -> torch.device:
 
 
 def told(job: Job | SchemeJob, rank: int, error: Exception) -> Failure:
-    """What went wrong on a rank, in words."""
+    """A rank's error, in words."""
     name = job.name_of(rank) if rank < job.ranks else f"rank {rank}"
     cause = _cause(error)
     if isinstance(cause, torch.OutOfMemoryError):
@@ -365,7 +369,7 @@ def told(job: Job | SchemeJob, rank: int, error: Exception) -> Failure:
     where = place_of(cause)
     words = words_of(cause) + (f" ({where})" if where else "")
     if is_late:
-        # A device tells of a fault when it is next asked, so the pass that hears of it is seldom the one that made it.
+        # A device reports a fault with delay, so the pass in which it appears is seldom the one that caused it.
         heard = f"{error}, made there" if isinstance(error, PassFailed) else "what comes after the passes, made there"
         of_rank = f"{name}: found in {heard} or in an earlier pass of this rank"
         return Failure(InputError(job.model, [Fault(of_rank, f"{words}; CUDA_LAUNCH_BLOCKING=1 shows where")]))
@@ -376,13 +380,13 @@ _LATE = ("CUDA error", "device-side assert", "CUBLAS_STATUS", "CUDNN_STATUS", "a
 
 
 def _is_late(error: BaseException) -> bool:
-    """Whether it is a fault of a device, which runs behind the program and tells of it later."""
+    """Whether it is a fault of a device, which runs behind the program and reports faults with delay."""
     is_devices = isinstance(error, RuntimeError) and any(word in str(error) for word in _LATE)
     return is_devices and "CUDA_LAUNCH_BLOCKING" not in os.environ
 
 
 def _cause(error: BaseException) -> BaseException:
-    """What a pass failed of, without torch's description of the stage's tensors around it."""
+    """The error that made a pass fail, without torch's description of the stage's tensors around it."""
     while error.__cause__ is not None and (
         isinstance(error, PassFailed) or (isinstance(error, RuntimeError) and "ailed to run" in str(error))
     ):
@@ -409,7 +413,7 @@ def main(folder: Path) -> int:
 
     try:
         run = work(job, progress)
-    except Exception as error:  # noqa: BLE001 - the launcher tells it
+    except Exception as error:  # noqa: BLE001 - the launcher reports it
         traceback.print_exc()
         (folder / f"error-{rank}.pickle").write_bytes(pickle.dumps(told(job, rank, error)))
         return 1

@@ -1,5 +1,5 @@
-"""``piper_ray.run``: from what a user gives to what the ranks are to do, the promise that they are held against, and
-what they measure."""
+"""``piper_ray.run``: turns a user's arguments into a job for ranks, determines the promised time that the run is
+compared with, and measures."""
 
 from __future__ import annotations
 
@@ -45,15 +45,16 @@ def run(
 ) -> Run:
     """Trains a PyTorch model by a plan, in processes on this machine, and measures it.
 
-    model, arguments_of_model, inputs: as ``profile`` takes them. plan: of a workload with module paths; a ``Plan``
-    needs its ``instance``, which also makes the promise that the run is held against; without one it is what the plan's
-    document says. schedule: None, the plan's own. steps: measured, after ``warm_up`` others. device: "cpu" or "cuda",
-    where each rank takes a GPU. sharing: "ddp" or "fully-shard", how replicas of a stage share their work.
-    microbatches, microbatch_size: N, and samples of one, in place of the plan's. vertical_sync: under pipedream all
-    stages use the version of the weights that a microbatch came in with.
+    model, arguments_of_model, inputs: as in ``profile``. plan: of a workload with module paths. A ``Plan`` needs its
+    ``instance``, which also gives the promised time that the run is compared with; without an instance, the plan's
+    document gives it. schedule: None: the plan's own. steps: the number of measured ones, after ``warm_up`` others.
+    device: "cpu" or "cuda", where each rank takes a GPU. sharing: "ddp" or "fully-shard", how replicas of a stage share
+    their work.
+    microbatches, microbatch_size: N, and samples of one, in place of the plan's. vertical_sync: under pipedream, all
+    stages use the version of the weights that was newest when a microbatch entered.
 
     Raises UsageError for a plan that torch's pipelines cannot run, InputError for a model that the plan does not fit
-    and for what goes wrong in it, LimitError where memory is not enough, and ClusterError where a process is lost.
+    and for errors in it, LimitError if memory is too small, and ClusterError if a process is lost.
 
     >>> import piper_ray
     >>> piper_ray.run("models.py:small_gpt", "plan.json", "workload.toml", steps=5)  # doctest: +SKIP
@@ -77,7 +78,7 @@ def run(
 
 @dataclass(frozen=True)
 class Promise:
-    """What a ``Run`` is held against, by the names of its fields. load: the load of this machine, before anything is
+    """What a ``Run`` is compared with, by the names of its fields. load: the load of this machine before anything is
     started."""
 
     promised_s: float | None
@@ -86,7 +87,7 @@ class Promise:
     load: float | None
 
     def given_to(self, run: Run) -> Run:
-        """The run with the promise beside it."""
+        """The run with the promised figures."""
         return replace(run, **vars(self))
 
 
@@ -96,7 +97,7 @@ def prepared(
     schedule: Schedule | ScheduleName | str | None,
     options: JobOptions,
 ) -> tuple[Job, Promise]:
-    """See ``run``; nothing is started. Raises UsageError, InputError and InvalidPlan."""
+    """Prepares ``run`` without starting anything. Raises UsageError, InputError and InvalidPlan."""
     load = machine_load()
     require("torch", "run")
     known = None if instance is None else _with_batch(instance_of(instance), options.microbatches)
@@ -119,7 +120,7 @@ def _with_batch(instance: Instance, microbatches: int | None) -> Instance:
 
 
 def _document(plan: Plan | Source, instance: Instance | None) -> tuple[Source, StepTerms, Schedule | None]:
-    """The plan's document, complete where the instance is known; the terms of its step; its schedule."""
+    """The plan's document, complete if the instance is known; the terms of its step; its schedule."""
     if isinstance(plan, Plan):
         if instance is None:
             raise UsageError("a Plan does not say which modules its layers are; expected its instance too")

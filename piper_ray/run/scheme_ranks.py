@@ -1,7 +1,7 @@
-"""Found schemes of traced layers carried out on real numbers, and held against the layer in one process.
+"""Runs found schemes of traced layers on real numbers, and compares the results with those of the layer in one process.
 
-Each rank computes its part of each operator from what the scheme says is there, and DTensor brings values from one
-placement to another. A backward pass has what is kept and what is made again, and nought in place of all else.
+Each rank computes its part of each operator from the values that the scheme places there, and DTensor moves values
+between placements. A backward pass uses only kept and recomputed values; all others are replaced by zeros.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ from piper_ray.workloads.schemes.rules import Strategy, strategies
 from piper_ray.workloads.schemes.scheme import Scheme
 
 _RATE = 0.05
-"""The most that a weight changes by in a step where gradients are large."""
+"""The most that a weight changes in a step if gradients are large."""
 
 _SMALL = 1e-4
-"""Of the largest gradient: where a weight's own is smaller, differences are of this, as sums of nought are rounding."""
+"""Relative to the largest gradient. For weights with smaller gradients, differences are relative to this, because their
+sums are only rounding errors."""
 
 Placed = tuple[str, TensorPlacement]
 
@@ -60,7 +61,7 @@ class SchemeRanks:
 
     @cached_property
     def _values(self) -> dict[fx.Node, str]:
-        """The nodes that are values and not views of one."""
+        """The nodes that are values, not views of one."""
         return {
             node: one.name
             for node, one in self.trace.made.items()
@@ -72,7 +73,7 @@ class SchemeRanks:
         return {name: node.meta["val"].dtype for node, name in self._values.items()}
 
     def _shape(self, of: Any, place: TensorPlacement, *, opened: bool = False) -> list[int]:
-        """Of a rank's part of a value or a view of it. opened: with parts that are packed on a side of their own."""
+        """The shape of a rank's part of a value, or of a view of it. opened: packed parts have a side of their own."""
         shape = []
         for axis, length, parts in self.trace.sides(of):
             own = length // (self.scheme.degree if axis and axis == place.axis else 1)
@@ -107,7 +108,7 @@ class SchemeRanks:
         placement = self._placement(name, target)
         if not target.partial:
             return tensor.redistribute(placements=[placement])
-        local, rank = tensor.to_local(), self.mesh.get_local_rank()  # nought elsewhere
+        local, rank = tensor.to_local(), self.mesh.get_local_rank()  # zero elsewhere
         whole = torch.zeros(tensor.shape, dtype=tensor.dtype)
         part = whole.chunk(self.scheme.degree, tensor.placements[0].dim)[rank] if source.axis else whole  # type: ignore[attr-defined]
         if source.axis or rank == 0:
@@ -115,11 +116,11 @@ class SchemeRanks:
         return DTensor.from_local(whole, self.mesh, [placement])
 
     def full(self, name: str, tensor: DTensor) -> Tensor:
-        """All of it, on each rank."""
+        """The whole value, on each rank."""
         return tensor.full_tensor().reshape(self.trace.whole[name].shape)
 
     def _constant(self, node: fx.Node) -> Any:
-        """What is made of what is given alone. Raises UsageError where it is not."""
+        """A value computed from given inputs only. Raises UsageError if it needs others."""
         if node not in self.constants:
             if node.op == "placeholder":
                 self.constants[node] = self.given[node.name]
@@ -137,7 +138,7 @@ class SchemeRanks:
         return whole
 
     def _computed(self, step: Step, strategy: Strategy, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """A step on a rank's part of its inputs. Raises UsageError for what torch does not run so."""
+        """Runs a step on a rank's part of its inputs. Raises UsageError for steps that torch cannot run so."""
         node = self.trace.nodes[step.name]
         operator = traced.operator_of(node)
 
@@ -154,7 +155,7 @@ class SchemeRanks:
             return arg.target(source, *arg.args[1:], **arg.kwargs)  # type: ignore[operator]
 
         try:
-            if step.family is OperatorFamily.SUM and operator in traced.PRODUCTS:  # its bias
+            if step.family is OperatorFamily.SUM and operator in traced.PRODUCTS:  # a product's bias
                 product, bias = (inputs[name] for name in step.inputs)
                 found: Any = product + bias.view(-1, *[1] * (product.dim() - 2 if operator in traced.SPATIAL else 0))
             else:
@@ -165,11 +166,11 @@ class SchemeRanks:
             raise UsageError(f"{text}: {words_of(error)[:200]}") from error
         made = [*found] if isinstance(found, (list, tuple)) else [found]
         if len(step.outputs) > len(made):
-            made.append(torch.ones_like(made[0]))  # dropout's mask, which is off
+            made.append(torch.ones_like(made[0]))  # the mask of dropout, which is off
         return dict(zip(step.outputs, made, strict=True))
 
     def _asked(self, node: fx.Node, operator: str) -> tuple[Any, ...]:
-        """The arguments of a node; a product's without its bias, which is a step of its own."""
+        """The arguments of a node. A product's bias is left out, because adding it is a separate step."""
         if operator == "addmm":
             return node.args[1:3]
         if operator in traced.SPATIAL:
@@ -179,7 +180,7 @@ class SchemeRanks:
     def _called(
         self, step: Step, strategy: Strategy, node: fx.Node, operator: str, args: list[Any], kwargs: dict[str, Any]
     ) -> Any:
-        """The operator with numbers of a rank's part in place of those of the whole."""
+        """Calls the operator with numbers of a rank's part in place of those of the whole."""
         shapes = [self._shape(self.trace.whole[name], strategy.placements[name]) for name in step.outputs]
         degree, rank = self.scheme.degree, self.mesh.get_local_rank()
         if operator in traced.RESHAPED:
@@ -211,7 +212,7 @@ class SchemeRanks:
         return self.program.traced.works[step.name].depth if step.family is OperatorFamily.CONTRACTION else ()
 
     def _attended(self, step: Step, strategy: Strategy, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
-        """Attention: the queries of a rank's tokens see what they see among all."""
+        """Attention, where the queries of a rank's tokens see the same tokens as in the whole."""
         q, k, v, *more = args
         defaults: list[Any] = [None, 0.0, False]
         mask, _, causal = more + defaults[len(more) :]
@@ -231,7 +232,7 @@ class SchemeRanks:
         return next(one for one in strategies(step, self.graph, self.scheme.degree) if one.text == text)
 
     def _with_moves(self, there: dict[Placed, DTensor], made: Mapping[Placed, DTensor], whens: Sequence[str]) -> None:
-        """Adds what was made, and what the scheme moves of it."""
+        """Adds values, and the results of the scheme's moves of them."""
         for (name, place), tensor in made.items():
             there[name, place] = tensor
             for move in self.scheme.moves:
@@ -248,7 +249,7 @@ class SchemeRanks:
         self._with_moves(there, found, whens)
 
     def trained(self, arriving: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """A step of training: the loss, and the gradients of all weights and of what arrives, whole."""
+        """A step of training. Returns the loss, and the whole gradients of all weights and of what arrives."""
         graph, scheme = self.graph, self.scheme
         border = {name: graph.at_border(name, scheme.border) for name in (*graph.arriving, *graph.leaving)}
         laid: dict[Placed, DTensor] = {(name, scheme.weights[name]): one for name, one in self.weights.items()}
@@ -292,7 +293,7 @@ class SchemeRanks:
         return loss, gradients
 
     def _gather(self, name: str, parts: Sequence[tuple[TensorPlacement, DTensor]]) -> None:
-        """The sum of a value's gradients of its readers, where the scheme brings them together and moves them to."""
+        """Sums a value's gradients from its readers at the placement to which the scheme moves them."""
         moves = {(one.source, one.target) for one in self.scheme.moves if (one.when, one.value) == ("part", name)}
         for place in (*self.graph.placements(name, self.scheme.degree), PARTIAL):
             if parts and all(one == place or (one, place) in moves for one, _ in parts):
@@ -323,7 +324,7 @@ class SchemeRanks:
 
 
 def _rate(gradients: Mapping[str, Tensor]) -> float:
-    """Of plain gradient descent: no number changes by more than ``_RATE``."""
+    """The rate of plain gradient descent with which no number changes by more than ``_RATE``."""
     return _RATE / max(1.0, *(float(one.abs().max()) for one in gradients.values()))
 
 
@@ -336,7 +337,7 @@ def _divided(strategy: Strategy) -> str:
 
 
 def _numbers(program: traced.TracedProgram) -> tuple[list[Tensor], dict[str, Tensor]]:
-    """What arrives, in order and random where it is learned through, and all that is given, by placeholder."""
+    """The inputs that arrive, in order and random if they have gradients; and all given values, by placeholder."""
     exported, signature = program.exported, program.exported.graph_signature
     buffers = {**exported.constants, **dict(exported.named_buffers())}
     tensors = [x for x in pytree.tree_leaves(program.model.inputs) if isinstance(x, Tensor)]
@@ -356,7 +357,7 @@ def _numbers(program: traced.TracedProgram) -> tuple[list[Tensor], dict[str, Ten
 
 
 def _one_process(program: traced.TracedProgram, inputs: Sequence[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-    """A step of the module as the user wrote it: the loss, and all gradients by the names that schemes have."""
+    """A step of the module as the user wrote it: the loss, and all gradients by their names in schemes."""
     module = program.model.module
     module.zero_grad()
     learned = [x.detach().requires_grad_() if x.is_floating_point() else x for x in inputs]
@@ -376,7 +377,7 @@ def _one_process(program: traced.TracedProgram, inputs: Sequence[Tensor]) -> tup
 
 
 def follow(job: SchemeJob, progress: Any) -> SchemeRun | None:
-    """A rank's part of a job: the outcomes on the first one. Raises UsageError for schemes of other code."""
+    """A rank's part of a job. Returns the outcomes on the first rank. Raises UsageError for schemes of other code."""
     mesh = init_device_mesh("cpu", (job.degree,))
     outcomes = []
     for number, document in enumerate(job.schemes):
@@ -386,7 +387,7 @@ def follow(job: SchemeJob, progress: Any) -> SchemeRun | None:
 
 
 def _apart(found: Tensor, expected: Tensor, scale: float) -> float:
-    """Infinite where one is no number."""
+    """The largest difference, relative to ``scale``; infinite if a value is not finite."""
     apart = float((found - expected).abs().max())
     return apart / scale if math.isfinite(apart) and scale > 0.0 else 0.0 if apart == 0.0 else math.inf
 

@@ -1,4 +1,4 @@
-"""Found schemes of a traced model's layers, as a job for ranks on this machine, and what came of them."""
+"""Found schemes of a traced model's layers, as a job for ranks on this machine, with their outcomes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from piper_ray.model.errors import UsageError
 from piper_ray.workloads.schemes.check import faults_of
 
 NEAR = 1e-5
-"""Losses and gradients of ranks are equal to those of one process to this share."""
+"""Losses and gradients of ranks equal those of one process up to this relative difference."""
 
 
 @dataclass(frozen=True)
 class SchemeJob:
-    """Schemes, in full, of layers of one model on so many ranks. model, arguments, inputs: of its factory. microbatch:
-    samples. steps: of training, of each."""
+    """Schemes, in full, of layers of one model on ``degree`` ranks. model, arguments, inputs: of its factory.
+    microbatch: samples. steps: training steps of each scheme."""
 
     model: str
     arguments: Mapping[str, object]
@@ -36,7 +36,7 @@ class SchemeJob:
 
     @property
     def efforts(self) -> int:
-        """What progress counts."""
+        """The total number, for progress."""
         return len(self.schemes)
 
     def name_of(self, rank: int) -> str:
@@ -45,8 +45,8 @@ class SchemeJob:
 
 @dataclass(frozen=True)
 class SchemeOutcome:
-    """loss_difference, gradient_difference: the greatest from one process in any step, relative; of gradients, to the
-    largest of the weight's."""
+    """loss_difference, gradient_difference: the largest relative differences from one process in any step. Differences
+    of gradients are relative to the largest gradient of the weight."""
 
     id: str
     name: str
@@ -62,7 +62,7 @@ class SchemeOutcome:
 
 @dataclass(frozen=True)
 class SchemeRun:
-    """What ranks have found."""
+    """The outcomes of all schemes of a job."""
 
     job: SchemeJob
     outcomes: tuple[SchemeOutcome, ...]
@@ -77,7 +77,8 @@ def scheme_jobs(
     samples: int,
     steps: int,
 ) -> Iterator[SchemeJob]:
-    """A job for each degree of what ``schemes -o`` wrote. chosen: the beginning of an id; "all". Raises UsageError."""
+    """A job for each degree in a file that ``schemes -o`` wrote. chosen: the beginning of an id, or "all". Raises
+    UsageError."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         if document["format"] != "piper-ray/schemes":

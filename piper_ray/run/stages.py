@@ -1,9 +1,8 @@
 """A traced model cut by a plan: what each stage runs, and which tensors cross its borders.
 
-A border carries all that is made in front of it and read behind it: what jumps over stages is handed on by each stage
-on the way, as torch's stages talk to their neighbours alone. The model's inputs need no border: every stage has them.
-
-What crosses borders is found by running one microbatch through all stages, on the CPU.
+A border carries all tensors that are produced before it and read after it. Tensors that skip stages are passed on by
+each stage on the way, because torch's stages only communicate with their neighbours. The model's inputs cross no
+border: every stage has them. One microbatch is run through all stages, on the CPU, to find what crosses borders.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from piper_ray.workloads.measure.meta import materialise, move_graph
 
 @dataclass(frozen=True)
 class Cut:
-    """Of one stage. layers: numbers of the traced layers, ascending; recompute: the layers that recompute.
+    """The cut of one stage. layers: numbers of the traced layers, ascending; recompute: the layers that recompute.
 
     received, sent: the tensors that cross its borders; the last stage sends the model's outputs.
     """
@@ -38,8 +37,8 @@ class Cut:
 
 
 def cuts_of(spec: str, stages: Sequence[Sequence[LayerJob]], traced: TracedModel) -> list[Cut]:
-    """stages: the layers of each. Raises InputError where plan and model do not fit together, with each layer that
-    does not."""
+    """The cut of each stage. stages: the layers of each. Raises InputError, naming each layer that does not fit, if
+    plan and model do not fit together."""
     stage_of, recompute = _placed(spec, stages, traced.layers)
     outputs = _outputs(spec, traced)
     readers = [(source, stage_of[number]) for number, layer in enumerate(traced.layers) for source in layer.sources]
@@ -127,7 +126,7 @@ def _check_order(spec: str, layers: Sequence[TracedLayer], stage_of: Mapping[int
 
 
 def _check_ties(spec: str, layers: Sequence[TracedLayer], stage_of: Mapping[int, int]) -> None:
-    """A parameter of several stages would be trained apart in each of them."""
+    """Raises InputError for a parameter of several stages, each of which would train a copy of its own."""
     first: dict[int, tuple[str, int]] = {}
     faults = []
     for number, layer in enumerate(layers):
@@ -141,11 +140,11 @@ def _check_ties(spec: str, layers: Sequence[TracedLayer], stage_of: Mapping[int,
 
 
 class StageModule(nn.Module):
-    """A stage: what it receives, and inputs of the model by name, become what it sends.
+    """A stage: turns the tensors that it receives, and inputs of the model by name, into those that it sends.
 
-    copied: numbers of the received tensors that layers write into. sends: tensors like those that the next stage has
-    room for; None: nobody receives them. writing: the layers that write into what they are given, by number.
-    whole: a sent tensor is never a view, as torch asks where the backward pass is split.
+    copied: numbers of the received tensors that layers write into. sends: tensors like those that the next stage
+    expects; None if there is no next stage. writing: the layers that write into their inputs, by number.
+    whole: sent tensors are never views, as torch requires if the backward pass is split.
     """
 
     def __init__(self, cut: Cut, layers: Sequence[TracedLayer], *, whole: bool) -> None:
@@ -165,7 +164,7 @@ class StageModule(nn.Module):
         return any(source.layer is None for sources in self._sources for source in sources)
 
     def forward(self, *received: torch.Tensor, **inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Raises InputError for tensors that the next stage has no room for."""
+        """Runs the stage. Raises InputError for tensors that the next stage does not expect."""
         sent = self.run([_bordered(tensor, copied=i in self.copied) for i, tensor in enumerate(received)], inputs)
         if self.sends is not None and list(map(_form, sent)) != list(map(_form, self.sends)):
             found, traced = (", ".join(map(_form, tensors)) for tensors in (sent, self.sends))
@@ -177,7 +176,7 @@ class StageModule(nn.Module):
         return sent
 
     def run(self, received: Sequence[torch.Tensor], inputs: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """The pass itself: layers may write into what is received."""
+        """Runs the layers, which may write into the received tensors."""
         there = dict(zip(self.cut.received, received, strict=True))
         for number, module, sources in zip(self.cut.layers, self.layers, self._sources, strict=True):
             given = [_found(source, there, inputs) for source in sources]
@@ -193,8 +192,8 @@ class StageModule(nn.Module):
         return tuple(self._sent(_found(source, there, inputs)) for source in self.cut.sent)
 
     def on(self, device: torch.device) -> StageModule:
-        """The same module on another device than that on which it was traced: the layers' graphs name that device. What
-        was traced without numbers gets some."""
+        """The same module on another device than the one of the trace, which the layers' graphs name. Tensors that were
+        traced without values get values."""
         is_bare = any(one.is_meta for one in [*self.parameters(), *self.buffers()])
         materialise(self, device)
         if is_bare or device.type != "cpu":
@@ -213,7 +212,7 @@ def _form(tensor: torch.Tensor) -> str:
 
 
 def input_name(number: int) -> str:
-    """The keyword by which stages get a tensor of the model's inputs."""
+    """The keyword by which stages receive a tensor of the model's inputs."""
     return f"input_{number}"
 
 
@@ -224,8 +223,8 @@ def _found(
 
 
 class _Border(torch.autograd.Function):
-    """The border where a stage begins. Nothing happens to the tensor; its gradient is sent, and so has to lie in one
-    piece."""
+    """The border where a stage begins. It does not change the tensor. Its gradient is sent, and is therefore made
+    contiguous."""
 
     @staticmethod
     def forward(_: Any, tensor: torch.Tensor) -> torch.Tensor:
@@ -243,7 +242,7 @@ def _bordered(tensor: torch.Tensor, *, copied: bool) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Border:
-    """What a stage receives and sends: tensors without data (device meta) that say whether they have gradients.
+    """What a stage receives and sends: tensors without data (device meta) that state whether they have gradients.
 
     written: numbers of the received tensors that its layers write into. idle: some of its parameters get no gradient.
     """
@@ -260,7 +259,7 @@ def borders_of(
     inputs: Mapping[str, torch.Tensor],
     loss: Callable[[tuple[torch.Tensor, ...]], torch.Tensor],
 ) -> list[Border]:
-    """The borders of all stages. loss: the loss of what the last stage sends. Raises InputError."""
+    """The borders of all stages. loss: of what the last stage sends. Raises InputError."""
     borders = []
     received: tuple[torch.Tensor, ...] = ()
     for number, stage in enumerate(stages, start=1):
@@ -290,7 +289,7 @@ def borders_of(
 
 @contextmanager
 def untouched(module: nn.Module) -> Iterator[None]:
-    """Passes within leave buffers and random numbers as they were."""
+    """Passes inside this context leave buffers and the random state unchanged."""
     kept = [(buffer, buffer.clone()) for buffer in module.buffers()]
     with torch.random.fork_rng(devices=[]):
         yield
@@ -300,7 +299,7 @@ def untouched(module: nn.Module) -> Iterator[None]:
 
 
 def _reached(ends: Sequence[torch.Tensor]) -> set[int]:
-    """Ids of the parameters that ends have gradients for."""
+    """Ids of the parameters for which ``ends`` have gradients."""
     found: set[int] = set()
     seen: set[object] = set()
     open_nodes: list[Any] = [end.grad_fn for end in ends if end.grad_fn is not None]

@@ -1,5 +1,5 @@
-"""Asynchronous 1F1B as lists without an end of a batch: which replica runs which microbatch, in which order, and which
-version of its weights each pass uses."""
+"""Asynchronous 1F1B as lists that do not end with a batch: which replica runs which microbatch, in which order, and
+which version of its weights each pass uses."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ StreamPass = tuple[ActionKind, int]
 class PassStream:
     """An asynchronous pipeline from its first batch to its last.
 
-    Microbatch k of the run is run by replica k mod d of each stage. A version is named by the updates of its stage that
-    went into it: 0 is what training begins with.
+    Replica k mod d of each stage runs microbatch k of the run. A version is named by the number of its stage's updates
+    that went into it; training begins with 0.
 
-    name: 2bw or pipedream. degrees: d of each stage; in_flight: for each, what a replica keeps in flight. microbatches:
-    N, of a batch; batches: of the run.
+    name: 2bw or pipedream. degrees: d of each stage; in_flight: for each, the microbatches that a replica keeps in
+    flight.
+    microbatches: N, of a batch; batches: of the run.
     """
 
     name: ScheduleName
@@ -33,11 +34,11 @@ class PassStream:
 
     @property
     def end(self) -> int:
-        """The microbatches of the run."""
+        """The number of microbatches of the run."""
         return self.batches * self.microbatches
 
     def passes(self, stage: int, replica: int) -> list[StreamPass]:
-        """What a replica does, in order."""
+        """A replica's passes, in order."""
         d = self.degrees[stage]
         own = one_f_one_b(self.end // d, self.in_flight[stage])
         return [(ActionKind(kind), replica + k * d) for kind, _, k in own.tolist()]
@@ -50,9 +51,9 @@ class PassStream:
     def version(self, stage: int, k: int) -> int:
         """The version that both passes of microbatch k use.
 
-        2BW (ICML 2021, section 3.1): the one before the last that can be there, the same in all stages. PipeDream
-        (SOSP 2019, section 3.3): the stage's newest at the forward pass; with vertical sync the one that has seen the
-        same microbatches as the input stage's newest had when k came in, and no more.
+        2BW (ICML 2021, section 3.1): the one before the newest possible, the same in all stages. PipeDream (SOSP 2019,
+        section 3.3): the stage's newest at the forward pass; with vertical sync, the one that includes exactly the
+        microbatches that the input stage's newest version included when k entered.
         """
         if self.name is ScheduleName.TWO_BW:
             return max(0, k // self.microbatches - 1)
@@ -62,14 +63,14 @@ class PassStream:
         return min(newest, self._newest(0, k) * self.degrees[0] // self.degrees[stage])
 
     def _newest(self, stage: int, k: int) -> int:
-        """Rounds of its replicas that a stage has done before the forward pass of k."""
+        """Rounds of its replicas that a stage has finished before the forward pass of k."""
         return max(0, k // self.degrees[stage] - self.in_flight[stage] + 1)
 
     def order(self) -> list[tuple[int, int, StreamPass]]:
         """All passes as (stage, replica, pass), each after those that it waits for: its neighbour's, those before it in
         its list, and the update that all replicas of its stage make together.
 
-        Raises UsageError where ranks wait for each other.
+        Raises UsageError if ranks wait for each other.
         """
         lists = {(stage, i): self.passes(stage, i) for stage, d in enumerate(self.degrees) for i in range(d)}
         next_of, through = dict.fromkeys(lists, 0), dict.fromkeys(lists, 0)
@@ -77,7 +78,8 @@ class PassStream:
         found: list[tuple[int, int, StreamPass]] = []
 
         def can_go_on(stage: int, replica: int) -> bool:
-            """through: the microbatches that a replica is through with; updates take as many of each."""
+            """Whether a replica's next pass can run. through: the microbatches that a replica has finished; an update
+            takes equally many of each."""
             kind, k = lists[stage, replica][next_of[stage, replica]]
             source = (stage - 1 if kind is ActionKind.F else stage + 1, kind, k)
             each = self.period(stage) // self.degrees[stage]

@@ -1,4 +1,4 @@
-"""A run as a trace in the simulator's form: measured tracks, and the promised one of each place right below them."""
+"""A run as a trace in the simulator's form: the measured tracks, with the promised track of each place right below."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from piper_ray.simulate.trace import Event, document, simulation_events, stretch
 
 
 def run_trace(run: Run) -> dict[str, object]:
-    """The shown step in Chrome's trace format, and the simulated one where there is a simulation: both begin at 0.
-    An asynchronous schedule has no step that begins at 0: its simulation is left out.
+    """The shown step in Chrome's trace format, and the simulated one if there is a simulation: both begin at 0.
+
+    An asynchronous schedule has no step that begins at 0, so its simulation is left out.
 
     >>> import piper_ray
     >>> measured = piper_ray.run("models.py:small_gpt", "plan.json")  # doctest: +SKIP
@@ -32,7 +33,7 @@ def run_trace(run: Run) -> dict[str, object]:
 
 
 def write_run_trace(run: Run, path: str | Path) -> None:
-    """Writes ``run_trace`` as a line of JSON, whole or not at all. Raises UsageError if that cannot be done.
+    """Writes ``run_trace`` as one line of JSON, completely or not at all. Raises UsageError if it cannot be written.
 
     >>> import piper_ray
     >>> piper_ray.write_run_trace(piper_ray.run("models.py:small_gpt", "plan.json"), "run.json")  # doctest: +SKIP

@@ -1,1 +1,2 @@
-"""What each runtime can run: schedules, rules for a plan, the pieces it cuts a model into, its order of ranks."""
+"""What each runtime can run: its schedules, its rules for plans, the pieces of a model that it knows, its order of
+ranks."""

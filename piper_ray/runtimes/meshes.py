@@ -1,6 +1,6 @@
-"""Which nodes a plan's ranks are on: pipeline ranks that follow each other on devices of one kind are a mesh, and each
-mesh has nodes of its own, as a launcher starts processes by the node. Devices of one kind are one mesh, unless the
-first node has fewer stages than the others.
+"""The nodes of a plan's ranks. Consecutive pipeline ranks on devices of one kind form a mesh, and each mesh has nodes
+of its own, because a launcher starts processes by the node. Devices of one kind form one mesh, unless the first node
+has fewer stages than the others.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import FLUSHED, Schedule
 
 USUAL_GPUS_PER_NODE = 8
-"""The number where the workload knows one link alone, and so no nodes."""
+"""Used if the workload knows only one link, and thus no nodes."""
 
 
 @dataclass(frozen=True)
 class Mesh:
-    """Pipeline ranks from ``first``, ``ranks`` of them, of d replicas of t devices each. kind: of the devices; "" where
-    there is one. first_rank, first_node: that the mesh begins with. node: GPUs of a node."""
+    """``ranks`` pipeline ranks from ``first`` on, of d replicas of t devices each. kind: of the devices; "" if there is
+    only one kind. first_rank, first_node: the first rank and node of the mesh. node: the GPUs of a node."""
 
     kind: str
     first: int
@@ -39,7 +39,7 @@ class Mesh:
 
     @property
     def processes_per_node(self) -> int:
-        """As many as a node has GPUs; the last node may have fewer."""
+        """The GPUs of a node; the last node may run fewer processes."""
         return min(self.node, self.devices)
 
     @property
@@ -52,48 +52,54 @@ class Mesh:
 
     @property
     def processes_of_last_node(self) -> int:
-        """What is left of the ranks there."""
+        """The number of ranks on the last node."""
         return self.devices - (self.nodes - 1) * self.processes_per_node
 
     def place(self, rank: int) -> tuple[int, int]:
-        """The node of a rank, and which it is there."""
+        """A rank's node, and its number on that node."""
         node, local_rank = divmod(rank - self.first_rank, self.processes_per_node)
         return self.first_node + node, local_rank
 
 
 def meshes_of(plan: Plan, schedule: Schedule, node_of: Mapping[str, int], cluster: Cluster) -> tuple[Mesh, ...]:
-    """Front to back. plan: one with the same degrees on each kind. node_of: GPUs of a node of each kind."""
+    """The meshes from front to back. plan: must have equal degrees on each kind. node_of: GPUs of a node, by kind."""
     found: list[Mesh] = []
     first = rank = node = 0
-    of_ranks, shared = plan.stages[: len(plan.stages) // schedule.v], dict(shared_groups(plan, schedule, cluster))
+    of_ranks = plan.stages[: len(plan.stages) // schedule.v]
+    shared = {gpus: (used, ranks) for gpus, used, ranks in shared_groups(plan, schedule, cluster)}
     for kind, stages in groupby(of_ranks, key=lambda stage: stage.kind):
         (d, t), *others = [(stage.data_parallel_degree, stage.tensor_parallel_degree) for stage in stages]
         ranks, size = 1 + len(others), node_of[kind]
-        in_a_node = shared.get(size, 0)
+        used, in_a_node = shared.get(size, (size, 0))
         alone = ranks % in_a_node if 0 < in_a_node < ranks else 0
         for count in (alone, ranks - alone):
             if count > 0:
-                made = Mesh(kind, first, count, d, t, rank, node, in_a_node * d * t or size)
+                made = Mesh(kind, first, count, d, t, rank, node, used)
                 found.append(made)
                 first, rank, node = first + made.ranks, rank + made.devices, node + made.nodes
     return tuple(found)
 
 
-def shared_groups(plan: Plan, schedule: Schedule, cluster: Cluster) -> list[tuple[int, int]]:
-    """Devices of groups with a link of their own that several neighbouring stages are charged at, and how many stages
-    lie in each; groups are filled from the back. Of plans with one d and one t, on devices of one kind."""
+def shared_groups(plan: Plan, schedule: Schedule, cluster: Cluster) -> list[tuple[int, int, int]]:
+    """Devices of groups with a link of their own whose place counts: several stages lie in each, or not all devices are
+    used. With each how many are used, and how many stages lie in it; 0: a part of one. Groups are filled from the back.
+    Of plans with one d and one t, on devices of one kind."""
     if cluster.kinds or schedule.name not in FLUSHED:
         return []
-    periods = cluster.border_periods(plan.stages[0].devices, len(plan.stages))
-    return [
-        (link.devices, period)
-        for link, period in zip(cluster.links, periods, strict=False)
-        if period > 1 and link.devices is not None
-    ]
+    first, count, found = plan.stages[0], len(plan.stages), []
+    for link, period in zip(cluster.links, cluster.border_periods(first.devices, count), strict=False):
+        if link.devices is not None and period > 0 and first.devices < link.devices:
+            found.append((link.devices, period * first.devices, period))
+    d, t = first.data_parallel_degree, first.tensor_parallel_degree
+    group, n = cluster.replicas_together(d, t, count) if len(cluster.links) > 1 else (0, d)
+    run = n * t
+    if 1 < n < d and group % run > 0:
+        found.append((group, group // run * run, 0))
+    return found
 
 
 def node_sizes(instance: Instance, gpus_per_node: int) -> dict[str, int]:
-    """GPUs of a node of each kind: as many as asked for, of several kinds no more than its nodes have."""
+    """GPUs of a node by kind: ``gpus_per_node``; with several kinds, at most the GPUs of the kind's nodes."""
     if not instance.cluster.kinds:
         return {"": gpus_per_node}
     return {
@@ -102,8 +108,8 @@ def node_sizes(instance: Instance, gpus_per_node: int) -> dict[str, int]:
 
 
 def gpus_per_node_of(instance: Instance, given: int | None = None) -> int:
-    """The number as given, else as the workload's cluster says, else the usual one; never more than there are
-    devices. Of several kinds that with the largest nodes counts."""
+    """The given number, else that of the workload's cluster, else the usual one; at most the number of devices. With
+    several kinds, the largest number counts."""
     return max(_node_of(instance.cluster.of_kind(name), given) for name in instance.cluster.kind_names)
 
 
@@ -115,7 +121,7 @@ def _node_of(cluster: Cluster, given: int | None) -> int:
 
 
 def domain_of(instance: Instance, gpus_per_node: int) -> int:
-    """GPUs that share the fast link: those of a node of so many, or of several nodes; of several kinds the most."""
+    """GPUs that share the fast link: those of one node, or of several nodes; with several kinds, the largest number."""
     found = []
     for name, node in node_sizes(instance, gpus_per_node).items():
         own = instance.cluster.of_kind(name)
@@ -125,5 +131,5 @@ def domain_of(instance: Instance, gpus_per_node: int) -> int:
 
 
 def _domain(cluster: Cluster) -> int | None:
-    """The devices of the innermost of several links."""
+    """The devices of a group of the innermost link, if there are several links."""
     return cluster.links[0].devices if len(cluster.links) > 1 else None

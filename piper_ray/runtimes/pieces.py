@@ -1,5 +1,6 @@
-"""A model as runtimes build it: an embedding, equal blocks in a row, maybe predictors, and a head; or a chain, in which
-each layer reads what the one before it makes. A vision tower in front of a decoder is a part of the first piece."""
+"""A model as runtimes build it: an embedding, a row of equal blocks, optional predictors, and a head. Or a chain, in
+which each layer reads the output of the one before it. A vision tower in front of a decoder belongs to the first
+piece."""
 
 from __future__ import annotations
 
@@ -23,10 +24,12 @@ _TOWER = re.compile(r"(^|\.)(visual|vision)", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class ModelPieces:
-    """Piece 0 is the embedding, with a tower that is before it; 1 to ``blocks`` are the blocks; the last is the head.
+    """Piece 0 is the embedding, with a tower in front of it; 1 to ``blocks`` are the blocks; the last piece is the
+    head.
 
     members: layer ids of each piece, in the model's order. predictors: how many layers predict further tokens
-    (multi-token prediction); where there are any they are the piece before the head, as runtimes keep them together.
+    (multi-token prediction). If there are any, they form the piece before the head, because runtimes keep them
+    together.
     """
 
     members: tuple[tuple[int, ...], ...]
@@ -48,15 +51,15 @@ class ModelPieces:
         return {layer: piece for piece, members in enumerate(self.members) for layer in members}
 
     def is_block(self, piece: int) -> bool:
-        """Whether it is none of the ends."""
+        """Whether the piece is a block."""
         return 0 < piece <= self.blocks
 
     def is_predictor(self, piece: int) -> bool:
-        """Whether it holds the predictors."""
+        """Whether the piece consists of the predictors."""
         return self.blocks < piece < self.head
 
     def of_stages(self, plan: Plan) -> tuple[tuple[int, ...], ...]:
-        """The pieces of each stage of a plan. Raises UsageError where stages divide a piece."""
+        """The pieces of each stage of a plan. Raises UsageError if several stages share a piece."""
         stages = tuple(tuple(sorted({self.of_layer[layer] for layer in stage.layers})) for stage in plan.stages)
         seen = Counter(piece for stage in stages for piece in stage)
         for number, stage in enumerate(stages, start=1):
@@ -68,7 +71,7 @@ class ModelPieces:
         return stages
 
     def name(self, piece: int) -> str:
-        """The piece's name for people; blocks are counted from 0, as runtimes do."""
+        """The piece's name in messages; blocks are counted from 0, as in runtimes."""
         if self.is_block(piece):
             return f"block {piece - 1}"
         if self.is_predictor(piece):
@@ -77,9 +80,9 @@ class ModelPieces:
 
 
 def pieces_of(instance: Instance) -> ModelPieces:
-    """Blocks are told by the layers' paths (``model.layers.17``), or where there are none by their names.
+    """Finds blocks by the layers' paths (``model.layers.17``), or by their names if there are no paths.
 
-    Raises UsageError for a model that is not of this form, with the layer that is at odds.
+    Raises UsageError for a model that does not have this form, naming the first layer that does not fit.
     """
     order = layers_in_order(instance)
     keys = _block_keys(instance, order)
@@ -113,7 +116,7 @@ def pieces_of(instance: Instance) -> ModelPieces:
 
 
 def _block_keys(instance: Instance, order: Sequence[int]) -> list[object]:
-    """For each place in the order what tells its block from others; None outside of blocks."""
+    """For each position in the order a key that differs between blocks; None outside of blocks."""
     layers = [instance.layer_by_id[layer] for layer in order]
     towers = _tower_before(instance, order)
     found = [
@@ -136,7 +139,7 @@ def _block_keys(instance: Instance, order: Sequence[int]) -> list[object]:
 
 
 def _tower_before(instance: Instance, order: Sequence[int]) -> int:
-    """How many layers are those of a vision tower whose tokens the decoder reads: 0 where it reads none."""
+    """The number of layers of a vision tower whose tokens the decoder reads; 0 if there is none."""
     seeing = [place for place, layer in enumerate(order) if _TOWER.search(instance.layer_by_id[layer].path)]
     count = seeing[-1] + 1 if seeing else 0
     chained = all(instance.neighbours[layer][0] == (before,) for before, layer in pairwise(order[: count + 1]))
@@ -153,7 +156,7 @@ def _check_rising(instance: Instance, order: Sequence[int], keys: Sequence[objec
 
 
 def _check_alike(instance: Instance, blocks: Sequence[Sequence[int]]) -> None:
-    """Blocks of several layers are of the same ones, by name: otherwise they are parts of something else."""
+    """Raises UsageError unless blocks of several layers consist of the same layers, by name."""
     if all(len(block) == 1 for block in blocks):
         return
     wanted = [instance.layer_by_id[layer].name for layer in blocks[0]]
@@ -166,7 +169,7 @@ def _check_alike(instance: Instance, blocks: Sequence[Sequence[int]]) -> None:
 
 
 def _check_row(instance: Instance, blocks: Sequence[Sequence[int]]) -> None:
-    """Each block reads what the one before it makes."""
+    """Raises UsageError unless each block reads the output of the one before it."""
     for before, block in pairwise(blocks):
         if not any(source in before for layer in block for source in instance.neighbours[layer][0]):
             raise UsageError(
@@ -176,7 +179,8 @@ def _check_row(instance: Instance, blocks: Sequence[Sequence[int]]) -> None:
 
 
 def require_chain(instance: Instance, title: str) -> None:
-    """Raises UsageError, with the first layer that is at odds. title: the title of the runtime that asks for it."""
+    """Raises UsageError, naming the first layer that does not fit, unless layers form a chain. title: the runtime's
+    title."""
     order = layers_in_order(instance)
     for before, layer in zip((None, *order), order, strict=False):
         sources = instance.neighbours[layer][0]

@@ -1,11 +1,11 @@
-"""A runtime's rules, as constraints of a solve; the runtimes that plans are made for; and which rank is which.
+"""The rules of runtimes as constraints of a solve; the runtimes that plans are made for; and the position of each rank.
 
-What is said of each runtime was read in its source, of the version named.
+Facts about each runtime come from its source code, of the version named.
 
-Ranks are those of plans with one d and one t for all stages, in the order that all runtimes here share. Shards of a
-layer are neighbours, then come the groups that share a sequence (context parallelism), then the replicas of a stage,
-then the next rank of the pipeline: Megatron's tp-cp-ep-dp-pp, DeepSpeed's (pipe, data, model), and the meshes
-(pp, dp, tp) of torchtitan and torch.
+Ranks belong to plans with one d and one t for all stages, in the order that all runtimes here share. Shards of a layer
+are neighbours; next come the groups that share a sequence (context parallelism), then the replicas of a stage, then the
+next rank of the pipeline. This is Megatron's tp-cp-ep-dp-pp, DeepSpeed's (pipe, data, model), and the meshes (pp, dp,
+tp) of torchtitan and torch.
 """
 
 from __future__ import annotations
@@ -53,24 +53,26 @@ class RuntimeName(str, Enum):
 
 @dataclass(frozen=True)
 class Runtime:
-    """title: its name for people. schedules: the schedules that it has, its usual one first.
+    """title: its name in messages. schedules: the schedules that it has, the usual one first.
 
-    setting: what layers may run as. first_k: recomputation of the first k layers of a stage, each stage its own k.
-    kinds: whether its launch files are for devices of several kinds, too; meshes: whether stages on each kind may have
-    a t of their own. tensor_parallelism: whether it divides layers itself. blocks: whether it knows models as an
-    embedding, blocks and a head alone. fills_interleaved: its interleaved schedule needs as many microbatches as ranks.
-    ties_ends: whether it keeps an embedding and a head that have a weight in common alike where they are on different
-    ranks of a pipeline.
-    rank_order: the parallel groups, from neighbouring ranks to distant ones. letters: whether people write its stages
-    in Megatron's. context_exchanges: how groups that share a sequence may attend to all of it, its usual way first.
-    software: the generation of training software that it is (``workloads/estimate/software.toml``). sums_each_pass: on
-    one pipeline rank gradients are reduced in the backward pass of every microbatch, and what is shared out is all of a
-    weight's state; with several ranks once a batch. shares_state: whether its launch shares out the optimizer's state.
-    state_on_host: whether its launch can have the optimizer's state in host memory, and update parameters there.
-    chain: it hands each layer what the one before it makes, and nothing else. one_stream: all that a rank sends and
-    receives goes in the order of one stream, in which its own lists post receives early. passes_ahead: with experts'
-    exchanges beside passes its interleaved schedule has a forward pass more before its first backward pass.
-    no_more_sharing: why no plan shares gradients or weights, where ``setting`` has none.
+    setting: the modes that layers may run in. first_k: it recomputes the first k layers of a stage, with a k for each
+    stage.
+    kinds: its launch files support devices of several kinds; meshes: stages on each kind may have a t of their own.
+    tensor_parallelism: it divides layers itself. blocks: it only knows models of an embedding, blocks and a head.
+    fills_interleaved: its interleaved schedule needs at least as many microbatches as ranks.
+    ties_ends: it keeps shared weights of embedding and head equal on different ranks of a pipeline.
+    rank_order: the parallel groups, from neighbouring ranks to distant ones. letters: stages can be written in
+    Megatron's letters. context_exchanges: how groups that share a sequence may exchange keys and values, the usual way
+    first.
+    software: the generation of training software that it is (``workloads/estimate/software.toml``). sums_each_pass:
+    with one pipeline rank, gradients are reduced in the backward pass of every microbatch, and replicas divide all of a
+    weight's state; with several ranks, once a batch. shares_state: its launch divides the optimizer's state among
+    replicas.
+    state_on_host: its launch can keep the optimizer's state in host memory, and update parameters there.
+    chain: it passes each layer only the output of the one before it. one_stream: all sends and receives of a rank share
+    one stream, and its own lists post receives early. passes_ahead: if exchanges of experts overlap with passes, its
+    interleaved schedule has one more forward pass before the first backward pass.
+    no_more_sharing: why replicas cannot divide gradients or weights, if ``setting`` does not allow it.
     """
 
     name: RuntimeName
@@ -97,9 +99,9 @@ class Runtime:
     no_more_sharing: str = "runs no plan whose replicas share gradients or weights"
 
     def schedule(self, asked: Schedule | ScheduleName | None, known: Schedule | None) -> Schedule | ScheduleName:
-        """The schedule that is asked for; else the workload's own, if the runtime has it; else the runtime's usual one.
+        """The requested schedule; else the workload's own, if the runtime has it; else the runtime's usual one.
 
-        Raises UsageError for one that it has not got.
+        Raises UsageError for a schedule that the runtime does not have.
         """
         if asked is None:
             return known if known is not None and known.name in self.schedules else self.schedules[0]
@@ -108,21 +110,21 @@ class Runtime:
         return asked
 
     def require_schedule(self, name: ScheduleName) -> None:
-        """Raises UsageError for a schedule that the runtime has not got."""
+        """Raises UsageError for a schedule that the runtime does not have."""
         if name not in self.schedules:
             able = ", ".join(schedule.value for schedule in self.schedules)
             raise UsageError(f"{self.title} has no schedule {name.value}; it has {able}")
 
     def constraints(self, instance: Instance, schedule: ScheduleName, gpus_per_node: int) -> tuple[Constraint, ...]:
-        """What a plan must keep to be run by it. Raises UsageError for a model that it does not know, and for devices
-        of several kinds where its launch files are of one."""
+        """The constraints under which the runtime can run a plan. Raises UsageError for a model that it does not know,
+        and for devices of several kinds if its launch files do not support them."""
         self.require_kinds(instance.cluster.kind_names)
         if self.chain:
             require_chain(instance, self.title)
         within = divisors(gpus_per_node) if self.tensor_parallelism else [1]
         within = [t for t in within if self.setting.divides_key_heads(instance, t)]
         degrees = sorted({t * context for t in within for context in self._contexts(instance)})
-        kinds = bool(instance.cluster.kinds)  # where stages that each recompute k layers of their own are too many
+        kinds = bool(instance.cluster.kinds)  # with kinds, stages with k recomputed layers of their own are too many
         setting = replace(self.setting, by_layer=self.setting.by_layer and not kinds)
         asked: list[Constraint] = [self.same_degrees(instance), KeepOrder(), setting]
         asked.append(TensorParallelDegrees(tuple(t for t in degrees if t <= instance.devices)))
@@ -143,20 +145,20 @@ class Runtime:
         return tuple(asked)
 
     def require_kinds(self, names: Sequence[str]) -> None:
-        """Raises UsageError for devices of several kinds, by their names, where its launch files are of one."""
+        """Raises UsageError for devices of several kinds, given by name, if its launch files do not support them."""
         if len(names) > 1 and not self.kinds:
             able = " and ".join(f"--runtime {one.name.value}" for one in RUNTIMES.values() if one.kinds)
             listed = ", ".join(map(printable, names))
             raise UsageError(f"{self.title} runs no plan on devices of several kinds ({listed}); {able} do")
 
     def same_degrees(self, instance: Instance) -> SameDegrees:
-        """One d for all stages, and one t: for those on each kind of devices, where stages with a weight in common,
-        whose gradients are summed shard by shard, cannot differ."""
+        """One d and one t for all stages. The t may differ between kinds of devices if the runtime has meshes, unless
+        stages share a weight, because its gradients are summed shard by shard."""
         own = self.meshes and instance.cluster.kinds and not instance.tied_layers
         return SameDegreesByKind() if own else SameDegrees()
 
     def on_one_rank(self, instance: Instance) -> str | None:
-        """Why a plan of the model has one pipeline rank alone, in words; None where it may have several.
+        """Why a plan of the model can only have one pipeline rank, in words; None if it may have several.
 
         Raises UsageError for a model that the runtime does not know.
         """
@@ -173,7 +175,7 @@ class Runtime:
         return None
 
     def _contexts(self, instance: Instance) -> set[int]:
-        """Degrees of context parallelism; the planner's t counts the devices of all groups."""
+        """Degrees of context parallelism. The planner's t counts the devices of all groups that share a sequence."""
         if not self.setting.context:
             return {1}
         return {1, *instance.contexts}
@@ -181,7 +183,7 @@ class Runtime:
     def restricted(
         self, restrictions: Restrictions, instance: Instance, schedule: ScheduleName, gpus_per_node: int
     ) -> Restrictions:
-        """The user's restrictions and the runtime's. Raises UsageError where they contradict each other."""
+        """The user's restrictions with those of the runtime. Raises UsageError if they contradict each other."""
         found = restrictions
         if (alone := self.on_one_rank(instance)) is not None:
             if schedule in CHUNKED:
@@ -196,7 +198,7 @@ class Runtime:
                     raise UsageError(f"{self.title} runs tensor-parallel degrees {allowed} here, and none is asked for")
                 found = found.without(TensorParallelDegrees).adding(TensorParallelDegrees(degrees))
             elif not isinstance(constraint, RecomputeRule) or restrictions.recompute is Recompute.AUTO:
-                found = found.adding(constraint)  # every other rule of recomputation is one of first k layers, too
+                found = found.adding(constraint)  # every other rule also recomputes some first k layers
         return found
 
 
@@ -216,10 +218,10 @@ _TORCH_SCHEDULES = (
 
 RUNTIMES: dict[RuntimeName, Runtime] = {
     # megatron-core 0.16: schedules.get_forward_backward_func has 1F1B and, with virtual stages, interleaved 1F1B, whose
-    # groups of microbatches hold p at least and m at most. finalize_model_grads sums gradients of a tied embedding
-    # over the first and last rank; MoELayer refuses to train on t > 1 without sequence parallelism. Its
-    # HybridDeviceOptimizer has fp32 weights and moments in host memory, beside a distributed optimizer.
-    # get_pp_rank_microbatches counts one more in the warm-up with overlap_moe_expert_parallel_comm.
+    # groups of microbatches hold at least p and at most m. finalize_model_grads sums gradients of a tied embedding over
+    # the first and last rank; MoELayer refuses to train on t > 1 without sequence parallelism. Its
+    # HybridDeviceOptimizer keeps fp32 weights and moments in host memory and works with a distributed optimizer.
+    # get_pp_rank_microbatches counts one more warm-up pass with overlap_moe_expert_parallel_comm.
     RuntimeName.MEGATRON: Runtime(
         RuntimeName.MEGATRON,
         "Megatron",
@@ -238,11 +240,12 @@ RUNTIMES: dict[RuntimeName, Runtime] = {
         state_on_host=True,
         passes_ahead=True,
     ),
-    # torchtitan 0.3: one ActivationCheckpointing policy wraps all blocks of a model. What its sequence parallelism
-    # gathers autograd keeps; weights are gathered for each pass where fsdp_reshard_after_forward says so. The config of
-    # a Decoder refuses enable_weight_tying beside pipeline_parallel_degree > 1, and t that does not divide n_kv_heads.
-    # Its training loop lets FSDP reduce gradients in each microbatch's backward pass; torch's pipelines let it do so
-    # in the last one's. Keys and values are gathered before attention over a sequence that groups share.
+    # torchtitan 0.3: one ActivationCheckpointing policy wraps all blocks of a model. Autograd keeps the tensors that
+    # its sequence parallelism gathers; weights are gathered for each pass if fsdp_reshard_after_forward requires it.
+    # The config of a Decoder refuses enable_weight_tying together with pipeline_parallel_degree > 1, and t that does
+    # not divide n_kv_heads. Its training loop lets FSDP reduce gradients in each microbatch's backward pass; torch's
+    # pipelines let it do so in the last one's. Keys and values are gathered before attention over a sequence that
+    # groups share.
     RuntimeName.TORCHTITAN: Runtime(
         RuntimeName.TORCHTITAN,
         "torchtitan",
@@ -264,8 +267,8 @@ RUNTIMES: dict[RuntimeName, Runtime] = {
         one_stream=True,
     ),
     # torch.distributed.pipelining 2.13: any modules, any list of actions; a checkpoint around each layer that needs it.
-    # Stages that share a weight would train it apart. _add_send_recv posts a receive behind the pass that its sender's
-    # turn comes after, and NCCL has one stream for a rank's transfers.
+    # Stages that share a weight would train two copies of it. _add_send_recv posts a receive behind the pass that
+    # precedes its sender's turn, and NCCL has one stream for a rank's transfers.
     RuntimeName.TORCH: Runtime(
         RuntimeName.TORCH,
         "torch.distributed.pipelining",
@@ -279,8 +282,9 @@ RUNTIMES: dict[RuntimeName, Runtime] = {
         shares_state=False,
         one_stream=True,
     ),
-    # DeepSpeed 0.19: TrainSchedule is 1F1B; activation_checkpoint_interval is one for all layers; ZeRO-1 beside it.
-    # PipelineModule.forward hands each layer the result of the one before it.
+    # DeepSpeed 0.19: TrainSchedule is 1F1B; activation_checkpoint_interval is the same for all layers; ZeRO-1 is
+    # available.
+    # PipelineModule.forward passes each layer the result of the one before it.
     RuntimeName.DEEPSPEED: Runtime(
         RuntimeName.DEEPSPEED,
         "DeepSpeed",
@@ -318,9 +322,9 @@ RUNTIMES: dict[RuntimeName, Runtime] = {
 
 
 class RankPlace(NamedTuple):
-    """All from 0. stages: the stages of the plan that it has, its chunk nearest the input first. replica: which of the
-    d replicas it is in. context: which of the groups that share a sequence. shard: which of a group's t devices it
-    is."""
+    """All numbers count from 0. stages: the plan's stages on this rank, the chunk nearest the input first. replica:
+    which of the d replicas the rank belongs to. context: which of the groups that share a sequence. shard: which of a
+    group's t devices."""
 
     rank: int
     node: int

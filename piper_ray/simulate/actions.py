@@ -1,8 +1,8 @@
-"""What each rank does, in order: the action lists of every schedule.
+"""The order of passes on each rank: the action lists of every schedule.
 
 A list is int64[n, 3]: kind of pass, chunk on the rank (0 is nearest the input), microbatch (of the rank's own, from 0).
-Lists depend on the shape of the pipeline alone, never on times. Where torch.distributed.pipelining has a schedule the
-lists are the same.
+Lists depend only on the shape of the pipeline, never on times. For the schedules that torch.distributed.pipelining has,
+the lists are the same as there.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Actions = npt.NDArray[np.int64]
 
 
 class ActionKind(IntEnum):
-    """F: forward pass. B: whole backward pass. I and W: its two parts, gradients of the inputs and of the weights."""
+    """F: forward pass. B: whole backward pass. I and W: its two parts, gradients of inputs and of weights."""
 
     F = 0
     B = 1
@@ -29,14 +29,14 @@ class ActionKind(IntEnum):
 
 
 def stage_of_chunk(schedule: Schedule, ranks: int, rank: int, chunk: int) -> int:
-    """The plan's stage that a rank holds as its ``chunk``-th."""
+    """The plan's stage that is chunk number ``chunk`` of a rank."""
     return schedule.stages_of_rank(rank, ranks)[chunk]
 
 
 def flush_lists(schedule: Schedule, ranks: int, microbatches: int) -> list[Actions]:
     """The actions of each rank of a pipeline in which all ranks run all microbatches.
 
-    Raises UsageError where a schedule cannot run so many microbatches on so many ranks.
+    Raises UsageError if the schedule cannot run this number of microbatches on this number of ranks.
     """
     check_shape(schedule, ranks, microbatches)
     p, m, v = ranks, microbatches, schedule.v
@@ -60,7 +60,7 @@ def flush_lists(schedule: Schedule, ranks: int, microbatches: int) -> list[Actio
 
 
 def check_shape(schedule: Schedule, ranks: int, microbatches: int) -> None:
-    """Raises UsageError where a schedule cannot run so many microbatches on so many ranks."""
+    """Raises UsageError if the schedule cannot run ``microbatches`` microbatches on ``ranks`` ranks."""
     if schedule.name is ScheduleName.DUALPIPE_V and microbatches < 2 * ranks:
         raise UsageError(
             f"schedule dualpipe-v on {ranks} ranks needs at least {2 * ranks} microbatches a replica, "
@@ -77,7 +77,8 @@ def gpipe(microbatches: int) -> Actions:
 
 
 def one_f_one_b(microbatches: int, in_flight: int) -> Actions:
-    """Forward passes until ``in_flight`` microbatches are, then backward and forward in turn, then what is left."""
+    """Forward passes until ``in_flight`` microbatches are in flight, then backward and forward in turn, then the
+    rest."""
     m, y = microbatches, min(in_flight, microbatches)
     actions = np.zeros((2 * m, 3), np.int64)
     actions[y:, 0] = ActionKind.B
@@ -89,10 +90,11 @@ def one_f_one_b(microbatches: int, in_flight: int) -> Actions:
 
 
 def group_size(ranks: int, microbatches: int, wanted: int | None) -> int:
-    """Microbatches that pass through one chunk before the next: none is left over, or at least as many as ranks.
+    """Microbatches that pass through one chunk before the next. Either no microbatches are left over, or at least as
+    many as there are ranks.
 
-    The rule is Megatron's; where torch allows a number of microbatches the least such group is torch's. Raises
-    UsageError for a wanted group that breaks it.
+    The rule is Megatron's. For numbers of microbatches that torch allows, the smallest such group is torch's. Raises
+    UsageError for a wanted group that breaks the rule.
     """
     p, m = ranks, microbatches
 
@@ -118,7 +120,7 @@ def _looped_bfs(m: int, v: int) -> Actions:
 
 
 def warm_up_passes(schedule: Schedule, ranks: int, rank: int, microbatches: int) -> int:
-    """The forward passes of a rank's interleaved list before its steady phase, as Megatron has them."""
+    """The number of forward passes before the steady phase in a rank's interleaved list, as in Megatron."""
     group = group_size(ranks, microbatches, schedule.group)
     ahead = (schedule.v - 1) * group + 2 * (ranks - 1 - rank) + schedule.ahead
     return min(ahead, microbatches * schedule.v)
@@ -136,11 +138,11 @@ def _interleaved(m: int, v: int, group: int, ahead: int) -> Actions:
 
 
 def _zero_bubble(p: int, r: int, m: int, v: int, group: int) -> Actions:
-    """Actions as interleaved, with fewer passes ahead. Gradients of weights lag behind by r, and fill the end."""
+    """The interleaved order with fewer forward passes ahead. Gradients of weights lag by r passes, and fill the end."""
     forward, backward = _grouped_order(m, v, group)
     ahead = min((v - 1) * group + p - 1 - r, m * v)
     number = np.arange(m * v)
-    # Turn i: the forward pass that is so many ahead, the i-th I, and the W of the I that was r turns before.
+    # Turn i: the forward pass that is `ahead` passes further, the i-th I, and the W of the I that was r turns before.
     turns = [
         (ActionKind.F, number - ahead, forward),
         (ActionKind.I, number, backward),
@@ -152,21 +154,21 @@ def _zero_bubble(p: int, r: int, m: int, v: int, group: int) -> Actions:
 
 
 def _grouped_order(m: int, v: int, group: int) -> tuple[Actions, Actions]:
-    """(chunk, microbatch) of the forward and of the backward passes, group after group and chunk after chunk."""
+    """(chunk, microbatch) of the forward passes and of the backward passes, by group and then by chunk."""
     number = np.arange(m * v)
     first = number // (group * v) * group
-    size = np.minimum(group, m - first)  # of the last group less
+    size = np.minimum(group, m - first)  # the last group may be smaller
     chunk, place = np.divmod(number - first * v, size)
     microbatch = first + place
     return np.stack([chunk, microbatch], axis=1), np.stack([v - 1 - chunk, microbatch], axis=1)
 
 
 _F0, _F1, _B0, _B1, _I0, _I1, _W0, _W1 = range(8)
-"""A pass of one of two chunks, as 2 kind + chunk; its microbatch is found by counting."""
+"""A pass of one of two chunks, encoded as 2 kind + chunk; its microbatch is found by counting."""
 
 
 def _zb_v(p: int, r: int, m: int) -> Actions:
-    """Written for at least 2 p - 1 microbatches; of fewer those that are not there are left out."""
+    """The list for at least 2 p - 1 microbatches, without the passes of microbatches that do not exist."""
     length = max(2 * p - 1, m)
     ahead = [_F0] * (2 * (p - r) - 1) + [_F1, _F0] * r + [_F1, _I1, _W1] * (p - r)
     steady = [_F0, _I0, _W0, _F1, _I1, _W1] * (length - 2 * p + r + 1) + [_I0, _W0, _F1, _I1, _W1] * (p - r - 1)
@@ -175,11 +177,12 @@ def _zb_v(p: int, r: int, m: int) -> Actions:
 
 
 def _dualpipe_v(p: int, r: int, m: int) -> Actions:
-    """Passes that are run as one (a forward of one chunk with a backward of the other) stand one after the other."""
+    """Passes that run as one (a forward of one chunk with a backward of the other) are consecutive in the list."""
     after = p - r - 1
     passes = [_F0] * (2 * after) + [_F0, _F1] * (r + 1) + [_I1, _W1, _F1] * after
     passes += [_F0, _B1, _F1, _B0] * (m - 2 * p + r + 1) + [_B1, _F1, _B0] * after
-    # From the middle of what is left on the weights wait: chunk 1 first on odd ranks, chunk 0 on even ones.
+    # After half of the remaining passes, gradients of weights are postponed: first of chunk 1 on odd ranks, of chunk 0
+    # on even ones.
     whole = 2 * ((r + 1) // 2) + (r % 2 == 0)
     split = [_I1, _I0] * (r + 1)
     passes += ([_B1, _B0] * (r + 1))[:whole] + split[whole:]
@@ -190,7 +193,7 @@ def _dualpipe_v(p: int, r: int, m: int) -> Actions:
 
 
 def _counted(passes: Sequence[int], microbatches: int) -> Actions:
-    """Each chunk's passes of a kind take its microbatches in order; B is an I and a W."""
+    """Numbers the passes: in each chunk, passes of a kind take the microbatches in order. B counts as an I and a W."""
     kind, chunk = np.divmod(np.array(passes, np.int64), 2)
     microbatch = np.zeros(len(kind), np.int64)
     whole = kind == ActionKind.B

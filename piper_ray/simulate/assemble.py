@@ -1,9 +1,9 @@
-"""A simulation from end to end: figures of the stages, lists, events, and what they amount to for each rank.
+"""A simulation from end to end: figures of the stages, action lists, events, and the resulting figures of each rank.
 
-Which links a plan's stages and their replicas have follows from where devices lie, counted device by device: what is
-to share a node gets consecutive devices, the most first, so that nothing that divides a node is cut by its border: a
-whole stage, or else as many of its replicas as divide a node together. What lies beside that is chance, and nothing
-counts on it.
+The links between a plan's stages and between their replicas follow from the positions of devices, counted device by
+device. Parts that share a node have consecutive devices, the largest parts first, so no part whose size divides the
+node is split by its border: a whole stage, or as many of its replicas as together divide a node. Any other
+neighbourhood would be chance, and is not assumed.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from piper_ray.model.borders import lies_in_groups
 from piper_ray.model.cluster import Cluster
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Batch, Instance
 from piper_ray.model.plan import Plan
 from piper_ray.model.plan_rules import as_planned, unpassed_edges
-from piper_ray.model.schedule import FLUSHED, PAPERS_SCHEDULE, Schedule, ScheduleName
+from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, ScheduleName
 from piper_ray.simulate.actions import ActionKind, Actions, flush_lists, gpipe, one_f_one_b
-from piper_ray.simulate.borders import border_rates
+from piper_ray.simulate.borders import best_ring, border_rates
 from piper_ray.simulate.kernels.events import Floats
 from piper_ray.simulate.overlaps import sends_waited_for, with_buffers, with_joined_passes
 from piper_ray.simulate.result import PROMISE_KEPT, Interval, PathPart, RankSimulation, Simulation, pass_of
@@ -44,15 +45,15 @@ from piper_ray.simulate.timeline import (
 )
 
 _ONE_IN_TURN = frozenset({ScheduleName.TWO_BW, ScheduleName.PIPEDREAM, ScheduleName.ONE_F_ONE_B})
-"""Schedules of one backward and one forward pass in turn, with a given number of microbatches in flight."""
+"""Schedules that alternate one backward and one forward pass, with a given number of microbatches in flight."""
 
 _OF_REPLICA = {ScheduleName.GPIPE: gpipe}
-"""The passes of a replica of its own microbatches, under the other schedules of ``UNEVEN``."""
+"""The list of a replica's own microbatches, for the other schedules of ``UNEVEN``."""
 
 
 @dataclass(frozen=True)
 class _Scene:
-    """What is to be simulated, apart from lists."""
+    """The input of a simulation, apart from the action lists."""
 
     schedule: Schedule
     options: SimulationOptions
@@ -79,7 +80,7 @@ class _Scene:
 
 
 def simulated(instance: Instance, plan: Plan, schedule: Schedule, options: SimulationOptions) -> Simulation:
-    """See ``run.simulate``; arguments are sound."""
+    """See ``run.simulate``. The arguments must be checked already."""
     scene = _scene(instance, plan, schedule, options)
     _check_overlaps(schedule, options)
     if options.vertical_sync and schedule.name is not ScheduleName.PIPEDREAM:
@@ -102,8 +103,9 @@ def _check_overlaps(schedule: Schedule, options: SimulationOptions) -> None:
 
 
 def sustaining_in_flight(instance: Instance, plan: Plan) -> tuple[int, ...] | None:
-    """For each stage the microbatches that a replica has to keep in flight under 2bw for the slowest stage to be always
-    busy: the least in their sum, none below ceil(s / d). None: no number does, or it would take too long to find.
+    """For each stage the microbatches that a replica must keep in flight under 2bw so that the slowest stage is always
+    busy. Their sum is the least possible, and none is below ceil(s / d). None if no number suffices, or if the search
+    would take too long.
 
     Raises InvalidPlan as ``simulate`` does.
     """
@@ -112,7 +114,7 @@ def sustaining_in_flight(instance: Instance, plan: Plan) -> tuple[int, ...] | No
 
 
 def most_bytes(instance: Instance, plan: Plan) -> float:
-    """The bytes of the stage that holds most on a device under 2bw, with what the plan keeps in flight."""
+    """The largest memory of any stage under 2bw, in bytes per device, with the plan's microbatches in flight."""
     figures = stages_of(instance, plan, PAPERS_SCHEDULE).figures
     in_flight = plan.in_flight or rule_in_flight([stage.data_parallel_degree for stage in figures])
     return max(x.activation_bytes * y + x.fixed_bytes for x, y in zip(figures, in_flight, strict=True))
@@ -120,14 +122,17 @@ def most_bytes(instance: Instance, plan: Plan) -> float:
 
 def _scene(instance: Instance, plan: Plan, schedule: Schedule, options: SimulationOptions) -> _Scene:
     instance = as_planned(instance, plan)
-    own_rates = _border_rates(instance.cluster, plan, schedule)
-    stages = stages_of(instance, plan, schedule, unpassed_edges(instance) if own_rates else frozenset())
+    in_groups = lies_in_groups(instance.cluster, plan, schedule)
+    stages = stages_of(instance, plan, schedule, unpassed_edges(instance) if in_groups else frozenset())
     if schedule.name is ScheduleName.INTERLEAVED and options.transfers.overlaps:
         stages = with_buffers(stages, schedule, instance.microbatches)
     figures = stages.figures
     placed = layout(schedule, figures)
     cluster, devices = instance.cluster, plan.devices // schedule.v
     kinds = [stage.kind for stage in plan.stages]
+
+    size, count = plan.stages[0].devices, len(plan.stages)
+    own_rates = border_rates(cluster, size, count) if in_groups else []
 
     def rate(source: int, target: int, is_unpassed: bool) -> float:
         if is_unpassed:
@@ -136,7 +141,13 @@ def _scene(instance: Instance, plan: Plan, schedule: Schedule, options: Simulati
 
     replicas_bandwidth = np.array(
         [
-            replicas_bytes_per_s(cluster.of_kind(kind), devices, x.data_parallel_degree, x.tensor_parallel_degree)
+            replicas_bytes_per_s(
+                cluster.of_kind(kind),
+                devices,
+                x.data_parallel_degree,
+                x.tensor_parallel_degree,
+                count if in_groups else None,
+            )
             for x, kind in zip(figures, kinds, strict=True)
         ]
     )
@@ -164,17 +175,8 @@ def _scene(instance: Instance, plan: Plan, schedule: Schedule, options: Simulati
     )
 
 
-def _border_rates(cluster: Cluster, plan: Plan, schedule: Schedule) -> list[float]:
-    """Bytes per second at each border, the last one first; none where all borders are charged alike."""
-    degrees = {(stage.data_parallel_degree, stage.tensor_parallel_degree) for stage in plan.stages}
-    if len(cluster.links) == 1 or cluster.kinds or schedule.name not in FLUSHED or len(degrees) != 1:
-        return []
-    d, t = degrees.pop()
-    return border_rates(cluster, d * t, len(plan.stages)) if d > 0 and t > 0 else []
-
-
 def _batch(instance: Instance, options: SimulationOptions) -> Batch:
-    """The instance's, with what the options say in its place."""
+    """The instance's batch, with the figures that the options replace."""
     samples, tokens = options.samples_per_microbatch, options.tokens_per_sample
     batch = instance.batch
     return Batch(
@@ -185,10 +187,10 @@ def _batch(instance: Instance, options: SimulationOptions) -> Batch:
 
 
 def _sync_each_pass_s(schedule: Schedule, all_reduce_s: Floats, passes: Floats) -> Floats:
-    """What the sum of gradients adds to each backward pass where nothing is flushed.
+    """The time that the sum of gradients adds to each backward pass of a schedule that never flushes.
 
-    All of it under PipeDream, which updates after each round of the replicas; a part of it under 2BW, which updates
-    once a batch, as Piper charges it.
+    Under PipeDream, which updates after each round of the replicas, it is the whole sum. Under 2BW, which updates once
+    a batch, it is the sum's share per pass, as Piper charges it.
     """
     if not schedule.asynchronous:
         return np.zeros(len(all_reduce_s))
@@ -196,7 +198,7 @@ def _sync_each_pass_s(schedule: Schedule, all_reduce_s: Floats, passes: Floats) 
 
 
 def _in_flight(scene: _Scene) -> tuple[int, ...] | None:
-    """y of each stage, for the schedules that keep to one."""
+    """y of each stage, for schedules that have a limit in flight; None for the others."""
     wanted = scene.options.in_flight
     if scene.schedule.name not in _ONE_IN_TURN:
         if wanted is not InFlightRule.RULE:
@@ -249,8 +251,8 @@ def _simulation(
     in_flight: tuple[int, ...] | None,
     after: tuple[tuple[Interval, ...], tuple[Interval, ...]] = ((), ()),
 ) -> Simulation:
-    """The simulation of a step as long as the window. after: the all-reduces and the optimizers' steps that come after
-    a flush."""
+    """The simulation of a step that is as long as the window. after: the all-reduces and the optimizer's steps after a
+    flush."""
     return Simulation(
         schedule=scene.schedule,
         options=scene.options,
@@ -272,7 +274,7 @@ def _lists(scene: _Scene, microbatches: int, in_flight: tuple[int, ...] | None) 
     replicas = scene.placed.replicas
     if in_flight is None and set(replicas) == {1}:
         return flush_lists(scene.schedule, len(scene.placed.ranks), microbatches)
-    known: dict[tuple[int, int], Actions] = {}  # by stage and microbatches: replicas are many, and nearly all alike
+    known: dict[tuple[int, int], Actions] = {}  # by stage and number of microbatches: nearly all replicas are equal
     lists = []
     for rank in scene.placed.ranks:
         (stage,) = rank.stages
@@ -287,8 +289,8 @@ def _lists(scene: _Scene, microbatches: int, in_flight: tuple[int, ...] | None) 
 def _after_the_flush(scene: _Scene, timeline: Timeline) -> tuple[tuple[Interval, ...], tuple[Interval, ...]]:
     """The all-reduce and the optimizer's step of each rank.
 
-    The replicas of a stage sum their gradients once all of them have them; all stages of a rank together. What hides
-    beside backward passes is no part of an interval.
+    The replicas of a stage sum their gradients when all of them have finished, for all stages of a rank together. An
+    interval does not include the part that overlaps with backward passes.
     """
     last = timeline.first[1:] - 1
     end_s = timeline.end_s[last]
@@ -332,10 +334,11 @@ def _steady_state(scene: _Scene, in_flight: tuple[int, ...]) -> SteadyState:
 
 
 def _sustaining(scene: _Scene, stream: Stream, in_flight: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The least in flight that keep the promise where ``in_flight`` does not: analysed, and simulated as a proof.
+    """The least numbers in flight that keep the promised rate, if ``in_flight`` does not. They are found by analysis,
+    and a simulation confirms them.
 
-    None, too, where none does: transfers take far longer than passes, or hold each other up on a rank's way out, which
-    the analysis does not see.
+    None also if no numbers keep it: transfers take far longer than passes, or delay each other on a rank's way out,
+    which the analysis does not model.
     """
     if sustained_s(stream, in_flight) <= stream.promised_s:
         return None
@@ -353,8 +356,8 @@ def _ranks(
     all_reduces: Sequence[Interval],
     optimizers: Sequence[Interval],
 ) -> tuple[RankSimulation, ...]:
-    """Passes that the window cuts count by their part in it. What ranks of one place and as many passes have alike is
-    worked out once for them: they run the same list, if at other times."""
+    """The figures of each rank. Passes that cross the window's ends count by their part inside. Ranks of the same place
+    with equally many passes run the same list, only at other times, so their common figures are computed once."""
     start_s, end_s = window_s
     length_s = timeline.end_s - timeline.start_s
     inside_s = np.clip(timeline.end_s, start_s, end_s) - np.clip(timeline.start_s, start_s, end_s)
@@ -404,7 +407,7 @@ def _ranks(
 
 
 def _pipeline_notes(scene: _Scene) -> list[str]:
-    """What stands for what."""
+    """Notes on what the simulation leaves out: equal pipelines, devices of tensor parallelism, joined passes."""
     lanes, figures = scene.placed.lanes, scene.figures
     devices = sum(stage.data_parallel_degree * stage.tensor_parallel_degree for stage in figures) // scene.schedule.v
     notes = []
@@ -430,24 +433,27 @@ def _pipeline_notes(scene: _Scene) -> list[str]:
 
 
 def transfer_bytes_per_s(cluster: Cluster, devices: int, one: str = "", other: str = "") -> float:
-    """The bandwidth for what two stages of a plan of so many devices hand over: some two neighbours have no other link.
-    one, other: the kinds of their devices, where there are several."""
+    """The bandwidth between two stages of a plan on ``devices`` devices, that of the outermost link that the plan uses,
+    since some two neighbours have no faster one. one, other: the kinds of their devices, if there are several."""
     if one != other and cluster.between_bytes_per_s is not None:
         return cluster.between_bytes_per_s
     _, bandwidth = _groups(cluster.of_kind(one), devices)[-1]
     return bandwidth
 
 
-def replicas_bytes_per_s(cluster: Cluster, devices: int, d: int, t: int) -> float:
+def replicas_bytes_per_s(cluster: Cluster, devices: int, d: int, t: int, stages: int | None = None) -> float:
     """The bandwidth of a ring through the d replicas of a stage, t devices each, in a plan of so many devices. Where
-    several replicas share a node, each has a link out of it. inf for one replica.
+    several replicas share a node, each has a link out of it. inf for one replica. stages: of a plan whose links
+    follow from where its stages lie.
     """
+    if stages is not None:
+        return best_ring(cluster, d, t, stages, replicas_bytes_per_s)
     *inner, (_, between) = _groups(cluster, devices)
     row = max((n for n in (size // t for size in cluster.blocks if size % t == 0) if d % n == 0), default=1)
     carried, near = float("inf"), 1
     for size, bandwidth in inner:
         if size % t > 0:
-            continue  # replicas lie across groups
+            continue  # replicas cross the borders of groups
         together = min(Counter(replica * t // size for replica in range(row)).values())
         if together > near:
             carried, near = min(carried, near * bandwidth), together
@@ -455,8 +461,8 @@ def replicas_bytes_per_s(cluster: Cluster, devices: int, d: int, t: int) -> floa
 
 
 def _groups(cluster: Cluster, devices: int) -> list[tuple[int, float]]:
-    """Devices and bandwidth of each group that a ring or a transfer may lie in, the smallest first; the last one holds
-    the plan. Within a node the network can be used as well, should it be faster.
+    """Devices and bandwidth of each group that a ring or a transfer may lie in, the smallest first; the last group
+    holds the plan. Within a node the network may be used too, if it is faster.
     """
     found: list[tuple[int, float]] = []
     for level, link in enumerate(cluster.links):
@@ -470,10 +476,10 @@ def _groups(cluster: Cluster, devices: int) -> list[tuple[int, float]]:
 def critical_path(
     timeline: Timeline, all_reduces: Sequence[Interval], optimizers: Sequence[Interval]
 ) -> tuple[PathPart, ...]:
-    """Parts back to back from 0 to the end of the step, those of no length left out.
+    """The parts of the critical path, consecutive from 0 to the end of the step, without parts of length zero.
 
-    Where several ranks end last it is the first of them; where a pass had to wait for several things the earlier pass
-    of its own rank goes first.
+    If several ranks end last, the path ends on the first of them. If a pass waited for several things at once, the path
+    follows the earlier pass of its own rank.
     """
     ends_s = [interval.end_s for interval in optimizers]
     rank = ends_s.index(max(ends_s))

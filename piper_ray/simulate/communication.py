@@ -1,7 +1,8 @@
-"""Where in a rank's list its sends and receives stand, for runtimes that put all of them on one stream in that order.
+"""The positions of sends and receives in a rank's list, for runtimes that put all of them on one stream in that order.
 
-torch.distributed.pipelining on NCCL does: a send or a receive begins when those before it on both ranks have ended, and
-the passes before it in both lists. Who waits at the head of the stream holds up all behind.
+torch.distributed.pipelining on NCCL is such a runtime: a send or a receive begins when those before it on both ranks
+have ended, and the passes before it in both lists. A transfer that waits at the head of the stream delays all later
+ones.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from piper_ray.simulate.kernels.events import (
 )
 
 Lists = Sequence[Sequence[tuple[ActionKind, int, int]]]
-"""Of each rank its passes in order: kind, stage, microbatch."""
+"""The passes of each rank in order: kind, stage, microbatch."""
 
 
 class HandedOver(NamedTuple):
-    """What ranks hand over. sender, receiver: int64[transfers], actions. sender_rank, receiver_rank: their ranks, which
-    differ. seconds: float64[transfers]."""
+    """Transfers between ranks. sender, receiver: int64[transfers], actions. sender_rank, receiver_rank:
+    int64[transfers], their ranks, which differ. seconds: float64[transfers]."""
 
     sender: Integers
     receiver: Integers
@@ -39,7 +40,7 @@ class HandedOver(NamedTuple):
 
 
 class Handing(NamedTuple):
-    """A send or a receive of a stage, in a forward pass or back."""
+    """A send or a receive of a stage, in a forward or a backward pass."""
 
     is_sent: bool
     is_forward: bool
@@ -48,26 +49,26 @@ class Handing(NamedTuple):
 
     @property
     def text(self) -> str:
-        """As torch's lists have it: ``3SEND_F0``."""
+        """Its text in torch's lists: ``3SEND_F0``."""
         return f"{self.stage}{'SEND' if self.is_sent else 'RECV'}_{'F' if self.is_forward else 'B'}{self.microbatch}"
 
 
 _USUAL_S = (1.0, 2.0, 1.0, 1.0)
-"""Of passes by their kind, where no time is known: a backward pass makes two products for each of the forward pass."""
+"""Times of passes by kind if none are known: a backward pass makes two products for each one of the forward pass."""
 
 
 class Posted(NamedTuple):
-    """Lists with their communication. first: int64[ranks + 1]. item: int64, rank after rank: an action, or ~ a transfer
-    where it is sent or received."""
+    """Lists with their communication. first: int64[ranks + 1], the start of each rank's list. item: int64, rank after
+    rank: an action, or ~transfer where a transfer is sent or received."""
 
     first: Integers
     item: Integers
 
 
 def transfers_of(program: Program) -> HandedOver:
-    """Of each microbatch over each hop, forwards and backwards, between ranks.
+    """The transfers of each microbatch over each hop between ranks, forwards and backwards.
 
-    Raises UsageError where replicas take turns: a runtime with one stream has as many of each stage.
+    Raises UsageError if replicas take turns, because runtimes with one stream need equally many replicas of each stage.
     """
     if (program.replicas != 1).any():
         raise UsageError("transfers on one stream: stages of unequal data-parallel degrees, which torch has not")
@@ -94,9 +95,10 @@ def transfers_of(program: Program) -> HandedOver:
 
 
 def posted_in_time(program: Program, transfers: HandedOver) -> Posted:
-    """Each transfer where its data are made, on both ranks: a receive stands behind the passes that have ended by then.
+    """Puts each transfer where its data are produced, on both ranks: a receive comes after the passes that have ended
+    by then.
 
-    So transfers that take no time of their own hold up nothing. All ranks have one order, so none waits for itself.
+    Transfers that take no time then delay nothing. All ranks use one common order, so the lists never wait in a circle.
     """
     turn = torch_turns(program, transfers)
     place = np.empty(len(turn), np.int64)
@@ -105,13 +107,14 @@ def posted_in_time(program: Program, transfers: HandedOver) -> Posted:
 
 
 def posted_by_torch(program: Program, transfers: HandedOver) -> Posted:
-    """torch's own order: passes of all ranks in turns, and behind each its send and, on the other rank, its receive."""
+    """Puts transfers in torch's own order: passes of all ranks in turns, each followed by its send and, on the other
+    rank, by its receive."""
     turn = torch_turns(program, transfers)
     return _merged(program, transfers, 2 * turn, 2 * turn[transfers.sender] + 1)
 
 
 def _merged(program: Program, transfers: HandedOver, of_action: Integers, of_transfer: Integers) -> Posted:
-    """Lists by keys: of actions, which rise along a rank's list, and of transfers."""
+    """Merges actions and transfers into lists sorted by keys. The keys of actions must rise along a rank's list."""
     ranks = len(program.first) - 1
     lists = []
     for rank in range(ranks):
@@ -125,8 +128,8 @@ def _merged(program: Program, transfers: HandedOver, of_action: Integers, of_tra
 
 
 def torch_turns(program: Program, transfers: HandedOver) -> Integers:
-    """int64[actions]: the order in which torch's ``_add_send_recv`` takes the passes: one of each rank in a round, if
-    what it receives has been sent."""
+    """int64[actions]: the order in which torch's ``_add_send_recv`` takes the passes. In each round it takes one pass
+    of each rank, if everything that the pass receives has been sent."""
     needs: list[list[int]] = [[] for _ in program.kind]
     for sender, receiver in zip(transfers.sender.tolist(), transfers.receiver.tolist(), strict=True):
         needs[receiver].append(sender)
@@ -146,7 +149,7 @@ def torch_turns(program: Program, transfers: HandedOver) -> Integers:
 
 
 def program_of_lists(lists: Lists, seconds: Floats | None = None) -> Program:
-    """Each rank's passes with their times. seconds: float64[stages, 4], by kind; None: usual ones."""
+    """A program with the passes of each rank's list. seconds: float64[stages, 4], by kind; None: usual times."""
     passes = [one for own in lists for one in own]
     kind, stage, microbatch = (np.array(column, np.int64) for column in zip(*passes, strict=True))
     stages = int(stage.max()) + 1
@@ -165,7 +168,7 @@ def program_of_lists(lists: Lists, seconds: Floats | None = None) -> Program:
 
 
 def in_time(lists: Lists, seconds: Floats | None = None) -> list[list[Handing | None]]:
-    """Each rank's list with its sends and receives just in time; None stands for its next pass. seconds: see
+    """Each rank's list with its sends and receives just in time. None stands for the rank's next pass. seconds: see
     ``program_of_lists``."""
     program = program_of_lists(lists, seconds)
     transfers = transfers_of(program)
@@ -185,7 +188,7 @@ def _handing(program: Program, transfers: HandedOver, transfer: int, rank: int) 
 
 
 def on_one_stream(program: Program, transfers: HandedOver, posted: Posted) -> Events:
-    """What happens where all that a rank sends and receives is on one stream, in the order of the lists."""
+    """The events if all sends and receives of a rank are on one stream, in the order of the lists."""
     order = np.argsort(transfers.receiver, kind="stable")
     needs = np.concatenate([[0], np.cumsum(np.bincount(transfers.receiver, minlength=len(program.kind)))])
     lists = OneStream(

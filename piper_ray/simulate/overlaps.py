@@ -1,4 +1,4 @@
-"""What runs beside what: sends beside passes in a part of the step, and two passes as one."""
+"""Overlaps: sends that overlap with passes during a part of the step, and two passes that run as one."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ __all__ = ["joined_passes", "sends_waited_for", "with_buffers", "with_joined_pas
 
 
 def sends_waited_for(program: Program, schedule: Schedule, microbatches: int) -> npt.NDArray[np.bool_]:
-    """bool[actions]: the passes of interleaved lists in a warm-up or a flush. Megatron's next pass waits there until
-    what they send has gone, without --overlap-p2p-communication-warmup-flush."""
+    """bool[actions]: the passes of interleaved lists in a warm-up or a flush. Without
+    --overlap-p2p-communication-warmup-flush, Megatron's next pass waits there until their sends have finished."""
     waited = np.zeros(len(program.kind), np.bool_)
     ranks = len(program.first) - 1
     for rank, (first, end) in enumerate(zip(program.first[:-1], program.first[1:], strict=True)):
@@ -27,22 +27,23 @@ def sends_waited_for(program: Program, schedule: Schedule, microbatches: int) ->
 
 
 def joined_passes(program: Program) -> npt.NDArray[np.bool_]:
-    """bool[actions]: the forward passes that DualPipeV runs as one with the backward pass of another chunk behind it.
+    """bool[actions]: the forward passes that DualPipeV runs as one with the following backward pass of another chunk.
 
-    The last rank's first such pair goes one after the other, which shortens the bubble.
+    The last rank runs its first such pair one after the other, which shortens the bubble.
     """
     backward, forward = program.kind == ActionKind.B, program.kind == ActionKind.F
-    joined: npt.NDArray[np.bool_] = forward & np.append(backward[1:], False)  # a list ends with no forward pass
+    joined: npt.NDArray[np.bool_] = forward & np.append(backward[1:], False)  # no list ends with a forward pass
     first = int(program.first[-2])
     joined[first + int(joined[first:].argmax())] = False
     return joined
 
 
 def with_joined_passes(program: Program, compute_s: Floats, overlap: float) -> Program:
-    """DualPipeV's program in which so much of the shorter of two joined passes runs beside the other.
+    """DualPipeV's program in which the share ``overlap`` of the shorter of two joined passes overlaps with the other
+    pass.
 
-    compute_s: float64[stages, 4], what of each pass is work. Each of two such passes gets its part of what they take
-    together.
+    compute_s: float64[stages, 4], the part of each pass that is computation. The saved time is divided between the two
+    passes in proportion to their computation.
     """
     joined = joined_passes(program)
     pair = np.flatnonzero(joined)
@@ -57,9 +58,10 @@ def with_joined_passes(program: Program, compute_s: Floats, overlap: float) -> P
 
 
 def with_buffers(stages: Stages, schedule: Schedule, microbatches: int) -> Stages:
-    """The stages of an interleaved plan, on the first of each rank what Megatron holds there of inputs and gradients
-    that come in ahead of their passes: one of each, and as many more as a group has microbatches beyond the ranks where
-    chunks hand over from the last rank to the first. Raises UsageError as ``group_size`` does."""
+    """The stages of an interleaved plan, with Megatron's buffers for inputs and gradients that arrive before their
+    passes, charged to the first stage of each rank. A rank has one buffer of each; where chunks hand over from the last
+    rank to the first, it has one more for each microbatch of a group beyond the number of ranks. Raises UsageError as
+    ``group_size`` does."""
     figures = list(stages.figures)
     ranks = len(figures) // schedule.v
     forward, backward = [0.0] * ranks, [0.0] * ranks

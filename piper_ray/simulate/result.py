@@ -1,4 +1,4 @@
-"""What a simulation found: figures of the step and of each rank, and the timeline behind them."""
+"""The result of a simulation: figures of the step and of each rank, and the timeline behind them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ PROMISE_KEPT = 1.0 + 1e-6
 
 
 _MEMORY_TOLERANCE = 1e-9
-"""Relative: sums round."""
+"""Relative tolerance, because sums round."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A stretch of one rank's time.
+    """An interval of one rank's time.
 
     >>> interval = Interval(rank=0, start_s=0.5, end_s=0.75)
     >>> interval.end_s - interval.start_s
@@ -37,12 +37,12 @@ class Interval:
 
 @dataclass(frozen=True)
 class RankSimulation:
-    """What one rank does with the time looked at (the step under a flush, else some periods of the steady state).
+    """How one rank spends the simulated window (the step under a flush, else some periods of the steady state).
 
-    compute_s: passes and the optimizer, without transfers. communication_s: transfers that hold up passes, and
-    all-reduce. waiting_s: nothing to do while what is next is on its way. bubble_s: nothing to do otherwise. They add
-    up to the simulation's ``window_s``. in_flight: the most microbatches at once, for each of its stages.
-    fixed_memory_bytes: the part of the peak that is there all the time. memory_limit_bytes: what its devices have.
+    compute_s: passes and the optimizer, without transfers. communication_s: transfers that delay passes, and
+    all-reduce. waiting_s: idle while the next pass's input is on its way. bubble_s: otherwise idle. These add up to the
+    length of ``window_s``. in_flight: the most microbatches at once, for each of its stages.
+    fixed_memory_bytes: the constant part of the peak. memory_limit_bytes: the memory of its devices.
     versions: the versions of the weights, under PipeDream.
 
     >>> import piper_ray
@@ -70,7 +70,7 @@ class RankSimulation:
 
 @dataclass(frozen=True)
 class PathPart:
-    """A stretch of the critical path: what a rank was busy with that nothing could have come before.
+    """A part of the critical path: work of a rank, or a transfer, that delays the end of the step.
 
     what: "F", "B", "I", "W", "transfer" (on its way to ``rank``), "all-reduce" or "optimizer".
     communication_s: the part of a pass that is transfers.
@@ -98,7 +98,7 @@ class PathPart:
 
 
 def pass_of(timeline: Timeline, action: int) -> PathPart:
-    """A pass that was run, by its place in the timeline."""
+    """The pass with index ``action`` in the timeline."""
     return PathPart(
         int(timeline.rank_of_action[action]),
         ActionKind(timeline.kind[action]).name,
@@ -112,16 +112,17 @@ def pass_of(timeline: Timeline, action: int) -> PathPart:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Simulation:
-    """A plan under a schedule, event by event.
+    """A plan under a schedule, simulated event by event.
 
-    batch: N microbatches, with their samples and tokens where somebody says. step_s: the time of the batch, from the
-    first forward pass to the last rank's end; of an asynchronous schedule N times what a microbatch takes in the long
-    run. promised_s: what an asynchronous schedule is planned for, N times the slowest stage's time; None under a flush.
-    ranks: the ranks of one pipeline; ``pipelines`` of them run alike. window_s: start and end of the time that the
-    ranks' shares are of. in_flight: for each stage what a replica of a 1F1B schedule may keep in flight; sustaining:
-    the least that would keep an asynchronous schedule's promise, where ``in_flight`` does not. critical_path: back to
-    back from 0 to the end of the step; empty for asynchronous schedules. steady: the asynchronous pipeline was followed
-    until it repeated itself; False: step_s is a long run's average.
+    batch: N microbatches, with their samples and tokens if known. step_s: the time of the batch, from the first forward
+    pass to the last rank's end; for an asynchronous schedule, N times the long-run time of a microbatch.
+    promised_s: the step time that an asynchronous schedule is planned for, N times the slowest stage's time; None under
+    a flush. ranks: the ranks of one pipeline; ``pipelines`` equal ones run. window_s: start and end of the time that
+    the ranks' figures cover. in_flight: for each stage, the microbatches that a replica may keep in flight under a 1F1B
+    schedule. sustaining: the least numbers that would keep an asynchronous schedule's promise, if ``in_flight`` does
+    not.
+    critical_path: consecutive parts from 0 to the end of the step; empty for asynchronous schedules. steady: whether
+    the asynchronous pipeline was simulated until it repeated itself; if not, step_s is the average of a long run.
 
     >>> import piper_ray
     >>> bert = piper_ray.estimate("bert-large", "A100-80")
@@ -151,29 +152,27 @@ class Simulation:
 
     @property
     def keeps_promise(self) -> bool | None:
-        """Whether an asynchronous schedule runs at the rate that it is planned for; None under a flush."""
+        """Whether an asynchronous schedule reaches the rate that it is planned for; None under a flush."""
         return None if self.promised_s is None else self.step_s <= self.promised_s * PROMISE_KEPT
 
     @property
     def time_per_sample_s(self) -> float:
-        """step_s over N, a sample in Piper's sense: a microbatch."""
+        """step_s / N; Piper's sample is a microbatch."""
         return self.step_s / self.microbatches
 
     @property
     def microbatches(self) -> int:
-        """N, in a batch."""
+        """N: the microbatches of a batch."""
         return self.batch.microbatches
 
     @property
     def samples_per_s(self) -> float | None:
-        """The samples of the whole batch over the time of a step; None where it is not known how many samples a
-        microbatch holds."""
+        """Samples per second of the whole batch; None if the number of samples per microbatch is unknown."""
         return None if self.batch.samples is None else self._rate(self.batch.samples)
 
     @property
     def tokens_per_s(self) -> float | None:
-        """The tokens of the whole batch over the time of a step; None where it is not known how many tokens a
-        microbatch holds."""
+        """Tokens per second of the whole batch; None if the number of tokens per microbatch is unknown."""
         tokens = self.batch.tokens_per_microbatch
         return None if tokens is None else self._rate(tokens * self.microbatches)
 
@@ -182,27 +181,27 @@ class Simulation:
 
     @property
     def devices(self) -> int:
-        """The number of devices that the plan uses; chunks of a rank share theirs."""
+        """The number of devices that the plan uses. Chunks of a rank share their devices."""
         return self.pipelines * sum(rank.devices for rank in self.ranks)
 
     @property
     def memory_limit_bytes(self) -> float:
-        """What the devices have; with several kinds those that have most."""
+        """The memory of a device; the largest if there are several kinds."""
         return max(rank.memory_limit_bytes for rank in self.ranks)
 
     @property
     def peak_memory_bytes(self) -> float:
-        """The peak memory of a device of the fullest rank."""
+        """The peak memory of a device, on the rank with the highest peak."""
         return max(rank.peak_memory_bytes for rank in self.ranks)
 
     @property
     def length_s(self) -> float:
-        """The length of the time that the ranks' shares are of."""
+        """The length of ``window_s``."""
         return self.window_s[1] - self.window_s[0]
 
     @property
     def bubble_share(self) -> float:
-        """The share of all ranks' time, weighted by their devices, that they are idle."""
+        """The idle share of all ranks' time, weighted by their devices."""
         length_s = self.length_s
         devices = sum(rank.devices for rank in self.ranks)
         idle_s = sum((rank.bubble_s + rank.waiting_s) * rank.devices for rank in self.ranks)
@@ -210,13 +209,13 @@ class Simulation:
 
     @cached_property
     def busiest(self) -> int:
-        """The rank that is busy longest, with passes, transfers and all-reduce: the first of those."""
+        """The first of the ranks that are busy longest, counting passes, transfers and all-reduce."""
         busy_s = [rank.compute_s + rank.communication_s for rank in self.ranks]
         return busy_s.index(max(busy_s))
 
     @property
     def memory_violations(self) -> list[str]:
-        """Each rank that holds more than a device has, in words; numbered from 0."""
+        """A sentence for each rank, numbered from 0, that needs more memory than its devices have."""
         return [
             f"{rank.name} needs {bytes_text(rank.peak_memory_bytes)} on each device, "
             f"{bytes_text(rank.peak_memory_bytes - rank.memory_limit_bytes)} more than it has"
@@ -225,7 +224,7 @@ class Simulation:
         ]
 
     def memory(self, rank: int) -> MemorySteps:
-        """A rank's memory over the simulated time."""
+        """A rank's memory over time."""
         return memory_steps(self.timeline, self.stages, rank, self.ranks[rank].versions)
 
     def __repr__(self) -> str:

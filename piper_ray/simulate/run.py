@@ -1,5 +1,5 @@
-"""``simulate``: a plan under a schedule, from the action lists to the figures of each rank; and what it assumes of
-transfers, all-reduces and the optimizer."""
+"""``simulate``: runs a plan under a schedule, from the action lists to the figures of each rank. Also its assumptions
+about transfers, all-reduces and the optimizer."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
 
 class InFlightRule(str, Enum):
-    """How many microbatches a replica of a 1F1B schedule keeps in flight. RULE: as
-    the plan says, else y = ceil(s / d), as plans count memory.
-    SUSTAINING: the least that let an asynchronous schedule run at the rate of its slowest stage.
+    """How many microbatches a replica of a 1F1B schedule keeps in flight.
+
+    RULE: as the plan states, else y = ceil(s / d), as plans count memory.
+    SUSTAINING: the least numbers that let an asynchronous schedule run at the rate of its slowest stage.
 
     >>> SimulationOptions(in_flight="sustaining").in_flight
     <InFlightRule.SUSTAINING: 'sustaining'>
@@ -32,14 +33,15 @@ class InFlightRule(str, Enum):
 
 
 class Transfers(str, Enum):
-    """How stages hand over. IN_PASSES: both stages wait during a transfer, as in Piper's model. BESIDE: stages compute
-    during transfers; a rank sends one at a time, and only a stage that needs the data waits. Under interleaved this is
-    Megatron's ``--overlap-p2p-communication-warmup-flush``. BESIDE_STEADY: Megatron's default under interleaved: as
-    BESIDE, but in the warm-up and the flush a pass waits until the send before it is done. ONE_STREAM: as IN_PASSES,
-    and all that a rank sends and receives goes in the order of one stream, as torch.distributed.pipelining has it on
-    NCCL:
-    a receive that is posted early holds up what comes after it. Exports to torch and torchtitan post each receive where
-    its data are made, which holds up nothing and takes as long as IN_PASSES.
+    """How stages pass on tensors.
+
+    IN_PASSES: both stages wait during a transfer, as in Piper's model. BESIDE: stages compute during transfers; a rank
+    sends one tensor at a time, and only a stage that needs the data waits. Under interleaved this is Megatron's
+    ``--overlap-p2p-communication-warmup-flush``. BESIDE_STEADY: Megatron's default under interleaved: as BESIDE, but in
+    the warm-up and the flush a pass waits until the preceding send has finished. ONE_STREAM: as IN_PASSES, but all
+    sends and receives of a rank share one stream, as in torch.distributed.pipelining on NCCL. A receive that is posted
+    early then delays all later transfers. Exports to torch and torchtitan post each receive when its data are produced,
+    which delays nothing and takes as long as IN_PASSES.
 
     >>> SimulationOptions(transfers="one-stream").transfers
     <Transfers.ONE_STREAM: 'one-stream'>
@@ -52,21 +54,21 @@ class Transfers(str, Enum):
 
     @property
     def overlaps(self) -> bool:
-        """Whether passes go on while their rank sends."""
+        """Whether a rank's passes continue while it sends."""
         return self in (Transfers.BESIDE, Transfers.BESIDE_STEADY)
 
 
 @dataclass(frozen=True)
 class SimulationOptions:
-    """What a simulation assumes of a cluster and a batch. Raises UsageError for figures that make no sense.
+    """The assumptions of a simulation about a cluster and a batch. Raises UsageError for figures that make no sense.
 
-    latency_s: between the end of a pass and the arrival of what it sends, beside the bytes. transfers:
-    how stages hand over; on one stream under a flush alone. pass_overlap: of two passes that dualpipe-v runs as one,
-    the share of the shorter one's work that runs beside the other. all_reduce, all_reduce_overlap, optimizer_s: as in
-    ``StepTerms``; the overlap counts under a flush. in_flight: an ``InFlightRule``, or for each stage the microbatches
-    that a replica keeps in flight. vertical_sync: under pipedream the peaks of memory have the versions of the weights
-    that vertical sync keeps, in place of those of stashing. samples_per_microbatch, tokens_per_sample: numbers of the
-    batch, in place of the instance's.
+    latency_s: added to each transfer between the end of a pass and the arrival, whatever its size. transfers: how
+    stages pass on tensors; one-stream only under schedules that flush. pass_overlap: for two passes that dualpipe-v
+    runs as one, the share of the shorter one's work that overlaps with the other. all_reduce, all_reduce_overlap,
+    optimizer_s: as in ``StepTerms``; the overlap only counts under schedules that flush. in_flight: an
+    ``InFlightRule``, or for each stage the microbatches that a replica keeps in flight. vertical_sync: under pipedream,
+    peaks of memory contain the versions of the weights that vertical sync keeps, instead of those that stashing keeps.
+    samples_per_microbatch, tokens_per_sample: numbers of the batch, in place of the instance's.
 
     >>> import piper_ray
     >>> bert = piper_ray.estimate("bert-large", "A100-80")
@@ -88,7 +90,7 @@ class SimulationOptions:
 
     @classmethod
     def of(cls, terms: StepTerms) -> SimulationOptions:
-        """The terms of a step, and all else as usual."""
+        """Options with the terms of a step, and defaults for all else."""
         return cls(
             all_reduce=terms.all_reduce,
             all_reduce_overlap=terms.all_reduce_overlap,
@@ -132,12 +134,12 @@ def simulate(
     """Runs ``plan`` event by event under ``schedule``: a ``Schedule``, or the name of one with its usual chunks; None:
     the instance's own, else Piper's, "2bw".
 
-    instance: may be what ``load`` takes, such as a path. The plan's stages are spread over the ranks in the schedule's
-    way: one each, or chunk by chunk (stage j on rank j mod p; in a V, forth and back). They may take more memory than
-    there is: the simulation says how much.
+    instance: an Instance, or what ``load`` accepts, such as a path. The schedule spreads the plan's stages over the
+    ranks: one on each, or chunk by chunk (stage j on rank j mod p; in a V, forth and back). They may need more memory
+    than there is; the simulation reports how much.
 
-    Raises InvalidPlan with every other rule that the plan breaks, InputError for an instance or plan that is not sound
-    in itself, UsageError for a schedule that cannot run the batch, and LimitError for one of too many microbatches.
+    Raises InvalidPlan with every other rule that the plan breaks, InputError for an invalid instance or plan,
+    UsageError for a schedule that cannot run the batch, and LimitError for too many microbatches.
 
     >>> import piper_ray
     >>> bert = piper_ray.estimate("bert-large", "A100-80")

@@ -1,5 +1,5 @@
-"""What the stages of a plan do and send for one microbatch, read off the instance, layer by layer; and how a TMPC's
-seconds fall on its passes: the one place that simulations ask."""
+"""What the stages of a plan compute and send for one microbatch, added up from the instance's layers. Also the division
+of a TMPC's seconds into its passes; all simulations use this one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from piper_ray.model.schedule import UNEVEN, Schedule
 class PassTimes(NamedTuple):
     """Seconds of one layer for one microbatch: forward pass, gradients of its inputs, gradients of its weights.
 
-    What is run again in the backward pass is part of input_s.
+    input_s includes what the backward pass recomputes.
     """
 
     forward_s: float
@@ -30,9 +30,10 @@ class PassTimes(NamedTuple):
 
 
 def pass_times(tmpc: Tmpc) -> PassTimes:
-    """As far as they are known (``model.passes``); of the backward pass, what is not run again is half for the weights.
+    """The known times (``model.passes``). If weight_s is unknown, it is half of the backward pass without
+    recomputation.
 
-    What is run again where a TMPC recomputes takes as long as the forward pass, if the backward pass has room for it.
+    Recomputation is assumed to take as long as the forward pass, or the whole backward pass if that is shorter.
     """
     passes = passes_of(tmpc)
     weight_s = passes.weight_s
@@ -44,10 +45,11 @@ def pass_times(tmpc: Tmpc) -> PassTimes:
 
 @dataclass(frozen=True)
 class StageLoad:
-    """One stage of a plan on one of its replicas: seconds for one microbatch, bytes on each device.
+    """One replica of a plan's stage: seconds for one microbatch, bytes on each device.
 
-    activation_bytes: the bytes for each microbatch in flight. fixed_bytes: the bytes whatever is in flight; the weights
-    are among them. beside_bytes: of these, what is beside the versions of the weights that they should have in them.
+    activation_bytes: for each microbatch in flight. fixed_bytes: independent of microbatches in flight, weights
+    included.
+    beside_bytes: the part of fixed_bytes other than versions of the weights.
 
     >>> import piper_ray
     >>> bert = piper_ray.estimate("bert-large", "A100-80")
@@ -70,10 +72,10 @@ class StageLoad:
 
 @dataclass(frozen=True)
 class Message:
-    """What stage ``source`` sends to the later stage ``target`` for a microbatch, and gets back in its backward pass.
+    """What stage ``source`` sends to the later stage ``target`` for a microbatch, and receives in its backward pass.
 
-    sent_bytes: what the source moves, in each direction; received_bytes: what the target does. They differ where layers
-    run on several devices. is_unpassed: in no plan does a stage lie between.
+    sent_bytes: moved by the source, in each direction; received_bytes: moved by the target. They differ where layers
+    run on several devices. is_unpassed: no plan has a stage between the two ends.
     """
 
     source: int
@@ -84,7 +86,7 @@ class Message:
 
     @property
     def moved_bytes(self) -> float:
-        """What the slower of both ends moves."""
+        """The bytes that the slower of both ends moves."""
         return max(self.sent_bytes, self.received_bytes)
 
 
@@ -99,7 +101,7 @@ class SharedTensor:
 
 @dataclass(frozen=True)
 class Stages:
-    """The stages of a plan, front to back, and what passes between them."""
+    """The stages of a plan, front to back, and what they send to each other."""
 
     figures: tuple[StageLoad, ...]
     messages: tuple[Message, ...]
@@ -109,8 +111,8 @@ class Stages:
 def stages_of(
     instance: Instance, plan: Plan, schedule: Schedule, unpassed: frozenset[tuple[int, int]] = frozenset()
 ) -> Stages:
-    """Raises InvalidPlan, with every rule that the plan breaks under this schedule; memory is no rule here. unpassed:
-    see ``plan_rules.unpassed_edges``, where that counts."""
+    """Raises InvalidPlan with every rule that the plan breaks under this schedule, except the limit of memory.
+    unpassed: the edges of ``plan_rules.unpassed_edges``, if borders have rates of their own."""
     violations = [*partition_violations(instance, plan), *edge_violations(instance, plan)]
     choices = []
     for number, stage in enumerate(plan.stages, start=1):
@@ -178,7 +180,7 @@ def _messages(
     stage_of: dict[int, int],
     unpassed: frozenset[tuple[int, int]],
 ) -> tuple[Message, ...]:
-    """For each pair of stages with edges between them one of those that are unpassed, and one of the others."""
+    """For each pair of stages with edges between them, one message for the unpassed edges and one for the others."""
     sent: dict[tuple[int, int, bool], list[float]] = defaultdict(list)
     received: dict[tuple[int, int, bool], list[float]] = defaultdict(list)
     for edge in instance.edges:
@@ -202,7 +204,7 @@ def _shared_tensors(instance: Instance, stage_of: dict[int, int]) -> tuple[Share
 
 @dataclass(frozen=True)
 class Hop:
-    """A transfer of each microbatch between two stages: seconds on the sender's way out, forwards and backwards."""
+    """A transfer of each microbatch between two stages: seconds on the sender's link, forwards and backwards."""
 
     source: int
     target: int
@@ -211,14 +213,15 @@ class Hop:
 
 
 Rate = Callable[[int, int, bool], float]
-"""Bytes per second between two stages, of what is unpassed and of the rest."""
+"""Bytes per second between two stages, for unpassed edges or for others."""
 
 
 def charged_s(stages: Stages, rank_of: Sequence[int], rate: Rate) -> list[tuple[float, float]]:
-    """For each stage the seconds that the transfers of its forward and its backward pass take, as Piper charges them.
+    """For each stage the seconds that the transfers of its forward and of its backward pass take, as Piper charges
+    them.
 
-    Stages on one rank hand over for nothing. A tensor with several ends goes at the slowest rate of all pairs of its
-    stages, and of a stage and another on devices like its own.
+    Transfers between stages on one rank are free. A tensor with several ends moves at the slowest rate of all pairs of
+    its stages; the pairs include stages on equal devices.
     """
     moved: list[dict[float, list[tuple[float, float]]]] = [defaultdict(list) for _ in stages.figures]
     for message in stages.messages:
@@ -239,15 +242,16 @@ def _sum(parts: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 
 def _seconds(sizes: Sequence[tuple[float, float]], bytes_per_s: float) -> tuple[float, float]:
-    """The seconds of the bytes that go forwards and of those that go backwards."""
+    """The seconds for the forward bytes and for the backward bytes."""
     return fsum(forward for forward, _ in sizes) / bytes_per_s, fsum(backward for _, backward in sizes) / bytes_per_s
 
 
 def hops(stages: Stages, rank_of: Sequence[int], rate: Rate, *, overlapped: bool) -> tuple[Hop, ...]:
-    """Who waits for whom: each stage for the one before it, and for those that send to it over other stages.
+    """The dependencies between stages: each waits for the one before it, and for those that send to it over other
+    stages.
 
-    Transfers take their own time only if they are ``overlapped``, and between ranks. A tensor with several ends goes
-    from each stage that has one to the next.
+    Transfers take time of their own only if ``overlapped``, and only between ranks. A tensor with several ends is
+    relayed from each of its stages to the next.
     """
     moved: dict[tuple[int, int], dict[bool, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
     moved |= {(stage, stage + 1): defaultdict(list) for stage in range(len(stages.figures) - 1)}

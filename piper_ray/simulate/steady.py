@@ -1,16 +1,16 @@
 """The steady state of an asynchronous pipeline, found by simulating until it repeats itself; the rate that asynchronous
-1F1B sustains, and the least microbatches in flight that sustain the slowest stage's.
+1F1B sustains, and the least microbatches in flight that sustain the slowest stage's rate.
 
-Every replica of a stage works through F x y, then B, F, B, ... . So microbatches k and k + 1 meet the same constraints
-one microbatch apart, whichever replicas run them, and a pipeline that goes on for ever is a graph with two nodes a
-stage, F and B, in which an arc says "so many seconds after, so many microbatches later":
+Every replica of a stage runs y forward passes, then B, F, B, ... . So microbatches k and k + 1 meet the same
+constraints one microbatch apart, whichever replicas run them. An endless pipeline is therefore a graph with two nodes
+per stage, F and B, whose arcs say "at least this many seconds after, this many microbatches later":
 
-    F(j, k) -> F(j+1, k)        B(j+1, k) -> B(j, k)        what one stage hands to the next
+    F(j, k) -> F(j+1, k)        B(j+1, k) -> B(j, k)        transfers from one stage to the next
     F(j, k + (y-1) d) -> B(j, k)        B(j, k) -> F(j, k + y d)        the order of the list, d replicas in turn
 
-The time for each microbatch is the largest ratio of seconds to microbatches around a circle (Cohen et al., 1985, on
-timed event graphs). A stage alone has the circle F, B, F: its seconds over d. Two neighbours of different d have one in
-which the second's backward pass waits for its (y-1) d-th next forward pass, which the first has not begun: why
+The time per microbatch is the largest ratio of seconds to microbatches over all cycles (Cohen et al., 1985, on timed
+event graphs). A stage alone has the cycle F, B, F: its seconds over d. Two neighbours with different d have a cycle in
+which the second's backward pass waits for its (y-1) d-th next forward pass, which the first has not begun. This is why
 y = ceil(s / d) is not enough with round-robin replicas.
 """
 
@@ -39,8 +39,9 @@ _NOBODY = -1
 
 @dataclass(frozen=True)
 class SteadyState:
-    """microbatch_s: between one microbatch and the next, in the long run. window_s: whole periods of the timeline.
-    periodic: a period was found; False: microbatch_s is the average over the second half of the longest run."""
+    """microbatch_s: long-run time from one microbatch to the next. window_s: whole periods of the timeline.
+    periodic: whether a period was found; if not, microbatch_s is the average over the second half of the longest
+    run."""
 
     timeline: Timeline
     microbatch_s: float
@@ -49,7 +50,8 @@ class SteadyState:
 
 
 def steady_state(run: Callable[[int], Timeline], placed: SimulatedRanks, in_flight: Sequence[int]) -> SteadyState:
-    """run: the timeline of a number of microbatches. What comes last is left out: there the pipeline drains."""
+    """run: returns the timeline of a number of microbatches. The end of a run is left out, because the pipeline
+    drains."""
     depth = max(y * d for y, d in zip(in_flight, placed.replicas, strict=True))
     microbatches = 6 * depth + 96
     for _ in range(_DOUBLINGS):
@@ -60,7 +62,7 @@ def steady_state(run: Callable[[int], Timeline], placed: SimulatedRanks, in_flig
             break
         microbatches *= 2
     last = len(left_s) - 1
-    # Whole periods, and as many microbatches for each replica of a stage where the run is long enough for that.
+    # Whole periods; if the run is long enough, also equally many microbatches for each replica of a stage.
     turns = lcm(period or 1, *placed.replicas)
     unit = turns if turns <= last // 2 else period or 1
     count = last // 2 // unit * unit
@@ -69,7 +71,7 @@ def steady_state(run: Callable[[int], Timeline], placed: SimulatedRanks, in_flig
 
 
 def _period(left_s: Floats) -> int | None:
-    """The least number of microbatches after which the last two thirds of the times repeat, three times at least."""
+    """The least number of microbatches after which the last two thirds of the times repeat, at least three times."""
     tail_s = left_s[len(left_s) // 3 :]
     allowed_s = _TOLERANCE * max(float(left_s[-1]), 0.0)
     for period in range(1, min(_LONGEST_PERIOD, len(tail_s) // 4) + 1):
@@ -81,8 +83,8 @@ def _period(left_s: Floats) -> int | None:
 
 @dataclass(frozen=True)
 class Stream:
-    """An asynchronous pipeline that goes on for ever. For each stage the seconds of both passes of a microbatch on one
-    replica, and the number of replicas. hops: with all that a transfer takes on its way."""
+    """An endless asynchronous pipeline. For each stage: the seconds of both passes of a microbatch on one replica, and
+    the number of replicas. hops: transfers with all the time that they take."""
 
     forward_s: tuple[float, ...]
     backward_s: tuple[float, ...]
@@ -91,17 +93,17 @@ class Stream:
 
     @property
     def promised_s(self) -> float:
-        """The time for each microbatch as Piper promises it: that of the slowest stage."""
+        """The time per microbatch that Piper promises: that of the slowest stage."""
         return max((f + b) / d for f, b, d in zip(self.forward_s, self.backward_s, self.replicas, strict=True))
 
 
 def rule_in_flight(replicas: Sequence[int]) -> tuple[int, ...]:
-    """For each stage ceil(s / d), s the sum of d over this stage and all behind it (PipeDream)."""
+    """For each stage ceil(s / d), where s is the sum of d over this stage and all later ones (PipeDream)."""
     return tuple(-(-sum(replicas[stage:]) // d) for stage, d in enumerate(replicas))
 
 
 def sustained_s(stream: Stream, in_flight: Sequence[int]) -> float:
-    """Seconds for each microbatch in the long run; inf: the pipeline stops, as each waits for another."""
+    """Long-run seconds per microbatch; inf if the pipeline stops, because stages wait for each other."""
     rate_s = stream.promised_s
     arcs = _arcs(stream)
     later = arcs.later(in_flight)
@@ -116,12 +118,12 @@ def sustained_s(stream: Stream, in_flight: Sequence[int]) -> float:
 
 
 def least_in_flight(stream: Stream, at_least: Sequence[int] = ()) -> tuple[int, ...] | None:
-    """For each stage the y, least in their sum, with which the slowest stage sets the rate. at_least: none is below.
+    """For each stage the y, with the least sum, for which the slowest stage sets the rate. at_least: lower limits of y.
 
-    A circle that is too slow gets faster only where it leaves a stage's backward pass for a later forward pass (the
-    arcs with + y d): one of these y has to grow. So trying each of them, from a y that no pipeline can do without and
-    by the least sum first, ends with a least one. None: there is none but of absurdly many, as transfers take far
-    longer than passes, or the search was too long.
+    A cycle that is too slow only gets faster where it passes from a stage's backward pass to a later forward pass (the
+    arcs with + y d), so one of these y must grow. The search starts from a y that every pipeline needs, tries each such
+    increase, and takes the least sum first; it therefore ends with a least sum. None if only absurdly large numbers
+    would do, because transfers take far longer than passes, or if the search was too long.
     """
     rate_s = stream.promised_s
     start = _least_conceivable(stream, rate_s)
@@ -146,7 +148,8 @@ def least_in_flight(stream: Stream, at_least: Sequence[int] = ()) -> tuple[int, 
 
 
 def _least_conceivable(stream: Stream, rate_s: float) -> tuple[int, ...] | None:
-    """A microbatch that meets no other is in flight from its forward to its backward pass: so many enter meanwhile."""
+    """A lower bound on y: a microbatch that never waits is in flight from its forward to its backward pass, while
+    others enter at the promised rate."""
     stages = len(stream.replicas)
     way_s = [0.0] * (stages + 1)  # from the start of F to the end of B, along the chain of stages
     for stage in reversed(range(stages)):
@@ -162,9 +165,9 @@ def _least_conceivable(stream: Stream, rate_s: float) -> tuple[int, ...] | None:
 
 @dataclass(frozen=True, eq=False)
 class _CycleArcs:
-    """A pass starts no sooner than so many seconds after a pass of an earlier microbatch.
+    """The arcs of the graph: a pass starts at least ``seconds`` after a pass of an earlier microbatch.
 
-    Arrays by arc: hand-overs, then two for each stage. source, target: passes, 2 j is F of stage j, 2 j + 1 is B.
+    Arrays by arc: transfers, then two arcs for each stage. source, target: passes; 2 j is F of stage j, 2 j + 1 is B.
     keeps: the stage whose y allows the start. replicas: by stage.
     """
 
@@ -175,7 +178,7 @@ class _CycleArcs:
     replicas: Integers
 
     def later(self, in_flight: Sequence[int]) -> Integers:
-        """By how many microbatches each arc goes on, with so many in flight at each stage."""
+        """How many microbatches later the target of each arc is, with these numbers in flight."""
         y, d = np.array(in_flight, np.int64), self.replicas
         of_stages = np.stack([-(y - 1) * d, y * d], axis=1).ravel()
         return np.concatenate([np.zeros(len(self.source) - len(of_stages), np.int64), of_stages])
@@ -201,8 +204,8 @@ def _arcs(stream: Stream) -> _CycleArcs:
 
 
 def _slower_circle(arcs: _CycleArcs, later: Integers, rate_s: float) -> Integers:
-    """The arcs of a circle that takes more than ``rate_s`` for each microbatch; none if there is no such circle."""
+    """The arcs of a cycle that takes more than ``rate_s`` per microbatch; empty if there is none."""
     allowed_s = rate_s * (1.0 + _TOLERANCE)
-    # Passes of no time wait for each other too: any time at all closes such a circle.
+    # Passes that take no time wait for each other too; the small extra time lets the search find such a cycle.
     gain = arcs.seconds + 1e-3 * _TOLERANCE * rate_s - allowed_s * later
     return gaining_circle(arcs.source, arcs.target, gain, 2 * len(arcs.replicas))

@@ -1,5 +1,5 @@
-"""From stages and action lists to what each rank does when: laying out ranks, running the events, reading them off; and
-what each holds at each moment: weights and optimizer, activations of microbatches in flight, versions."""
+"""From stages and action lists to a timeline: laying out ranks, running the events, reading the results. Also the
+memory of each rank over time: weights and optimizer, activations of microbatches in flight, versions of the weights."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from piper_ray.simulate.run import Transfers
 from piper_ray.simulate.stages import Hop, StageLoad
 
 MOST_ACTIONS = 20_000_000
-"""Some 2 GB of them; refused above."""
+"""About 2 GB; a larger simulation is refused."""
 
 
 @dataclass(frozen=True)
 class Rank:
-    """A replica of what one place in the pipeline holds, on t devices. stages: of the plan, by chunk."""
+    """A replica of one place in the pipeline, on t devices. stages: of the plan, by chunk."""
 
     place: int
     replica: int
@@ -40,10 +40,10 @@ class Rank:
 
 @dataclass(frozen=True)
 class SimulatedRanks:
-    """The ranks that are simulated: one of ``lanes`` equal pipelines, in which a stage has its d / lanes replicas.
+    """The simulated ranks: one of ``lanes`` equal pipelines, in which a stage has d / lanes replicas.
 
-    Microbatch k of the batch is run by replica k mod d of each stage, so those with the same k mod lanes (the greatest
-    common divisor of all d) meet the same replicas, and no others do.
+    Replica k mod d of each stage runs microbatch k of the batch. So microbatches with equal k mod lanes, where lanes is
+    the greatest common divisor of all d, meet the same replicas, and no other microbatches do.
     """
 
     schedule: Schedule
@@ -53,7 +53,7 @@ class SimulatedRanks:
 
     @cached_property
     def first_rank(self) -> tuple[int, ...]:
-        """For each stage its first replica."""
+        """For each stage the rank of its first replica."""
         found = {stage: number for number, rank in reversed([*enumerate(self.ranks)]) for stage in rank.stages}
         return tuple(found[stage] for stage in range(len(self.replicas)))
 
@@ -64,7 +64,7 @@ class SimulatedRanks:
 
 
 def layout(schedule: Schedule, figures: Sequence[StageLoad]) -> SimulatedRanks:
-    """Ranks place by place and, within one, replica by replica; ``figures`` say each stage's degree d."""
+    """The ranks in order of places and, within one place, of replicas. figures: the stages, with their degrees d."""
     degrees = [stage.data_parallel_degree for stage in figures]
     lanes = gcd(*degrees)
     places = len(figures) // schedule.v
@@ -77,7 +77,8 @@ def layout(schedule: Schedule, figures: Sequence[StageLoad]) -> SimulatedRanks:
 
 @dataclass(frozen=True, eq=False)
 class PassSeconds:
-    """What each kind of pass of each stage takes: float64[stages, 4], compute, and communication that it holds up."""
+    """The time of each kind of pass of each stage: float64[stages, 4], computation, and communication that delays
+    it."""
 
     compute_s: Floats
     communication_s: Floats
@@ -89,10 +90,11 @@ class PassSeconds:
 
 @dataclass(frozen=True, eq=False)
 class Timeline:
-    """What was run: one entry for each action, rank after rank and in each rank's order. first: int64[ranks + 1].
+    """The passes that ran: one entry for each action, rank after rank in the order of its list. first: int64[ranks +
+    1].
 
     start_s, end_s: float64[actions], from the start of the step. cause, transit_s: see ``kernel.Events``.
-    communication_s: float64[actions], the part of the action that is transfers and not work.
+    communication_s: float64[actions], the part of the action that is transfers.
 
     >>> import piper_ray
     >>> bert = piper_ray.estimate("bert-large", "A100-80")
@@ -118,7 +120,7 @@ class Timeline:
         return len(self.kind)
 
     def of_rank(self, rank: int) -> slice:
-        """The part of the arrays that holds a rank's passes."""
+        """The range of a rank's passes in the arrays."""
         return slice(int(self.first[rank]), int(self.first[rank + 1]))
 
     @cached_property
@@ -126,7 +128,7 @@ class Timeline:
         return np.repeat(np.arange(len(self.first) - 1), np.diff(self.first))
 
     def ends_s(self, kind: ActionKind, stage: int) -> Floats:
-        """float64[microbatches]: when the passes of a kind ended at a stage."""
+        """float64[microbatches]: the end of each microbatch's pass of this kind at this stage."""
         ends = np.full(self.microbatches, np.nan)
         mine = (self.kind == kind) & (self.stage == stage)
         ends[self.microbatch[mine]] = self.end_s[mine]
@@ -166,9 +168,9 @@ def program_of(
     hops: Sequence[Hop],
     latency_s: float,
 ) -> Program:
-    """One list for each rank, whose microbatches are numbered as the rank's own, as the event loop takes them.
+    """The program for the event loop. lists: one for each rank, with the rank's own numbers of microbatches.
 
-    Raises LimitError for more than ``MOST_ACTIONS``.
+    Raises LimitError for more than ``MOST_ACTIONS`` actions.
     """
     first = np.concatenate([[0], np.cumsum([len(actions) for actions in lists])]).astype(np.int64)
     count = int(first[-1])
@@ -220,7 +222,7 @@ def _stuck_text(placed: SimulatedRanks, program: Program, events: Events) -> str
 
 @dataclass(frozen=True, eq=False)
 class MemorySteps:
-    """Memory of one rank: bytes[i] from time_s[i] on, until the next. float64[steps], times ascending from 0.
+    """Memory of one rank: bytes[i] from time_s[i] until time_s[i + 1]. float64[steps], times ascending from 0.
 
     >>> import piper_ray
     >>> bert = piper_ray.estimate("bert-large", "A100-80")
@@ -236,12 +238,12 @@ class MemorySteps:
 
     @property
     def peak_bytes(self) -> float:
-        """The most at any time."""
+        """The most bytes at any time."""
         return float(self.bytes.max())
 
     @property
     def fixed_bytes(self) -> float:
-        """What is there all the time."""
+        """The bytes that are held all the time."""
         return float(self.bytes[0])
 
 
@@ -249,9 +251,10 @@ class MemorySteps:
 class Versions:
     """The most versions of its weights that a rank keeps under PipeDream.
 
-    stashed: one for each microbatch in flight that saw another, and the newest. vertical_sync: all from the newest back
-    to the oldest that a microbatch may still ask for, if each meets in every stage the version that was the input
-    stage's newest when it came in. are_synced: that is so, and counts in the rank's memory.
+    stashed: one for each microbatch in flight that began with another version, and the newest. vertical_sync: all from
+    the newest back to the oldest that a microbatch may still need, if each microbatch uses in every stage the version
+    that was the newest of the input stage when it entered. are_synced: vertical sync is in use, and counts in the
+    rank's memory.
 
     >>> Versions(stashed=4, vertical_sync=7).kept, Versions(stashed=4, vertical_sync=7, are_synced=True).kept
     (4, 7)
@@ -263,14 +266,13 @@ class Versions:
 
     @property
     def kept(self) -> int:
-        """Those that count."""
+        """The number of versions that the rank's memory holds."""
         return self.vertical_sync if self.are_synced else self.stashed
 
 
 class Held(NamedTuple):
-    """What a rank has in flight over time. time_s: float64[steps], ``memory_steps``'s without its first.
-
-    microbatches: for each of its stages int64[steps], from each of these times on.
+    """The microbatches that a rank has in flight over time. time_s: float64[steps], as in ``memory_steps`` without the
+    first. microbatches: for each of its stages int64[steps], from each of these times on.
     """
 
     time_s: Floats
@@ -280,7 +282,8 @@ class Held(NamedTuple):
 def held_microbatches(timeline: Timeline, rank: int) -> Held:
     """A microbatch is in flight from the start of its forward pass to the end of its backward pass, or of W.
 
-    In the order of the rank's list, which is that of time: what ends frees its room for what starts at the same moment.
+    Steps are in the order of the rank's list, which is the order of time: a pass that ends frees its memory before
+    another starts at the same moment.
     """
     mine = timeline.of_rank(rank)
     kind = timeline.kind[mine]
@@ -299,8 +302,8 @@ def memory_steps(
     versions: Versions | None = None,
     held: Held | None = None,
 ) -> MemorySteps:
-    """versions: those of PipeDream's weight stashing, at their most; they are held throughout. held: where it is known
-    already.
+    """The memory of a rank over time. versions: those of PipeDream, held throughout at their largest number. held: the
+    microbatches in flight, if known already.
     """
     stages = timeline.layout.ranks[rank].stages
     fixed_bytes = sum(figures[stage].fixed_bytes for stage in stages)
@@ -315,9 +318,9 @@ def memory_steps(
 
 
 def weight_versions(timeline: Timeline, rank: int, are_synced: bool = False) -> Versions:
-    """Of a rank with one stage, whose replicas update their weights together, after one microbatch each.
+    """The versions of a rank with one stage, whose replicas update their weights together after one microbatch each.
 
-    A version is named by the microbatches that went into it: multiples of the stage's replicas.
+    A version is named by the number of microbatches that went into it: a multiple of the stage's replicas.
     """
     placed = timeline.layout.ranks[rank]
     (stage,) = placed.stages
@@ -331,7 +334,7 @@ def weight_versions(timeline: Timeline, rank: int, are_synced: bool = False) -> 
         return Versions(1, 1, are_synced)
     used = np.searchsorted(end_s, start_s, side="right")  # updates of this rank before each forward pass
     current = np.arange(1, len(end_s) + 1)
-    # Just after the i-th backward pass: those of forward passes that have started, and the newest.
+    # Just after the i-th backward pass: the versions of forward passes that have started, and the newest one.
     stashed = 1
     for i in range(len(end_s)):
         started = int(np.searchsorted(start_s, end_s[i], side="right"))

@@ -1,7 +1,7 @@
-"""The events as a trace that Perfetto and chrome://tracing open: a track for each rank, its memory, the critical path.
+"""The events as a trace for Perfetto and chrome://tracing: a track for each rank, its memory, the critical path.
 
-Chrome's trace event format, JSON object form: times in microseconds, "X" a stretch, "M" a name, "C" a counter, "s" and
-"f" the ends of an arrow.
+Chrome's trace event format, JSON object form: times in microseconds, "X" an interval, "M" a name, "C" a counter, "s"
+and "f" the ends of an arrow.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Event = dict[str, object]
 
 _US = 1e6
 _PASSES, _BATCH = 0, 1
-"""Tracks of a rank: its passes, and what it does once a batch."""
+"""Tracks of a rank: its passes, and its work once a batch."""
 
 _CATEGORIES = {
     "F": "forward",
@@ -31,7 +31,7 @@ _CATEGORIES = {
 
 
 def chrome_trace(simulation: Simulation) -> dict[str, object]:
-    """The events of a simulation in Chrome's trace format, which Perfetto opens: the whole document.
+    """The whole document of a simulation in Chrome's trace format, which Perfetto opens.
 
     >>> import piper_ray
     >>> bert = piper_ray.estimate("bert-large", "A100-80")
@@ -53,7 +53,7 @@ def chrome_trace(simulation: Simulation) -> dict[str, object]:
 
 
 def write_trace(simulation: Simulation, path: str | Path) -> None:
-    """Writes ``chrome_trace`` as a line of JSON, whole or not at all. Raises UsageError if that cannot be done.
+    """Writes ``chrome_trace`` as one line of JSON, completely or not at all. Raises UsageError if it cannot be written.
 
     >>> import piper_ray
     >>> bert = piper_ray.estimate("bert-large", "A100-80")
@@ -65,24 +65,24 @@ def write_trace(simulation: Simulation, path: str | Path) -> None:
 
 
 def document(events: Iterable[Event], facts: Event) -> dict[str, object]:
-    """A trace of these events. facts: what it is of."""
+    """A trace of these events. facts: data about the trace as a whole."""
     return {"traceEvents": list(events), "displayTimeUnit": "ms", "otherData": facts}
 
 
 def write_document(trace: dict[str, object], path: str | Path) -> None:
-    """A line of JSON, whole or not at all. Raises UsageError if that cannot be done."""
+    """Writes one line of JSON, completely or not at all. Raises UsageError if it cannot be written."""
     write_atomically(Path(path), json.dumps(trace, separators=(",", ":"), allow_nan=False) + "\n")
 
 
 def simulation_events(simulation: Simulation, tracks: Sequence[int], prefix: str = "") -> Iterator[Event]:
-    """All events of a simulation. tracks: of each rank the number of its track; prefix: of their names."""
+    """All events of a simulation. tracks: the number of each rank's track. prefix: put before the names of tracks."""
     yield from _names(simulation, tracks, prefix)
     for part in (_passes, _batch, _memory, _arrows):
         yield from part(simulation, tracks)
 
 
 def track_names(track: int, name: str, devices: int, *, batch: bool) -> Iterator[Event]:
-    """What a rank's track is called. batch: it has what the rank does once a batch, too."""
+    """Events that name a rank's track. batch: whether it also shows the rank's work once a batch."""
     yield _meta(track, "process_name", {"name": name})
     yield _meta(track, "process_labels", {"labels": f"{devices} device{'s' if devices > 1 else ''}"})
     yield _meta(track, "process_sort_index", {"sort_index": track})
@@ -92,7 +92,7 @@ def track_names(track: int, name: str, devices: int, *, batch: bool) -> Iterator
 
 
 def stretch_event(track: int, part: PathPart, chunks: int) -> Event:
-    """A pass from start to end, or what a rank does once a batch. chunks: stages of the rank."""
+    """A pass from start to end, or a rank's work once a batch. chunks: the number of stages on the rank."""
     event: Event = {
         "name": part.what,
         "cat": _CATEGORIES.get(part.what, part.what),
@@ -138,7 +138,7 @@ def _batch(simulation: Simulation, tracks: Sequence[int]) -> Iterator[Event]:
 
 
 def _memory(simulation: Simulation, tracks: Sequence[int]) -> Iterator[Event]:
-    """A counter for each rank; of changes at one moment the last counts."""
+    """A counter for each rank; if memory changes several times at one moment, the last value counts."""
     for rank in range(len(simulation.ranks)):
         steps = simulation.memory(rank)
         last_of_moment = np.append(steps.time_s[1:] > steps.time_s[:-1], True)
@@ -154,12 +154,12 @@ def _memory(simulation: Simulation, tracks: Sequence[int]) -> Iterator[Event]:
 
 
 def _arrows(simulation: Simulation, tracks: Sequence[int]) -> Iterator[Event]:
-    """Along the critical path, from each rank to the next."""
+    """Arrows along the critical path, from each rank to the next."""
     passes = [part for part in simulation.critical_path if part.stage is not None]
     for number, (before, after) in enumerate(pairwise(passes)):
         if before.rank == after.rank:
             continue
         common: Event = {"name": "critical path", "cat": "critical path", "id": number, "tid": _PASSES}
-        # Inside both stretches: an arrow belongs to the one that encloses its end.
+        # Both ends lie inside their intervals, since an arrow belongs to the interval that encloses its end.
         yield {**common, "ph": "s", "pid": tracks[before.rank], "ts": (before.start_s + before.end_s) / 2 * _US}
         yield {**common, "ph": "f", "bp": "e", "pid": tracks[after.rank], "ts": (after.start_s + after.end_s) / 2 * _US}

@@ -1,1 +1,2 @@
-"""Files on any storage that survive faults: folders, leases and claims, whole writes. For checkpoints and sweeps."""
+"""Files on any storage that survive faults: folders, leases and claims, atomic writes. Used by checkpoints and
+sweeps."""

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and what is no file, though it lies where one should."""
+"""Files that are written completely or not at all, and paths that are not regular files."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from piper_ray.model.errors import UsageError
 
 @contextlib.contextmanager
 def replacing(target: Path, unfinished: Path) -> Iterator[Path]:
-    """``unfinished``, to be written: it takes the place of ``target`` at the end, and is gone if anything fails.
+    """Yields ``unfinished``, to be written. At the end it replaces ``target``; if anything fails it is removed.
 
-    unfinished: of the same folder, by a name that nobody else uses. Raises OSError.
+    unfinished: in the same folder, under a name that nobody else uses. Raises OSError.
     """
     try:
         yield unfinished
@@ -30,9 +30,9 @@ def replacing(target: Path, unfinished: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """The file to write: it takes the place of ``path`` at the end, and what was there stays if anything fails.
+    """Yields the file to write. At the end it replaces ``path``; if anything fails the old file stays.
 
-    Devices and pipes are written themselves, and a link stays one. Raises UsageError if the file cannot be written.
+    Devices and pipes are written directly, and a link stays a link. Raises UsageError if the file cannot be written.
     """
     try:
         if path.exists() and not path.is_file():
@@ -48,7 +48,7 @@ def written_whole(path: Path) -> Iterator[Path]:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """As ``written_whole``: in UTF-8, lines as they are."""
+    """Writes ``text`` as ``written_whole`` does, in UTF-8 and without changing line ends."""
     with written_whole(path) as file:
         file.write_text(text, encoding="utf-8", newline="\n")
 
@@ -62,9 +62,10 @@ _KINDS = {
 
 
 def kind_unless_file(path: str | os.PathLike[str]) -> str | None:
-    """What lies at ``path`` if reading it could wait or go on for ever; None for files, and for folders: reading fails.
+    """The kind of what is at ``path`` if reading it could block or never end; None for files, and for folders, which
+    cannot be read.
 
-    A pipe without a name, as the shell's <(command) makes it, has a writer at its other end and may be read.
+    An unnamed pipe, as the shell makes for <(command), has a writer at its other end and may be read.
     """
     mode = Path(path).stat().st_mode
     if stat.S_ISFIFO(mode) and not os.path.lexists(os.path.realpath(path)):

@@ -1,14 +1,14 @@
-"""Where a checkpoint's files lie: a folder of this machine, or one of any filesystem that pyarrow.fs can reach; and
-their names. A name is written by one driver only, and all but a lease's just once.
+"""The folder of a checkpoint's files, on this machine or on any filesystem that pyarrow.fs can reach; and the names of
+its files. Each name is written by only one driver, and all but a lease's only once.
 
     outcomes.000003.000017.CHECKSUM.json    every finished evaluation
     levels.000003.000018.CHECKSUM.zst       finished levels of the evaluation under way
     parts.000003.000019.CHECKSUM.json       of a sweep's dataset: its parts (``sweep.parts``)
     lease.000003.DRIVER.json                the driver that writes, rewritten every few seconds
-    claim.000003.DRIVER.json                a driver that is about to
+    claim.000003.DRIVER.json                a driver that is about to write
 
-The first number is the epoch, one higher with each driver; the second counts a driver's writes. A name that differs
-from these in any way, as by one zero less, is somebody else's.
+The first number is the epoch, which each driver increases by one; the second counts a driver's writes. A name that
+differs from these in any way, such as by a missing zero, is ignored.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 OUTCOMES, LEVELS, PARTS = "outcomes", "levels", "parts"
 LEASE, CLAIM = "lease", "claim"
 UNFINISHED = ".tmp"
-"""What a file's name ends with until it is whole."""
+"""The end of a file's name while the file is incomplete."""
 
 _SUFFIX = {OUTCOMES: "json", LEVELS: "zst", PARTS: "json"}
 _STATE = re.compile(r"(outcomes|levels|parts)\.([0-9]+)\.([0-9]+)\.([0-9a-f]{32})\.(?:json|zst)")
@@ -38,7 +38,7 @@ _DRIVER = re.compile(r"(lease|claim)\.([0-9]+)\.([0-9a-f]{32})\.json")
 
 
 class StateFile(NamedTuple):
-    """checksum: of the content, so that a torn or altered file is known by its name."""
+    """checksum: of the content, so that its name reveals a torn or altered file."""
 
     kind: str
     epoch: int
@@ -51,7 +51,7 @@ class StateFile(NamedTuple):
 
     @property
     def age(self) -> tuple[int, int]:
-        """Larger is newer."""
+        """Sorts files by age; a larger value is newer."""
         return self.epoch, self.sequence
 
 
@@ -67,37 +67,37 @@ class DriverFile(NamedTuple):
         return f"{self.kind}.{self.epoch:06}.{self.driver}.json"
 
     def outranks(self, other: DriverFile) -> bool:
-        """The later epoch goes first; of one epoch the smaller driver."""
+        """Whether this driver has precedence: a later epoch, or the smaller driver number in the same epoch."""
         return (-self.epoch, self.driver) < (-other.epoch, other.driver)
 
 
 def checksum(content: bytes) -> str:
-    """Half a SHA-256, as the names of files have it."""
+    """The first half of a SHA-256, as it appears in names of files."""
     return hashlib.sha256(content).hexdigest()[:32]
 
 
 def state_files(names: Iterable[str]) -> list[StateFile]:
-    """Newest first."""
+    """The state files among the names, the newest first."""
     matches = [match for name in names if (match := _STATE.fullmatch(name))]
     files = [file for m in matches if (file := StateFile(m[1], int(m[2]), int(m[3]), m[4])).name == m[0]]
     return sorted(files, key=lambda file: file.age, reverse=True)
 
 
 def driver_files(names: Iterable[str]) -> list[DriverFile]:
-    """Leases and claims among the names; what only looks like one is left out."""
+    """The leases and claims among the names; similar names are left out."""
     matches = [match for name in names if (match := _DRIVER.fullmatch(name))]
     return [file for m in matches if (file := DriverFile(m[1], int(m[2]), m[3])).name == m[0]]
 
 
 def highest_epoch(names: Iterable[str]) -> int:
-    """0 if there is none."""
+    """The highest epoch in the names; 0 if there is none."""
     names = list(names)
     epochs = [file.epoch for file in state_files(names)] + [file.epoch for file in driver_files(names)]
     return max(epochs, default=0)
 
 
 def unfinished_before(names: Iterable[str], epoch: int) -> list[str]:
-    """Files that drivers of earlier epochs left half-written."""
+    """Incomplete files of drivers of earlier epochs."""
     return [
         name for name in names if name.endswith(UNFINISHED) and 0 < highest_epoch([name[: -len(UNFINISHED)]]) < epoch
     ]
@@ -108,38 +108,39 @@ _CREDENTIALS = re.compile(r"//[^/]*@")
 
 
 class Vanished(Exception):
-    """A driver that was at work deleted a file between its listing and its reading."""
+    """Another driver deleted a file after it was listed and before it was read."""
 
 
 class Folder(Protocol):
     """Files by name. Each method raises OSError if the storage fails."""
 
     def names(self) -> list[str]:
-        """Of files alone: a folder within is nobody's business here."""
+        """The names of files only; folders inside are ignored."""
         ...
 
     def read(self, name: str) -> bytes | None:
-        """None if there is no such file."""
+        """The content; None if there is no such file."""
         ...
 
     def put(self, name: str, content: bytes, *, durable: bool) -> None:
-        """Atomic: readers find the file whole, or as it was before. durable: it outlives a power cut from now on."""
+        """Atomic: readers find the complete new file or the old one. durable: the file survives a power cut from now
+        on."""
         ...
 
     def delete(self, name: str) -> None:
-        """A file that is not there is no error."""
+        """Deletes a file; a missing file is not an error."""
         ...
 
 
 def shown(location: str) -> str:
-    """The location as messages may give it: without the credentials of a URI."""
+    """The location for messages, without the credentials of a URI."""
     return _CREDENTIALS.sub("//", location, count=1)
 
 
 def open_folder(location: str, filesystem: FileSystem | None = None) -> Folder:
-    """The folder at a path or URI, made if it is not there. filesystem: where ``location`` is a path in it.
+    """The folder at a path or URI, created if it does not exist. filesystem: ``location`` is a path in it.
 
-    Raises OSError if it cannot be had, whatever the reason.
+    Raises OSError, whatever the cause, if the folder cannot be opened.
     """
     if filesystem is None and not _URI.match(location):
         return LocalFolder(_required(location))
@@ -153,7 +154,7 @@ def open_folder(location: str, filesystem: FileSystem | None = None) -> Folder:
             filesystem, path = FileSystem.from_uri(location)
         except ArrowException as error:
             raise OSError(str(error)) from error
-    # Replacing a file is atomic on its own only in object stores.
+    # Only object stores replace a file atomically by themselves.
     return LocalFolder(_required(path)) if isinstance(filesystem, LocalFileSystem) else RemoteFolder(filesystem, path)
 
 
@@ -164,7 +165,7 @@ def _required(path: str) -> str:
 
 
 class LocalFolder:
-    """A folder of a POSIX filesystem: a file is written under another name, brought to disk, and renamed."""
+    """A folder of a POSIX filesystem. A file is written under another name, flushed to disk, and renamed."""
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)
@@ -215,7 +216,8 @@ def _sync_folder(path: Path) -> None:
 
 
 class RemoteFolder:
-    """A folder of an object store, where a PUT is atomic and durable. Needs no rename and no exclusive creation."""
+    """A folder of an object store, where a PUT is atomic and durable. It needs neither rename nor exclusive
+    creation."""
 
     def __init__(self, filesystem: FileSystem, path: str) -> None:
         from pyarrow import fs
@@ -255,7 +257,7 @@ class RemoteFolder:
 
 @contextlib.contextmanager
 def _as_os_error() -> Iterator[None]:
-    """pyarrow raises its own errors beside OSError."""
+    """Converts pyarrow's own errors to OSError."""
     from pyarrow import ArrowException
 
     try:
@@ -265,6 +267,6 @@ def _as_os_error() -> Iterator[None]:
 
 
 def reason(error: OSError) -> str:
-    """The first line of what the system says."""
+    """The first line of the system's message."""
     text = error.strerror or str(error)
     return text.splitlines()[0] if text else type(error).__name__

@@ -1,16 +1,17 @@
-"""The right to write a checkpoint. One driver has it at a time; whoever takes it over has a higher epoch.
+"""The right to write a checkpoint. One driver holds it at a time; a driver that takes it over has a higher epoch.
 
-How a driver gets it (``acquire``), on storage that can do no more than list, read, replace and delete files:
+How a driver gets it (``acquire``), on storage that can only list, read, replace and delete files:
 
-A driver waits until every driver it finds has ended. Then it claims the next epoch, in a file of its own, and looks
-again:
+A driver waits until every driver that it finds has ended. Then it claims the next epoch, in a file of its own, and
+looks again:
 
-- beside a lease, or a claim that goes before its own, it withdraws;
-- beside claims that go after its own it waits until each is withdrawn, or has become a lease, and then withdraws.
+- if there is a lease, or a claim that precedes its own, it withdraws;
+- if there are claims that come after its own, it waits until each is withdrawn or has become a lease; in the
+  latter case it withdraws.
 
-Of two drivers at least the one that claimed later sees the other, so never do both take the lease; and the one that
-goes first withdraws only if the other has the lease. A driver that slept, was taken for dead, and wakes up to take the
-lease goes after the one that has it by then, and finds that out before it writes (``Lease.check``).
+Of two drivers, at least the one that claimed later sees the other, so they never both take the lease; and the one with
+precedence withdraws only if the other has the lease. A driver that slept, was taken for dead, and wakes up to take the
+lease comes after the present holder, and notices that before it writes (``Lease.check``).
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ from piper_ray.storage.folder import (
 
 @dataclass(frozen=True)
 class Owner:
-    """A process. boot_id, pid_namespace, start_time: empty on systems that do not tell.
+    """A process. boot_id, pid_namespace, start_time: empty on systems that do not report them.
 
-    start_time: in the clock ticks of the machine, since it was started; tells apart processes that had one pid.
+    start_time: in clock ticks since the machine booted; distinguishes processes that had the same pid.
     """
 
     host: str
@@ -64,7 +65,7 @@ class Owner:
 
     @classmethod
     def decode(cls, content: bytes | None) -> Owner | None:
-        """None for what is no lease: gone, or cut off by a power cut, say."""
+        """The owner in a lease's content; None if it is missing or damaged, for example by a power cut."""
         try:
             document = json.loads(content or b"")
             return cls(**{name: document[name] for name in cls.__dataclass_fields__})
@@ -72,11 +73,12 @@ class Owner:
             return None
 
     def encode(self, beat: int) -> bytes:
-        """beat: differs each time, as a sign of life."""
+        """The content of a lease. beat: differs each time, to show that the owner is alive."""
         return json.dumps({**asdict(self), "beat": beat}).encode()
 
     def is_gone(self) -> bool:
-        """Certainly: the process was on this machine, in this pid namespace, and is there no more."""
+        """Whether the process has certainly ended: it ran on this machine, in this pid namespace, and does not exist
+        any more."""
         here = Owner.current()
         if not here.start_time or (self.boot_id, self.pid_namespace) != (here.boot_id, here.pid_namespace):
             return False
@@ -87,8 +89,8 @@ class Owner:
 
 
 def _start_time(pid: int) -> str:
-    """Empty if there is no such process, or only what its parent has not yet taken note of."""
-    # The name, in parentheses, may hold anything. Fields after it: state (3rd in proc(5)), ..., start time (22nd).
+    """The start time of a process; empty if there is none, or only a zombie."""
+    # The name, in parentheses, may contain anything. Fields after it: state (3rd in proc(5)), ..., start time (22nd).
     fields = _text(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
     return "" if not fields or fields[0] in ("Z", "X") else fields[19]
 
@@ -108,14 +110,14 @@ def _link(path: Path) -> str:
 
 
 BEAT_S = 2.0
-"""Between two signs of life."""
+"""The time between two rewrites of a lease."""
 
 LEASE_S = 10.0
-"""A driver that gives no sign of life for so long may be taken for dead."""
+"""A driver that has not rewritten its lease for this long may be taken for dead."""
 
 
 class Lease:
-    """A file that says who writes, with a thread that rewrites it as a sign of life. ``acquire`` makes one."""
+    """A file that names the writer, and a thread that rewrites it as a sign of life. ``acquire`` makes one."""
 
     def __init__(self, folder: Folder, file: DriverFile, owner: Owner) -> None:
         self._folder = folder
@@ -130,17 +132,17 @@ class Lease:
         return self._file.epoch
 
     def take(self) -> None:
-        """From now on other drivers see this one as the owner."""
+        """Makes this driver the owner for all other drivers."""
         self.beat()
         self._thread.start()
 
     def beat(self) -> None:
-        """A sign of life."""
+        """Rewrites the lease as a sign of life."""
         self._beats += 1
         self._folder.put(self._file.name, self._owner.encode(self._beats), durable=False)
 
     def check(self, names: Iterable[str]) -> None:
-        """Raises CheckpointLost if the files of the folder show a driver that goes before this one."""
+        """Raises CheckpointLost if the files of the folder show a driver with precedence over this one."""
         names = list(names)
         rivals = [file for file in driver_files(names) if file.kind == LEASE and file.outranks(self._file)]
         if rivals:
@@ -154,7 +156,7 @@ class Lease:
         return None
 
     def release(self) -> None:
-        """Nothing of the lease is left, and its thread has ended. What the storage cannot delete stays."""
+        """Deletes the lease and ends its thread. A file that the storage cannot delete stays."""
         self._ended.set()
         if self._thread.ident is not None:
             self._thread.join(LEASE_S)  # it may be waiting for a store that does not answer
@@ -163,7 +165,7 @@ class Lease:
 
     def _live(self) -> None:
         while not self._ended.wait(BEAT_S):
-            # A store that fails for longer than LEASE_S costs the lease, which the next write finds out.
+            # A store that fails for longer than LEASE_S costs the lease; the next write finds that out.
             with contextlib.suppress(OSError):
                 self.beat()
 
@@ -177,7 +179,7 @@ _POLL_S = 0.5
 
 
 class Clock(Protocol):
-    """As the module ``time``."""
+    """The functions of module ``time`` that are used here."""
 
     def monotonic(self) -> float: ...
 
@@ -185,7 +187,7 @@ class Clock(Protocol):
 
 
 def acquire(folder: Folder, clock: Clock, on_warning: Callable[[str], None]) -> Lease:
-    """The lease, with its sign of life running. Raises CheckpointRefused if another driver works on the checkpoint."""
+    """Acquires the lease and starts its thread. Raises CheckpointRefused if another driver works on the checkpoint."""
     owner = Owner.current()
     rivals = _Rivals(folder, clock, on_warning)
     names = rivals.outlast_all()
@@ -208,7 +210,7 @@ def acquire(folder: Folder, clock: Clock, on_warning: Callable[[str], None]) -> 
 
 @dataclass
 class _Rivals:
-    """Other drivers of the folder. dead: files of those that have ended without removing them."""
+    """Other drivers of the folder. dead: files of drivers that ended without removing them."""
 
     _folder: Folder
     _clock: Clock
@@ -216,7 +218,8 @@ class _Rivals:
     dead: set[DriverFile] = field(default_factory=set)
 
     def outlast_all(self) -> list[str]:
-        """The names of all files once no other driver is left. Raises CheckpointRefused if one is alive."""
+        """Waits until no other driver is left, and returns the names of all files. Raises CheckpointRefused if one is
+        alive."""
         while True:
             names = self._folder.names()
             rivals = self._living(names)
@@ -225,7 +228,7 @@ class _Rivals:
             self._outlast(rivals)
 
     def withdraw_or_outlast(self, claim: DriverFile) -> None:
-        """Returns once no other driver is left. Raises CheckpointRefused if one goes first."""
+        """Waits until no other driver is left. Raises CheckpointRefused if one has precedence."""
         while True:
             rivals = [file for file in self._living(self._folder.names()) if file.driver != claim.driver]
             if not rivals:
@@ -233,14 +236,14 @@ class _Rivals:
             first = next((file for file in rivals if file.kind == LEASE or file.outranks(claim)), None)
             if first is None:
                 self._outlast(rivals)
-            elif (content := self._folder.read(first.name)) is not None:  # else it is gone, or another file
+            elif (content := self._folder.read(first.name)) is not None:  # else it was deleted or replaced
                 raise _in_use(Owner.decode(content))
 
     def _living(self, names: list[str]) -> list[DriverFile]:
         return [file for file in driver_files(names) if file not in self.dead]
 
     def _outlast(self, files: list[DriverFile]) -> None:
-        """Waits until each file is gone or its driver is dead. Raises CheckpointRefused at a sign of life."""
+        """Waits until each file is gone or its driver is dead. Raises CheckpointRefused if a file changes."""
         first_seen: dict[DriverFile, bytes] = {}
         for file in files:
             content = self._folder.read(file.name)

@@ -59,7 +59,7 @@ def answer_to(question: Question) -> Answer:
     best = search.ledger.best
     if best is None:
         raise InfeasibleError(NOTHING_FITS)
-    cell = next(x for x in cells if x.found is best)
+    cell = next(x for x in cells if x.samples == best.samples and _has(x.setting.instance, best.plan))
     step_s, lower_s = best.step_s, search.ledger.lower_s
     return Answer(cell.setting.instance, best.plan, best.solution, best.samples, step_s, lower_s, cells)
 

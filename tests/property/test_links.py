@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -14,21 +15,21 @@ from piper_ray.engine.ledger import Limits
 from piper_ray.evaluate import replicas_bytes_per_s
 from piper_ray.model.cluster import Cluster, Link
 from piper_ray.model.constraints import AllDevices, DataParallelDegrees, KeepOrder, SameDegrees, StageCount
-from piper_ray.model.errors import InvalidPlan
+from piper_ray.model.errors import CertificateRefused, InvalidPlan
 from piper_ray.model.instance import Instance
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.solution import Solution, Status
 from piper_ray.model.stop import StoppedBy, StopSearch
 from piper_ray.simulate.assemble import replicas_bytes_per_s as simulated_bytes_per_s
-from piper_ray.simulate.borders import border_rates
+from piper_ray.simulate.borders import border_rates, listed_places
 from tests.brute_force import brute_force
 from tests.chunks_brute_force import least_step_s
 from tests.flush_brute_force import brute_force as flush_brute_force
 from tests.flush_instances import uneven_layers
 from tests.instances import equal_chain, random_instance
 from tests.lengths import long_after
-from tests.link_rates import borders, ring, starts, with_levels
+from tests.link_rates import borders, groups, ring, ring_where_stages_lie, starts, whole_groups, with_levels
 from tests.solver_support import ONE_THREAD
 
 WITH_CHUNKS = [Schedule(ScheduleName.INTERLEAVED, 2), Schedule(ScheduleName.ZB_H1), Schedule(ScheduleName.ZB_V)]
@@ -320,11 +321,35 @@ def test_all_who_charge_a_border_charge_the_same() -> None:
         expected = list(map(float, borders(equal_chain(2).replace(cluster=cluster), stage_devices, stages)))
         assert [cluster.border_bytes_per_s(q, periods) for q in range(1, stages)] == expected
         assert border_rates(cluster, stage_devices, stages) == expected
-        needed = cluster.needed_devices(stage_devices, stages)
+        d = max(d for d in range(1, 5) if stage_devices % d == 0)
+        degrees = d, stage_devices // d, stages
+        needed, ring = cluster.needed_devices(*degrees), cluster.replicas_link(*degrees)
         assert needed <= cluster.devices
         for devices in range(stage_devices * stages, cluster.devices):
-            alike = replace(cluster, devices=devices).border_periods(stage_devices, stages) == periods
+            fewer = replace(cluster, devices=devices)
+            alike = fewer.border_periods(stage_devices, stages) == periods and fewer.replicas_link(*degrees) == ring
             assert alike == (devices >= needed)
+
+
+def test_stages_are_listed_in_order_with_the_borders_that_are_charged() -> None:
+    gaps = 0
+    for cluster, size, stages in random_pipelines(2000):
+        first = listed_places(cluster, size, stages)
+        assert first == sorted(first)
+        assert all(after - before >= size for before, after in pairwise(first))
+        assert first[0] >= 0
+        assert first[-1] + size <= cluster.devices
+        if first == [place * size for place in range(stages)]:
+            continue
+        gaps += 1
+        *inner, _ = groups(equal_chain(2).replace(cluster=cluster), size * stages)
+        whole = [n for n, _ in inner if all(at // n == (at + size - 1) // n for at in first)]
+        crossed = [[before // n != after // n for n in whole] for before, after in pairwise(first)]
+        levels: dict[tuple[bool, ...], set[float]] = {tuple(left): set() for left in crossed}
+        for left, rate in zip(crossed, border_rates(cluster, size, stages)[::-1], strict=True):
+            levels[tuple(left)].add(rate)
+        assert all(len(rates) == 1 for rates in levels.values())
+    assert gaps > 100
 
 
 def test_borders_have_the_links_of_where_their_devices_lie() -> None:
@@ -350,6 +375,80 @@ def test_borders_have_the_links_of_where_their_devices_lie() -> None:
             within += is_whole and found > top
     assert min(exact, within) > 1000
     assert spread > 100
+
+
+def test_rings_have_the_links_of_where_their_replicas_lie() -> None:
+    """64 of 72: eight replicas of eight devices share a domain, whatever else divides it. All who charge a ring charge
+    the same, and none less than where its devices lie, put down one by one."""
+    domains = Cluster(5 * 72, 1.0, (Link(1800.0, 72), Link(100.0)))
+    assert [domains.replicas_link(8, 8, p).bandwidth_bytes_per_s for p in (1, 5)] == [1800.0, 1800.0]
+    assert [domains.replicas_link(d, 8, 1).bandwidth_bytes_per_s for d in (16, 32, 40)] == [800.0] * 3
+    assert domains.replicas_link(8, 8).bandwidth_bytes_per_s == 100.0
+    rng, whole, runs = Random("whole rings"), 0, 0
+    for cluster, size, stages in random_pipelines(2000):
+        degrees = [d for d in range(2, size + 1) if size % d == 0]
+        if not degrees:
+            continue
+        instance, d = equal_chain(2).replace(cluster=cluster), rng.choice(degrees)
+        t = size // d
+        expected = float(ring_where_stages_lie(instance, d, t, stages))
+        assert cluster.replicas_link(d, t, stages).bandwidth_bytes_per_s == expected
+        used = (cluster, size * stages, d, t, stages)
+        assert replicas_bytes_per_s(*used) == simulated_bytes_per_s(*used) == expected
+        found = max(_shares_of_placements(instance, d, t, stages))
+        assert expected <= found
+        before = float(ring(instance, size * stages, d, t))
+        assert expected >= before
+        is_whole = bool(whole_groups(instance, size, stages))
+        whole, runs = whole + (is_whole and expected > before), runs + (not is_whole and expected > before)
+    assert min(whole, runs) > 50
+
+
+def _shares_of_placements(instance: Instance, d: int, t: int, stages: int) -> Iterator[float]:
+    """What the slowest ring of a plan has, for each way to put its stages down, device by device: whole in groups; or
+    with n of their replicas in each; or in order without gaps."""
+    size, whole = d * t, whole_groups(instance, d * t, stages)
+    bounds = [min(devices, instance.devices) for devices, _ in groups(instance, size * stages)]
+    rates = [max(link.bandwidth_bytes_per_s for link in instance.cluster.links[k:]) for k in range(len(bounds))]
+    ways = (
+        [(n, bounds[-2:-1]) for n in range(1, d + 1) if d % n == 0 and n * t <= bounds[-2:-1][0]] if bounds[1:] else []
+    )
+    for n, kept in [(d, whole)] if whole else [(d, []), *ways]:
+        first = starts(bounds[-1], n * t, kept)[: stages * d // n]
+        if len(first) == stages * d // n:
+            at = [one + k * t for one in first for k in range(n)]
+            rings = [at[stage * d : (stage + 1) * d] for stage in range(stages)]
+            yield min([max(rates), *(share for ring in rings for share in _shares(ring, bounds, rates))])
+
+
+def test_certificates_know_where_replicas_lie() -> None:
+    """Heavy weights, groups that no block of replicas divides: what is proved is the optimum, and no more."""
+    nearer = 0
+    for d, size, devices in ((6, 4, 12), (3, 4, 8), (10, 6, 12), (4, 3, 9)):
+        instance = equal_chain(3).replace(microbatches=2 * d)
+        heavy = [{1: tuple(replace(x, weights_bytes=8.0 * instance.bandwidth_bytes_per_s) for x in y.tmpcs[1])} for y in
+                 instance.layers]  # fmt: skip
+        layers = tuple(replace(layer, tmpcs=row) for layer, row in zip(instance.layers, heavy, strict=True))
+        slow = instance.bandwidth_bytes_per_s
+        cluster = Cluster(devices, instance.memory_bytes, (Link(50.0 * slow, size), Link(slow)))
+        made = replace(instance, layers=layers, cluster=cluster)
+        found = piper_ray.solve(made, schedule="1f1b", options=ONE_THREAD)
+        expected = flush_brute_force(made, "1f1b")
+        assert expected is not None
+        assert found.plan is not None
+        assert found.time_per_sample_s == pytest.approx(expected.batch_s / made.microbatches, rel=1e-9)
+        certificate = piper_ray.certify(made, found, threads=1)
+        assert piper_ray.verify_certificate(made, certificate, threads=1).bound_s == pytest.approx(
+            found.time_per_sample_s, rel=1e-8
+        )
+        more = replace(certificate, bound_s=certificate.bound_s * 1.001)
+        with pytest.raises(CertificateRefused):
+            piper_ray.verify_certificate(made, more, threads=1)
+        first = found.plan.stages[0]
+        degrees = first.data_parallel_degree, first.tensor_parallel_degree
+        rings = cluster.replicas_link(*degrees, len(found.plan.stages)), cluster.spread().replicas_link(*degrees)
+        nearer += rings[0].bandwidth_bytes_per_s > rings[1].bandwidth_bytes_per_s
+    assert nearer > 0
 
 
 def test_a_plan_needs_the_room_that_its_borders_count_on() -> None:

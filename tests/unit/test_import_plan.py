@@ -413,8 +413,8 @@ HARMLESS = (
     [
         f"{TWO} {HARMLESS}",
         f"# --tensor-model-parallel-size 8 was slower\n  {TWO} \\\n  {HARMLESS}  # --tp 8",
-        f"torchrun $DISTRIBUTED pretrain_gpt.py {TWO} --data-path $DATA --save ${{CHECKPOINTS}} 2>&1 | tee $LOG",
-        f"TP=1\nPP_SIZE=2\nPATH=/data/tp=8/pp8 torchrun --nproc-per-node 8 pretrain_gpt.py {TWO}",
+        f"torchrun $DISTRIBUTED x.py {TWO} --overlap-grad-reduce --data-path $DATA --save ${{CHECK}} 2>&1 | tee $LOG",
+        f"TP=1\nPP_SIZE=2\nPATH=/data/tp=8/pp8 torchrun --nproc-per-node 8 pretrain_gpt.py --overlap-grad-reduce {TWO}",
         "a:\n  tensor_model_parallel_size: 1\n  pipeline_model_parallel_size: 2\n  exp_name: llama-tp-8\nx: {}",
     ],
 )
@@ -422,6 +422,15 @@ def test_what_decides_nothing_of_a_plan_is_left_aside(text: str) -> None:
     found = read(text)
     expected = read("Et*6|t*6L")
     assert (found.plan, found.notes) == (expected.plan, expected.notes)
+
+
+def test_what_times_count_as_hidden_and_a_launch_does_not_hide_is_said() -> None:
+    told = "{} is not set: the workload's times count what it hides as hidden"
+    launch = "--tensor-model-parallel-size 2 --sequence-parallel"
+    assert [told.format(name) in read(f"torchrun x.py {launch} {flags}").notes
+            for name, flags in (("--overlap-grad-reduce", ""), ("--tp-comm-overlap", ""),
+                                ("--overlap-grad-reduce", "--overlap-grad-reduce"),
+                                ("--tp-comm-overlap", "--tp-comm-overlap"))] == [True, True, False, False]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,49 @@ def test_all_faults_are_told_at_once() -> None:
     ]
 
 
+WORKLOAD = """
+name = "two kinds"
+[cluster]
+microbatches = 8
+between = "1GB/s"
+kinds = [
+  { name = "old", devices = 4, memory = "8GB", bandwidth = "10GB/s" },
+  { name = "new", devices = 4, memory = "1GB", bandwidth = "10GB/s" },
+]
+[types.block]
+tmpcs = [
+  { t = 1, id = "v", kind = "old", time_s = 1.0, fixed = "2GB" },
+  { t = 1, id = "v", kind = "new", time_s = 0.1, fixed = "2GB" },
+]
+[layers]
+a = { type = "block" }
+"""
+
+
+def test_faults_of_a_cluster_and_of_layers_are_told_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "kinds.toml"
+    path.write_text(WORKLOAD.replace('"1GB/s"', "0").replace('"v", kind = "new"', '"v", kind = "newest"'))
+    with pytest.raises(InputError) as caught:
+        piper_ray.load(path)
+    assert [str(fault).partition(";")[0] for fault in caught.value.faults] == [
+        "cluster.between: zero (0)",
+        'layers.block: a TMPC for devices of kind "newest"',
+        'layers.block: no TMPC for devices of kind "new"',
+    ]
+
+
+@pytest.mark.parametrize(
+    ("memory", "why"),
+    [("1GB", "no plan can use its 4 devices, whose memory is too small for any layer"), ("3GB", "")],
+)
+def test_devices_that_no_plan_can_use_are_told(memory: str, why: str, tmp_path: Path) -> None:
+    path = tmp_path / "kinds.toml"
+    path.write_text(WORKLOAD.replace('"1GB", bandwidth', f'"{memory}", bandwidth'))
+    found = run("solve", path)
+    assert found.exit_code == 0
+    assert (f"no stage is on new: {why}" in found.output) == bool(why)
+
+
 def test_faults_of_objects() -> None:
     made = random_kinds(3)
     first, second = made.cluster.kinds

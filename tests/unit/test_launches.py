@@ -230,6 +230,66 @@ def test_deepspeed_by_its_file_and_its_options() -> None:
     assert alone.settings["data_parallel_sharding_strategy"] == "optim_grads_params"
 
 
+def test_all_that_the_file_of_deepspeed_or_gpt_neox_says_is_read_or_noted() -> None:
+    """Pipelines of GPT-NeoX stand in the same file as DeepSpeed's own settings."""
+    neox = (
+        "pipe-parallel-size: 4\nmodel-parallel-size: 2\nnum-layers: 8\ncheckpoint-activations: true\n"
+        "train-micro-batch-size-per-gpu: 3\ngradient-accumulation-steps: 16\nfp16: {enabled: true}\n"
+        "optimizer: {type: OneBitAdam}\nzero-optimization: {stage: 1, zero_quantized_weights: true}\n"
+        "activation_checkpointing: {cpu_checkpointing: true}\n"
+    )
+    found = facts_of(neox)
+    assert found is not None
+    names = ("pipeline_model_parallel_size", "tensor_model_parallel_size", "num_layers", "recompute_granularity")
+    assert [found.figures[name] for name in names] == [4, 2, 8, "full"]
+    assert (found.microbatch_samples, found.global_batch_samples) == (3, None)
+    assert any(
+        "--gradient-accumulation-steps 16 is of each replica: global_batch_size is not held" in one
+        for one in found.notes
+    )
+    for name in ("--zero-quantized-weights", "--fp16", "--optimizer-onebitadam", "--cpu-checkpointing"):
+        assert any(name in note for note in found.notes), name
+    shared = facts_of(neox.replace("stage: 1", "stage: 0").replace("fp16", "bf16"))
+    assert shared is not None
+    assert shared.figures["use_distributed_optimizer"] is True  # as its optimizer of pipelines in bf16 does
+    none = facts_of(neox.replace("pipe-parallel-size: 4", "pipe-parallel-size: 0"))
+    assert none is not None
+    assert none.figures["pipeline_model_parallel_size"] == 1
+
+
+def test_a_trainer_of_hugging_face_is_given_the_file_of_deepspeed(tmp_path: Path) -> None:
+    (tmp_path / "zero.json").write_text('{"zero_optimization": {"stage": 3}, "train_micro_batch_size_per_gpu": "auto"}')
+    found = read(
+        "deepspeed --num_gpus 8 run.py --model_name_or_path acme/a --per_device_train_batch_size 4 "
+        "--gradient_checkpointing true --deepspeed zero.json",
+        path=tmp_path / "run.sh",
+    )
+    assert (found.dialect, found.model, found.ranks) == (Dialect.DEEPSPEED, "acme/a", 8)
+    assert found.settings["data_parallel_sharding_strategy"] == "optim_grads_params"
+    assert (found.settings["micro_batch_size"], found.settings["recompute_granularity"]) == ("4", "full")
+    assert "layers are not divided, as nothing but DeepSpeed's own settings says how" in found.notes
+
+
+def test_the_command_of_ms_swift_has_its_own_usual_settings() -> None:
+    found = read("megatron sft --model acme/a --tensor_model_parallel_size 2 --recompute_granularity none")
+    assert found.model == "acme/a"
+    assert (found.settings["use_distributed_optimizer"], found.settings["moe_token_dispatcher_type"]) == (
+        True,
+        "alltoall",
+    )
+    assert found.settings["recompute_granularity"] is None
+    assert read("megatron sft --tensor_model_parallel_size 2").settings["recompute_granularity"] == "selective"
+
+
+def test_an_array_that_a_script_leaves_out_is_empty_where_it_sets_others() -> None:
+    found = read('MORE=(--lr 1)\ntorchrun x.py --tensor-model-parallel-size 2 "${MORE[@]}" ${EVAL[@]}')
+    assert found.settings == {"tensor_model_parallel_size": "2", "lr": "1"}
+    assert any("EVAL" in note for note in found.notes)
+    for hidden in ("mapfile -t EVAL < args.txt", "read -r -a EVAL"):
+        with pytest.raises(UsageError, match="cannot be seen here"):
+            read(f'MORE=(--lr 1)\n{hidden}\ntorchrun x.py --tensor-model-parallel-size 2 "${{EVAL[@]}}"')
+
+
 RECIPES = '''
 from megatron.bridge.recipes.common import _pretrain_common
 SIZES = {("a", 2): [["embedding"] + ["decoder"] * 6, ["decoder"] * 6 + ["loss"]]}
@@ -237,6 +297,8 @@ def _base(name, *, samples=1):
     cfg = _pretrain_common()
     cfg.model = AutoBridge.from_hf_pretrained(name).to_megatron_provider(load_weights=False)
     cfg.train = TrainingConfig(micro_batch_size=samples, global_batch_size=16 * 2)
+    cfg.optimizer.use_distributed_optimizer = True
+    cfg.ddp.use_distributed_optimizer = False
     return cfg
 def small_config() -> ConfigContainer:
     """A docstring with cfg.model.tensor_model_parallel_size = 9."""
@@ -263,7 +325,8 @@ def test_a_recipe_of_a_file_in_python() -> None:
     assert found.model == "acme/Small-1B"
     assert not [name for name in found.settings if name.startswith("_")]
     assert "what _pretrain_common sets is elsewhere, and not seen" in found.notes
-    assert causes(found.settings["recompute_granularity"]) == ("a value that depends on line 17",)
+    assert causes(found.settings["recompute_granularity"]) == ("a value that depends on line 19",)
+    assert found.settings["use_distributed_optimizer"] is True  # as Megatron-Bridge has it where one section has
     assert found.settings["pipeline_model_parallel_layout"] == [
         ["embedding", *["decoder"] * 6],
         [*["decoder"] * 6, "loss"],
@@ -329,7 +392,8 @@ def test_documents_of_megatron_primus_and_flagscale(tmp_path: Path) -> None:
         "primus/configs/models/megatron/small.yaml": "extends: [base.yaml]\nhidden_size: 64\n",
         "examples/run.yaml": "modules:\n  pre_trainer:\n    framework: megatron\n    config: pre_trainer.yaml\n"
         "    model: small.yaml\n    overrides:\n      tensor_model_parallel_size: ${TP:4}\n",
-        "conf/train.yaml": "defaults:\n  - train: small\nexperiment: {seed: 1}\n",
+        "conf/train.yaml": "defaults:\n  - train: small\n"
+        "experiment: {seed: 1, runner: {nnodes: 2, nproc_per_node: 8}}\n",
         "conf/train/small.yaml": "system: {tensor_model_parallel_size: 2}\nmodel: {seed: '${experiment.seed}'}\n",
     }
     for name, text in files.items():
@@ -345,7 +409,9 @@ def test_documents_of_megatron_primus_and_flagscale(tmp_path: Path) -> None:
     }
     assert primus.notes == ("variables of the environment are taken as not set: TP (as 4) (--set NAME=VALUE)",)
     flagscale = read((tmp_path / "conf/train.yaml").read_text(), path=tmp_path / "conf/train.yaml")
-    assert flagscale.settings["tensor_model_parallel_size"] == 2
+    assert (flagscale.settings["tensor_model_parallel_size"], flagscale.ranks) == (2, 16)
+    nemo = read("model: {tensor_model_parallel_size: 2, micro_batch_size: 1, optim: {name: distributed_fused_adam}}")
+    assert nemo.settings["use_distributed_optimizer"] is True
 
 
 def test_a_launch_becomes_a_plan_and_its_model_is_held_against_the_workload(tmp_path: Path) -> None:

@@ -18,8 +18,9 @@ from piper_ray.workloads.measure.factory import find_factory
 from piper_ray.workloads.measure.operators import _Trace, _TracedValue, exported_module, traced_layers
 from piper_ray.workloads.schemes.check import faults_of
 from piper_ray.workloads.schemes.document import in_full
-from piper_ray.workloads.schemes.frontier import BORDERS, find_traced
+from piper_ray.workloads.schemes.frontier import find_traced
 from piper_ray.workloads.schemes.graph import OperatorFamily, OperatorGraph
+from piper_ray.workloads.schemes.layers import BORDERS
 from piper_ray.workloads.schemes.names import known_divisions, name_of
 from piper_ray.workloads.schemes.program import SchemeProgram
 from piper_ray.workloads.schemes.scheme import PricedGraph

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, product
 
@@ -15,8 +15,10 @@ from piper_ray.model.cluster import Cluster
 from piper_ray.model.figures import plural, printable, share_text, size_text, time_scale
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
+from piper_ray.model.schedule import FLUSHED
 from piper_ray.report.page.tables import Group
 from piper_ray.report.simulated import ranks_text
+from piper_ray.simulate.borders import listed_places
 from piper_ray.simulate.result import Simulation
 from piper_ray.simulate.timeline import MemorySteps
 
@@ -91,9 +93,10 @@ class StagePlace:
         return f"stage{'s' if len(self.stages) > 1 else ''} {numbers}"
 
 
-def places_of(simulation: Simulation, cluster: Cluster, within: Container[int]) -> tuple[StagePlace, ...]:
-    """Front to back, the devices of each after those of the one before; where there are nodes, the stages that come in
-    the largest blocks of these first, so that no block is cut by a node's border. within: stages that are placed."""
+def places_of(simulation: Simulation, cluster: Cluster, within: Sequence[int]) -> tuple[StagePlace, ...]:
+    """Front to back: under a flush where launch files put them. Else each after the one before; where there are nodes,
+    the stages that come in the largest blocks of these first, so that no block is cut by a node's border. within:
+    stages that are placed."""
     held = []
     for _, ranks in groupby(simulation.timeline.layout.ranks, key=lambda rank: rank.place):
         stages = next(ranks).stages
@@ -101,6 +104,12 @@ def places_of(simulation: Simulation, cluster: Cluster, within: Container[int]) 
             continue
         figures = simulation.stages[stages[0]]
         held.append((stages, figures.data_parallel_degree * figures.tensor_parallel_degree, figures))
+    if simulation.schedule.name in FLUSHED and len(cluster.links) > 1 and len(within) == len(simulation.stages):
+        firsts = listed_places(cluster, held[0][1], len(held))
+        return tuple(
+            StagePlace(stages, first, devices, figures.tensor_parallel_degree)
+            for first, (stages, devices, figures) in zip(firsts, held, strict=True)
+        )
     if len(cluster.links) > 1:
         blocks = [cluster.shared_blocks(x.data_parallel_degree, x.tensor_parallel_degree) for _, _, x in held]
         held = [place for _, place in sorted(zip(blocks, held, strict=True), key=lambda one: -max(one[0], default=0))]
@@ -184,38 +193,41 @@ class _Grid:
 
 
 def placements(instance: Instance, plan: Plan, simulation: Simulation) -> list[Placement]:
-    """Of each kind of devices its own, with its own frames."""
+    """Of each kind of devices its own, with its own frames and colour."""
     found = []
-    for name, cluster in zip(instance.cluster.kind_names, instance.cluster.alike, strict=True):
-        own = placement(cluster, simulation, [k for k, stage in enumerate(plan.stages) if stage.kind == name])
+    for number, (name, cluster) in enumerate(zip(instance.cluster.kind_names, instance.cluster.alike, strict=True)):
+        within = [k for k, stage in enumerate(plan.stages) if stage.kind == name]
+        own = placement(cluster, simulation, within, f"c{number % COLOURS}" if name else None)
         found.append(replace(own, legend=f"{printable(name)}. {own.legend}") if name else own)
     return found
 
 
-def placement(cluster: Cluster, simulation: Simulation, within: Sequence[int]) -> Placement:
-    """Of some stages. Devices of no stage stay empty."""
+def placement(cluster: Cluster, simulation: Simulation, within: Sequence[int], colour: str | None = None) -> Placement:
+    """Of some stages. Devices of no stage stay empty. colour: of all; None: each stage has its own."""
     places = places_of(simulation, cluster, within)
     node = _node_devices(cluster)
     grid = _Grid.of(cluster.devices, node)
-    pieces = [_drawn(grid, place, f"c{index % COLOURS}") for index, place in enumerate(places)]
+    pieces = [_drawn(grid, place, colour or f"c{index % COLOURS}") for index, place in enumerate(places)]
+    ends = [0, *(place.first_device + place.devices for place in places)]
+    for first, end in zip(ends, [*(place.first_device for place in places), cluster.devices], strict=True):
+        if first < end:
+            boxes = [rect(x, y, width, _CELL_HEIGHT, "unused") for x, y, width in grid.spans(first, end)]
+            pieces.append(titled(boxes, f"{plural(end - first, 'device')} left over: {first}-{end - 1}"))
     used = sum(place.devices for place in places)
-    if used < cluster.devices:
-        boxes = [rect(x, y, width, _CELL_HEIGHT, "unused") for x, y, width in grid.spans(used, cluster.devices)]
-        left_over = cluster.devices - used
-        pieces.append(titled(boxes, f"{plural(left_over, 'device')} left over: {used}-{cluster.devices - 1}"))
     if grid.in_block > 1:
         pieces += list(_frames(grid))
     words = f"{plural(len(within), 'stage')} on {used:,} of {plural(cluster.devices, 'device')}"
-    return Placement(picture(_WIDTH, grid.height, pieces, words, "placement"), _legend(node, grid.cell_devices))
+    name = "node" if cluster.node_devices is None else "domain"
+    return Placement(picture(_WIDTH, grid.height, pieces, words, "placement"), _legend(name, node, grid.cell_devices))
 
 
-def _legend(node: int | None, cell_devices: int) -> str:
+def _legend(name: str, node: int | None, cell_devices: int) -> str:
     if node is None:
         of_nodes = "; the input does not say which of them share a node"
     elif cell_devices < node:
-        of_nodes = f"; frames are nodes of {node}"
+        of_nodes = f"; frames are {name}s of {node}"
     else:
-        of_nodes = f", {plural(cell_devices // node, 'node')} of {node}"
+        of_nodes = f", {plural(cell_devices // node, name)} of {node}"
     cell = "A cell is one device" if cell_devices == 1 else f"A cell is {cell_devices:,} devices"
     return f"{cell}{of_nodes}. Numbers are those of stages."
 

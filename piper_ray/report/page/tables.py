@@ -13,7 +13,7 @@ from piper_ray.evaluate import Evaluation
 from piper_ray.model.figures import plural, printable, range_text, share_text, size_scale, time_scale
 from piper_ray.model.plan import Stage
 from piper_ray.report.page.subject import Compared, Subject, Valued
-from piper_ray.report.summary import layers_text
+from piper_ray.report.summary import border_texts, layers_text
 from piper_ray.report.terminal import NO_BREAK
 from piper_ray.simulate.result import Simulation
 
@@ -145,6 +145,15 @@ def stage_table(found: Valued, rows: Sequence[Group]) -> PageTable[Group]:
         PageColumn("devices", "devices", _sums([stage.devices for stage in stages])),
         *costs,
     ]
+    borders = border_texts(found.instance, found.plan, found.simulation.schedule)
+    if borders:
+
+        def to_next(group: Group) -> TableCell:
+            # The row below says its own kind.
+            texts = dict.fromkeys(borders[n].partition(" to ")[0] for n in group if borders[n])
+            return TableCell(", ".join(text.replace(" ", NO_BREAK, 1) for text in texts))
+
+        columns.insert(6, PageColumn("to_next", "to next", to_next, numeric=False, help="Link to the next stage"))
     if found.instance.cluster.kinds:
         columns.insert(1, PageColumn("kind", "kind", of_kind, numeric=False, help="Kind of its devices"))
     return PageTable.of(columns, rows)

@@ -1,5 +1,5 @@
-"""The event loop. ``tests/simulate_twin.py`` does the same plainly. And circles in a small graph
-whose arcs gain or lose (Bellman and Ford)."""
+"""The event loop; ``tests/simulate_twin.py`` has a plain version of it. Also a search for cycles in a small graph whose
+arcs gain or lose (Bellman and Ford)."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ _F, _W = 0, 3
 
 
 class Program(NamedTuple):
-    """What is to run. Ranks are numbered stage by stage where each holds one, replicas in turn.
+    """The input of the event loop. Where each rank holds one stage, ranks are numbered stage by stage, then by replica.
 
     first: int64[ranks + 1], the rank's first action. kind, stage, microbatch: int64[actions], rank after rank.
     duration_s: float64[actions]. stage_rank: int64[stages], the rank of the stage's first replica; replicas:
-    int64[stages], their number, microbatch k is run by the (k mod replicas)-th. microbatches: their number.
-    hop_source, hop_target: int64[hops], stages. hop_forward_s, hop_backward_s: float64[hops], on the sender's way out.
-    latency_s: of each transfer between ranks. joined: bool[actions], those that begin when they and the next can, and
-    send when both have ended. waited_for: bool[actions], those whose sends have gone before the rank's next begins.
+    int64[stages], their number; replica k mod replicas runs microbatch k. microbatches: their number.
+    hop_source, hop_target: int64[hops], stages. hop_forward_s, hop_backward_s: float64[hops], on the sender's link.
+    latency_s: of each transfer between ranks. joined: bool[actions], passes that begin when they and the next pass can
+    begin, and send when both have ended. waited_for: bool[actions], passes whose sends must finish before the rank's
+    next pass begins.
     """
 
     first: Integers
@@ -45,11 +46,11 @@ class Program(NamedTuple):
 
 
 class Events(NamedTuple):
-    """What happened: int64 or float64[actions]; what was never run starts at NaN.
+    """The result of the event loop: int64 or float64[actions]. A pass that never ran has start NaN.
 
-    cause: the action whose end, or whose message's arrival, set this one's start; -1 at the very start.
-    transit_s: how long before the start nothing was missing but a message on its way.
-    run: number of actions that were run.
+    cause: the action whose end, or whose message's arrival, set this action's start; -1 at the very start.
+    transit_s: how long before the start only a message on its way was missing.
+    run: the number of actions that ran.
     """
 
     start_s: Floats
@@ -61,7 +62,8 @@ class Events(NamedTuple):
 
 @inner_kernel
 def _hops_by_stage(stage: Integers, stages: int) -> tuple[Integers, Integers]:
-    """Hops grouped by a stage of theirs: int64[stages + 1] where each group starts, int64[hops] which they are."""
+    """Hops grouped by one of their stages: int64[stages + 1], the start of each group; int64[hops], the hops by
+    group."""
     start = np.zeros(stages + 1, np.int64)
     for value in stage:
         start[value + 1] += 1
@@ -76,9 +78,9 @@ def _hops_by_stage(stage: Integers, stages: int) -> tuple[Integers, Integers]:
 
 @kernel
 def simulate_events(program: Program) -> Events:
-    """Runs every rank's actions in order, each as soon as the one before has ended and what it needs has arrived.
+    """Runs every rank's actions in order, each as soon as the one before has ended and its inputs have arrived.
 
-    Whatever arrives wakes the rank that it is for, so each action is looked at a few times at most.
+    An arriving message wakes the rank that it is for, so each action is examined only a few times.
     """
     actions, ranks, stages = len(program.kind), len(program.first) - 1, len(program.replicas)
     hops, m = len(program.hop_source), program.microbatches
@@ -172,9 +174,9 @@ def simulate_events(program: Program) -> Events:
 
 
 class OneStream(NamedTuple):
-    """Lists with sends and receives, which run on one stream of each rank. item_first: int64[ranks + 1]; item: int64,
-    an action or ~ a transfer. need_first: int64[actions + 1], need: int64, the transfers that an action receives.
-    sender_rank, receiver_rank: int64[transfers]; seconds: float64[transfers].
+    """Lists with sends and receives, which share one stream on each rank. item_first: int64[ranks + 1]; item: int64, an
+    action or ~transfer. need_first: int64[actions + 1], need: int64, the transfers that an action receives.
+    sender: int64[transfers], actions. sender_rank, receiver_rank: int64[transfers]; seconds: float64[transfers].
     """
 
     item_first: Integers
@@ -189,8 +191,8 @@ class OneStream(NamedTuple):
 
 @kernel
 def simulate_one_stream(duration_s: Floats, first: Integers, lists: OneStream) -> Events:
-    """Runs every rank's list: a pass when the one before and what it receives have ended; a transfer when, on both
-    ranks, the passes that stand before it and the transfer before it have.
+    """Runs every rank's list. A pass begins when the one before it and the transfers that it receives have ended. A
+    transfer begins when, on both ranks, the passes before it and the transfer before it have ended.
 
     duration_s: float64[actions]. first: int64[ranks + 1], the rank's first action.
     """
@@ -199,10 +201,11 @@ def simulate_one_stream(duration_s: Floats, first: Integers, lists: OneStream) -
     end_s = np.full(actions, np.nan)
     cause = np.full(actions, -1, np.int64)
     transit_s = np.zeros(actions)
-    # Of each transfer: when both its ranks let it begin, how many have come to it, and what follows it on each.
+    # For each transfer: when both ranks let it begin, when it arrived, the conditions still open, its followers by
+    # rank.
     begin_s = np.zeros(count)
     arrived_s = np.full(count, np.nan)
-    open_sides = np.full(count, 4, np.int64)  # to come to it, and to end what is before it, on two ranks
+    open_sides = np.full(count, 4, np.int64)  # on each of two ranks: the list reaches it, the one before it has ended
     follower = np.full((2, count), -1, np.int64)
     last = np.full(ranks, -1, np.int64)
     free_s = np.zeros(ranks)
@@ -281,7 +284,7 @@ def simulate_one_stream(duration_s: Floats, first: Integers, lists: OneStream) -
 
 @kernel
 def gaining_circle(source: Integers, target: Integers, gain: Floats, nodes: int) -> Integers:
-    """int64[arcs of it], the arcs of a circle that gains more than it loses, last first; empty if there is none.
+    """int64[arcs of the cycle]: a cycle whose arcs gain more than they lose, last arc first; empty if there is none.
 
     source, target: int64[arcs], nodes from 0. gain: float64[arcs].
     """
@@ -298,7 +301,8 @@ def gaining_circle(source: Integers, target: Integers, gain: Floats, nodes: int)
                 changed = target[arc]
         if changed < 0:
             return np.empty(0, np.int64)
-    # What still improves after so many rounds hangs on a circle: going back that far ends on it.
+    # A node that still improves after this many rounds is reached from a cycle; going back far enough ends on the
+    # cycle.
     for _ in range(nodes):
         changed = source[by[changed]]
     circle = np.empty(nodes, np.int64)

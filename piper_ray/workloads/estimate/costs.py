@@ -164,11 +164,11 @@ def _work_out_passes(kind: LayerKind, mode: LayerMode, stack: Stack) -> _Passes:
     launch_s = stack.launch_s(mode.degree)
     forward = [forward_s(operator, kind, mode, stack) / stack.efficiency for operator in kind.operators]
     backward = sum(backward_s(operator, kind, mode, stack) for operator in kind.operators) / stack.efficiency
-    again, again_launches = _again(kind, mode, forward)
+    again, again_launches = _again(kind, mode, stack, forward)
     talk = exchanges_of(kind, mode, stack)
     launched = [operator for operator in kind.operators if not is_captured(operator, stack)]
-    forward_launches = sum(launches(operator)[0] for operator in launched)
-    backward_launches = sum(launches(operator)[1] for operator in launched) + again_launches
+    forward_launches = sum(launches(operator, kind, mode, stack)[0] for operator in launched)
+    backward_launches = sum(launches(operator, kind, mode, stack)[1] for operator in launched) + again_launches
     experts_host = experts_host_s(kind, mode, stack)
     return _Passes(
         sum(forward),
@@ -272,12 +272,13 @@ def pass_slopes(device_s: float, host_s: float) -> tuple[float, float]:
     return (device_s / pass_s) ** exponent, (host_s / pass_s) ** exponent
 
 
-def _again(kind: LayerKind, mode: LayerMode, forward: Sequence[float]) -> tuple[float, int]:
+def _again(kind: LayerKind, mode: LayerMode, stack: Stack, forward: Sequence[float]) -> tuple[float, int]:
     """Seconds of what the backward pass makes again, and its launches."""
     again_s, count = 0.0, 0
     for operator, pass_s in zip(kind.operators, forward, strict=True):
         share = mode.share_again(operator)
-        again_s, count = again_s + share * pass_s, count + (launches(operator)[0] if share == 1.0 else 0)
+        again_s += share * pass_s
+        count += launches(operator, kind, mode, stack)[0] if share == 1.0 else 0
     return again_s, count
 
 

@@ -56,6 +56,9 @@ def _value(word: str, symbols: Symbols) -> float:
 LOSS = "loss"
 """The name of the operator that turns logits into a loss."""
 
+SOFTMAX = "softmax"
+"""What the name of the operator that turns kept scores into weights ends in."""
+
 TOKEN_EMBEDDING = "token embedding"
 """The name of the operator that looks tokens up, whose table other layers may have too."""
 

@@ -102,6 +102,7 @@ class Software(Closed):
     efficiency: _Efficiency
     host_s: Figure = Field(alias="host", description="seconds >= 0")
     full_node_host: Positive = Field(default=1.0, description="a number > 0")
+    fused_matrices: int = Field(default=1, strict=True, ge=1, description="a whole number >= 1")
     message_s: Figure = Field(alias="message", description="seconds >= 0")
     loss_traffic: Positive = Field(default=1.0, description="a number > 0")
     cast_bytes: Figure = Field(default=4.0, description="bytes >= 0")

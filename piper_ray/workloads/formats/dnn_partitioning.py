@@ -1,23 +1,24 @@
 """Throughput inputs of dnn-partitioning (https://github.com/msr-fiddle/dnn-partitioning), read and written.
 
 The inputs of "Efficient Algorithms for Device Placement of DNN Graph Operators" (Tarnawski et al., NeurIPS 2020). Their
-model has devices of one kind beside CPUs, no replication and no tensor parallelism, and counts time only. So:
+model has accelerators of one kind and CPUs, no replication and no tensor parallelism, and only counts time. So:
 
-- Nodes of one ``colorClass`` share a device: they are one layer, forward and backward ones alike. So are classes that
-  would otherwise wait for one another in a circle; a note says which.
-- Edges between forward nodes say which layer comes first. Those between backward nodes say the same turned round: as
-  the backward pass runs. Files at the level of layers draw them as the forward pass runs; what fits the forward edges
-  is taken, a note says so, and what fits neither way is refused.
-- p = the sum of ``fpgaLatency``, in ms, parted by ``isBackwardNode`` if the file has any backward node; b = the sum of
-  ``size``; a = w = 0; one TMPC, at t = 1. K = ``maxFPGAs``, M = ``maxSizePerFPGA``. N is K unless given (no fewer would
-  allow K stages), B is 1 GB/s unless given.
-- ``cost`` is the time that a node's output takes: paid once on its own device if any other needs it, and once on each
-  that does. So a node that sends to several layers becomes a ``Tensor`` with these ends, of ``cost`` times B bytes;
-  plans do not depend on B. Between two layers with an edge the edge carries it: ours costs 2 c / B, so c is half.
-- CPUs are not taken: ``maxCPUs`` and ``cpuLatency`` are passed over, and a node that only CPUs can run is refused.
-- Weights are not known, so replicas would synchronise for nothing: ``--no-data-parallel`` is their model.
+- Nodes of one ``colorClass`` share a device, so they form one layer, forward and backward nodes alike. Classes that
+  would wait for one another in a circle are merged too; a note lists them.
+- Edges between forward nodes order the layers. Edges between backward nodes state the same order reversed, in the
+  direction of the backward pass. Files at the level of layers draw them in the direction of the forward pass; the
+  direction that fits the forward edges is taken, with a note, and a file that fits neither is refused.
+- p = the sum of ``fpgaLatency``, in ms, divided by ``isBackwardNode`` if the file has any backward node; b = the sum of
+  ``size``; a = w = 0; one TMPC, at t = 1. K = ``maxFPGAs``, M = ``maxSizePerFPGA``. N is K unless given (with fewer, K
+  stages would not be possible), B is 1 GB/s unless given.
+- ``cost`` is the time that a node's output takes: paid once on its own device if any other device needs it, and once on
+  each that does. So a node that sends to several layers becomes a ``Tensor`` with these ends, of ``cost`` times B
+  bytes; plans do not depend on B. Between two layers with an edge the edge carries it: our edges cost 2 c / B, so c is
+  half.
+- CPUs are not supported: ``maxCPUs`` and ``cpuLatency`` are ignored, and a node that only CPUs can run is refused.
+- Weights are unknown, so replicas would synchronise for free: ``--no-data-parallel`` is their model.
 
-What we add and they pass over: ``bandwidth`` and ``mbsInBatch``, so that what is written here reads back as it was.
+We add ``bandwidth`` and ``mbsInBatch``, which their reader ignores, so that a written file reads back unchanged.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _PATHS = {
 }
 _BANDWIDTH_BYTES_PER_S = 1e9
 _MS = 1e-3
-_COST_TOLERANCE = 1e-6  # absolute, as upstream's reader has it
+_COST_TOLERANCE = 1e-6  # absolute, as in upstream's reader
 _SHOWN = 20  # classes of a circle
 _FLAG_WORDS = "true, false, 0 or 1"
 
@@ -77,7 +78,7 @@ class _NodesAndEdges(Open):
 def read_dnn_partitioning(
     document: Mapping[str, object], overrides: Quantities, name: str, faults: Faults
 ) -> Instance | None:
-    """The instance that ``document`` describes; None, with the faults noted, if it is not sound."""
+    """The instance that ``document`` describes; None, with the faults noted, if it is not valid."""
     paths = _PATHS if "mbsInBatch" in document else _PATHS | {"microbatches": "maxFPGAs"}
     said = {"bandwidth": _BANDWIDTH_BYTES_PER_S, "maxFPGAs": None, **document, "name": str(document.get("name", name))}
     if overrides.devices is not None:
@@ -93,7 +94,7 @@ def read_dnn_partitioning(
                 f"nodes[{index}].supportedOnFpga",
                 f"node {node.id} runs on CPUs only, which would be lost; expected nodes that an accelerator can run",
             )
-    edges = list(dict.fromkeys(read.edges))  # a set, as upstream has it
+    edges = list(dict.fromkeys(read.edges))  # without duplicates, as in upstream's reader
     if not faults:
         _check(nodes, edges, faults)
     if faults:
@@ -141,7 +142,7 @@ def _instance(
     sent = _sent_bytes(nodes, edges, group_of, surroundings["cluster"].bandwidth_bytes_per_s * _MS)
     links = []
     for tail, head in sorted(drawn, key=lambda ends: (layer_id[ends[0]], layer_id[ends[1]])):
-        # An edge is charged twice what it carries, forwards and backwards together.
+        # An edge is charged twice its bytes, for the forward and the backward pass.
         links.append(Edge(layer_id[tail], layer_id[head], sum(sent.pop(frozenset((tail, head)), (0.0, 0.0))) / 2.0))
     tensors = [
         Tensor(tuple(sorted(layer_id[group] for group in ends)), forward, backward)
@@ -177,7 +178,7 @@ def _latency_s(nodes: Sequence[_Node], *, backward: bool) -> float:
 
 
 def _class_of(nodes: Sequence[_Node]) -> dict[int, int]:
-    """The colour class of each node, under the id of its first node."""
+    """The colour class of each node, named by the id of its first node."""
     first_of_class: dict[int, int] = {}
     return {
         node.id: node.id if node.colorClass is None else first_of_class.setdefault(node.colorClass, node.id)
@@ -188,16 +189,16 @@ def _class_of(nodes: Sequence[_Node]) -> dict[int, int]:
 def _arcs(
     nodes: Sequence[_Node], edges: Sequence[_Edge], class_of: Mapping[int, int], faults: Faults
 ) -> tuple[Sequence[tuple[int, int]], Sequence[str]] | None:
-    """Pairs of classes of which the second must not come behind the first, in the direction of the forward pass; and
-    what is told of them.
+    """Pairs of classes whose first must not come after the second, in the direction of the forward pass; and notes.
 
-    Forward edges are taken as they are. Backward ones are drawn as the backward pass runs or, in some files, as the
-    forward pass does: whichever makes no class wait for itself. None, with the fault noted, if both do.
+    Forward edges are taken as they are. Backward edges are drawn in the direction of the backward pass or, in some
+    files, of the forward pass; the direction in which no class waits for itself is taken. None, with the fault noted,
+    if there is none.
     """
     is_backward = {node.id: bool(node.isBackwardNode) for node in nodes}
     forward_classes = {class_of[node] for node, backward_one in is_backward.items() if not backward_one}
     forward: list[tuple[int, int]] = []
-    backward: list[tuple[int, int]] = []  # as the backward pass runs, turned round
+    backward: list[tuple[int, int]] = []  # drawn in the direction of the backward pass, reversed
     for edge in edges:
         tail, head = class_of[edge.sourceId], class_of[edge.destId]
         if tail == head:
@@ -206,7 +207,7 @@ def _arcs(
             backward.append((head, tail))
         elif not is_backward[edge.destId]:
             forward.append((tail, head))
-    # A class of backward nodes alone has no place in the forward pass that its edges could contradict.
+    # A class of backward nodes only has no position in the forward pass that its edges could contradict.
     telling = [ends for ends in backward if forward_classes.issuperset(ends)]
     circles = _circles(forward)
     if _circles([*forward, *telling]) == circles:
@@ -224,7 +225,7 @@ def _arcs(
 
 
 def _circles(arcs: Iterable[tuple[int, int]]) -> set[frozenset[int]]:
-    """What waits for itself: the strongly connected sets of more than one class."""
+    """The sets of classes that wait for themselves: strongly connected, with more than one class."""
     members: dict[int, set[int]] = {}
     for v, component in strong_components(_successors(arcs)).items():
         members.setdefault(component, set()).add(v)
@@ -261,10 +262,10 @@ def _without_circles(
 def _sent_bytes(
     nodes: Sequence[_Node], edges: Sequence[_Edge], group_of: Mapping[int, int], bytes_per_cost: float
 ) -> dict[frozenset[int], tuple[float, float]]:
-    """For each set of groups the bytes that their nodes send to one another, those of forward and of backward nodes
-    apart.
+    """For each set of groups the bytes that their nodes send to one another: those of forward nodes, those of backward
+    nodes.
 
-    A node pays once for its output on its own device, and once on each other device that takes it.
+    A node pays once for its output on its own device, and once on each other device that needs it.
     """
     groups: dict[int, set[int]] = {}
     cost: dict[int, float] = {}
@@ -282,7 +283,7 @@ def _sent_bytes(
 
 
 def _forward_order(groups: Iterable[int], arcs: Iterable[tuple[int, int]]) -> list[int]:
-    """The groups so that every arc runs forwards."""
+    """The groups in an order in which every arc runs forwards."""
     sorter = TopologicalSorter(dict.fromkeys(groups, ()))
     for tail, head in arcs:
         sorter.add(head, tail)
@@ -297,7 +298,7 @@ def _forward_order(groups: Iterable[int], arcs: Iterable[tuple[int, int]]) -> li
 
 
 def strong_components(successors: Mapping[int, Iterable[int]]) -> dict[int, int]:
-    """For each vertex one vertex that stands for its strongly connected component (Tarjan's algorithm, without
+    """For each vertex a vertex that represents its strongly connected component (Tarjan's algorithm, without
     recursion)."""
     index: dict[int, int] = {}
     low: dict[int, int] = {}
@@ -330,7 +331,7 @@ def strong_components(successors: Mapping[int, Iterable[int]]) -> dict[int, int]
 
 
 def losses(instance: Instance) -> list[str]:
-    """What of ``instance`` this form cannot hold, in words."""
+    """What this form cannot hold of ``instance``, in words."""
     found = unwritten(instance)
     tmpcs = [tmpc for layer in instance.layers for row in layer.tmpcs.values() for tmpc in row]
     if any(tmpc.weights_bytes for tmpc in tmpcs):
@@ -345,7 +346,8 @@ def losses(instance: Instance) -> list[str]:
 
 
 def _costs(instance: Instance) -> dict[int, float] | None:
-    """For each layer the cost of its one output, in bytes both ways; None if there is more to the tensors than that."""
+    """For each layer the cost of its single output, in bytes of both directions; None if the tensors do not have this
+    form."""
     after: dict[int, dict[int, float]] = {layer.id: {} for layer in instance.layers}
     for edge in instance.edges:
         after[edge.source][edge.target] = edge.communication_bytes
@@ -365,8 +367,8 @@ def _costs(instance: Instance) -> dict[int, float] | None:
 
 
 def to_dnn_partitioning(instance: Instance) -> dict[str, object]:
-    """An instance without ``losses`` as a document: each layer a forward node of its own, and where both passes are
-    known a backward node of the same class. Loading it gives the same instance, its times and sizes to within rounding.
+    """An instance without ``losses`` as a document. Each layer becomes a forward node, and also a backward node of the
+    same class if both passes are known. Loading it gives the same instance, its times and sizes up to rounding.
     """
     cost_bytes = _costs(instance)
     assert cost_bytes is not None

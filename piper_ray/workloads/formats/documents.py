@@ -1,6 +1,6 @@
-"""Reading files: bytes, text, and the JSON and TOML documents in them. Every failure becomes a fault.
+"""Reads files: bytes, text, and the JSON and TOML documents in them. Every failure becomes a fault.
 
-``advice`` says what a document is that is not what it was taken for.
+``advice`` recognises documents of other kinds than the expected one.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ _LONGEST_INTEGER = 400  # digits; beyond every float, and below the limit at whi
 
 
 class _RepeatedKeys(dict[str, object]):
-    """A JSON object that gives some key twice. The last value stands, the keys are noted."""
+    """A JSON object with duplicate keys. The last value counts, and the keys are noted."""
 
     keys_given_twice: tuple[str, ...] = ()
 
 
 def read_text(path: str) -> str:
-    """The text of a file, without its byte order mark. Raises InputError, also for what may never end or answer."""
+    """The text of a file, without its byte order mark. Raises InputError, also for paths whose reading might never
+    end."""
     try:
         kind = kind_unless_file(path)
         if kind is not None:
@@ -72,7 +73,7 @@ def parse_json(source: str, text: str) -> Mapping[str, object]:
 def parse_toml(source: str, text: str) -> Mapping[str, object]:
     """The table that a TOML text holds. Raises InputError."""
     for number, line in enumerate(text.splitlines(), 1):
-        # Python's reader takes a key's levels times all before them.
+        # The time of Python's parser for a key is the product of its levels and those of all keys before it.
         if line.count(".") > _DEEPEST and _DEEP_KEY.search(line) is not None:
             refuse(
                 source,
@@ -89,7 +90,7 @@ def parse_toml(source: str, text: str) -> Mapping[str, object]:
 
 
 def as_document(source: str, document: object) -> Mapping[str, object]:
-    """``document`` if it is an object whose keys and values are texts that can be printed. Raises InputError."""
+    """``document`` if it is an object whose keys and values are printable texts. Raises InputError."""
     if not isinstance(document, Mapping):
         refuse(source, "", f"holds {shown(document)}; expected an object")
     faults = []
@@ -114,7 +115,7 @@ def as_document(source: str, document: object) -> Mapping[str, object]:
 
 
 def merged(below: Mapping[str, object], above: Mapping[str, object]) -> dict[str, object]:
-    """``below`` with the entries of ``above`` in their place; tables are merged entry by entry."""
+    """``below`` with entries replaced by those of ``above``; tables are merged entry by entry."""
     entries = dict(below)
     for key, value in above.items():
         old = below.get(key)
@@ -123,7 +124,7 @@ def merged(below: Mapping[str, object], above: Mapping[str, object]) -> dict[str
 
 
 def repeated_keys(document: Mapping[str, object]) -> list[Fault]:
-    """A fault for each key that some object of a parsed JSON document gives twice."""
+    """A fault for each duplicate key of an object in a parsed JSON document."""
     return [
         Fault(path_of(place.path(), key), "duplicate key; expected each key once")
         for place, container in _containers(document)
@@ -133,8 +134,8 @@ def repeated_keys(document: Mapping[str, object]) -> list[Fault]:
 
 
 class _Place(NamedTuple):
-    """The place where a container stands. Its path is put together only when a fault needs it: large documents have a
-    million places."""
+    """The position of a container. Its path is only put together for a fault, because large documents have a million
+    positions."""
 
     outer: _Place | None
     key: object
@@ -150,8 +151,8 @@ class _Place(NamedTuple):
 
 
 def _containers(document: Mapping[str, object]) -> Iterator[tuple[_Place, Mapping[str, object] | Sequence[object]]]:
-    """Every object and list of ``document``, without recursion: documents may be deep."""
-    visited: set[int] = set()  # a parsed dict of the caller's may hold itself
+    """Every object and list of ``document``, without recursion, because documents may be deep."""
+    visited: set[int] = set()  # a caller's dict may contain itself
     waiting: list[tuple[_Place, Mapping[str, object] | Sequence[object]]] = [(_Place(None, "", 0), document)]
     while waiting:
         place, container = waiting.pop()
@@ -165,7 +166,7 @@ def _containers(document: Mapping[str, object]) -> Iterator[tuple[_Place, Mappin
 
 
 def is_printable(text: object) -> bool:
-    """Whether it is a text that can be written as UTF-8: without lone surrogates."""
+    """Whether the value is a text that can be encoded as UTF-8: without lone surrogates."""
     try:
         return isinstance(text, str) and text.encode() is not None
     except UnicodeEncodeError:
@@ -200,7 +201,7 @@ _CONFIG = frozenset({"model_type", "architectures", "num_hidden_layers", "transf
 
 
 def advice(document: Mapping[str, object]) -> str | None:
-    """Such as "a plan: `piper-ray verify INPUT PLAN` checks it"; None for what nobody here knows."""
+    """What the document is, such as "a plan: `piper-ray verify INPUT PLAN` checks it"; None if it is not recognised."""
     if _CONFIG & document.keys():
         return HUGGING_FACE
     if "stages" in document or document.get("schema") == "piper-ray/solution":

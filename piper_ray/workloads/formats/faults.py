@@ -1,4 +1,4 @@
-"""Collecting faults: what pydantic finds and what we find, in one list with paths that a reader can look up."""
+"""Collects faults: pydantic's and our own, in one list with paths that a reader can look up."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from piper_ray.model.errors import Fault
 Model = TypeVar("Model", bound=BaseModel)
 T = TypeVar("T")
 
-# The branches of a value that may be one figure or a list of them; pydantic puts the branch's tag into the path.
+# Tags for values that may be one figure or a list of them; pydantic puts the tag into the path.
 ONE, MANY = "<one>", "<many>"
 
 _PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{,59}")
@@ -35,15 +35,15 @@ _PROBLEM = {
 
 
 class Words(str):
-    """What a kind of value is, as faults say that it is expected; it stands in the annotation of the kind."""
+    """The words by which faults describe the expected kind of a value. They stand in the annotation of the kind."""
 
     __slots__ = ()
 
 
 class Faults:
-    """The faults found so far. ``at`` adds one; ``model`` and ``value`` add what pydantic finds.
+    """The faults found so far. ``at`` adds one; ``model`` and ``value`` add those that pydantic finds.
 
-    notes: what is no fault and still worth telling, such as a figure that most likely lacks its unit.
+    notes: remarks on valid values, such as a figure that most likely lacks its unit.
     """
 
     def __init__(self, found: Iterable[Fault] = ()) -> None:
@@ -60,11 +60,11 @@ class Faults:
         self.notes.append(Fault(path, message))
 
     def model(self, model: type[Model], value: object, path: str) -> Model | None:
-        """``value`` as a ``model``; None, with the faults noted, if it is not one."""
+        """``value`` as a ``model``; None, with the faults noted, if it is not valid."""
         return self._read(model, lambda: model.model_validate(value), path)
 
     def model_of_json(self, model: type[Model], text: str) -> Model | None:
-        """The same of a document's text, where lists may stand for tuples, and texts for members of enums."""
+        """The same from a document's text, where lists may stand for tuples, and texts for members of enums."""
         return self._read(model, lambda: model.model_validate_json(text), "")
 
     def _read(self, model: type[Model], validate: Callable[[], Model], path: str) -> Model | None:
@@ -89,13 +89,14 @@ class Faults:
                 expected = "one of " + ", ".join(known)
             elif found["type"] == "model_type":
                 expected = "an object"
-            told = found["type"] == "missing" and expected is None  # what is expected of a key is not of its object
+            told = found["type"] == "missing" and expected is None  # the words for a key do not describe its object
             words = "" if told else f"; expected {expected or otherwise}"
             self.at(path_of(path, *where), _problem(found) + words)
 
 
 def _expected_at(model: type[BaseModel] | None, where: Sequence[int | str]) -> tuple[str | None, Iterable[str]]:
-    """What is expected at a place of a model, where that is known, and the names in the innermost model around it."""
+    """The words for the expected value at a path in a model, if known, and the names in the innermost model around
+    it."""
     expected, fields = None, _fields_of(model)
     for part in where:
         field = fields.get(str(part))
@@ -112,27 +113,27 @@ def _fields_of(model: type[BaseModel] | None) -> Mapping[str, FieldInfo]:
 
 
 def _model_in(kind: Any) -> type[BaseModel] | None:
-    """The model that a field's value is, or that its items are."""
+    """The model of a field's value, or of its items."""
     if isclass(kind) and get_origin(kind) is None:
         return kind if issubclass(kind, BaseModel) else None
     return next(filter(None, map(_model_in, get_args(kind))), None)
 
 
 def names_of(key: str, field: FieldInfo) -> list[str]:
-    """What a document may call a field of that key."""
+    """The names that a document may use for the field with this key."""
     choices = field.validation_alias
     return [str(name) for name in choices.choices] if isinstance(choices, AliasChoices) else [field.alias or key]
 
 
 def _expected(field: FieldInfo) -> str | None:
-    """A field's description, or else the words of its kind, of which it may be an optional one."""
+    """A field's description, or the words of its kind, also if the field is optional."""
     kinds = [field.metadata, *(getattr(kind, "__metadata__", ()) for kind in get_args(field.annotation))]
     words = (str(item) for kind in kinds for item in kind if isinstance(item, Words))
     return field.description or next(words, None)
 
 
 def path_of(path: str, *parts: int | str) -> str:
-    """``nodes`` and (3, "TMPCs", "2") give ``nodes[3].TMPCs["2"]``."""
+    """Appends keys and indices to a path: ``nodes`` and (3, "TMPCs", "2") give ``nodes[3].TMPCs["2"]``."""
     for part in parts:
         if isinstance(part, int):
             path += f"[{part}]"
@@ -144,14 +145,14 @@ def path_of(path: str, *parts: int | str) -> str:
 
 
 def quoted(text: str) -> str:
-    """``text`` in quotes, clipped, with what could not be printed escaped."""
+    """``text`` in quotes, shortened, with unprintable characters escaped."""
     clipped = text if len(text) <= 60 else text[:57] + "..."
     inner = "".join(character if character.isprintable() else repr(character)[1:-1] for character in clipped)
     return '"' + inner.replace('"', '\\"') + '"'
 
 
 def shown(value: object) -> str:
-    """A value as a fault shows it. Containers are only named: printing a deep one could overflow the stack."""
+    """A value as a fault shows it. Containers are only named, because printing a deep one could overflow the stack."""
     if isinstance(value, str):
         return quoted(value)
     if value is None:
@@ -170,7 +171,7 @@ def shown(value: object) -> str:
 
 
 def _problem(found: Any) -> str:
-    """What is wrong with one value, in words: ``negative (-1.0)``."""
+    """What is wrong with a value, in words: ``negative (-1.0)``."""
     kind, value = found["type"], found["input"]
     if kind in ("missing", "extra_forbidden", "too_short"):
         return _PROBLEM[kind]

@@ -1,4 +1,4 @@
-"""The kinds of value that inputs are made of."""
+"""The kinds of values in inputs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEGREE_WORDS = f"a whole number from 1 to {limits.DEVICES}"
 
 
 def _whole(value: object) -> object:
-    """2048.0 is as good as 2048: some programs write every number with a point."""
+    """2048.0 counts as 2048, since some programs write every number with a point."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -64,12 +64,12 @@ RateWithUnit = Annotated[float, _POSITIVE, BeforeValidator(_parsed(partial(parse
 
 
 class Open(BaseModel):
-    """Keys that no field names are passed over, as upstream's own reader does."""
+    """A table whose unknown keys are ignored, as in upstream's own reader."""
 
     model_config = ConfigDict(strict=True, frozen=True, defer_build=True)
 
 
 class Closed(BaseModel):
-    """A table of our own format: a key that no field names is a fault, most likely a misspelt one."""
+    """A table of our own format: an unknown key is a fault, since it is probably misspelt."""
 
     model_config = ConfigDict(strict=True, frozen=True, defer_build=True, extra="forbid")

@@ -1,5 +1,5 @@
-"""What makes layers and edges a graph that can be planned: known ids, each edge once, no cycle; and what the TMPCs of a
-layer must keep. Files and Python programs keep the same rules.
+"""The rules for layers and edges of a graph that can be planned: known ids, each edge once, no cycle; and the rules for
+a layer's TMPCs. Files and Python objects follow the same rules.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SHOWN_OF_CYCLE = 20
 
 @dataclass(frozen=True)
 class NamedId:
-    """A layer's id, and where the input says it."""
+    """A layer's id, and its path in the input."""
 
     id: int
     path: str
@@ -26,7 +26,7 @@ class NamedId:
 
 @dataclass(frozen=True)
 class NamedEdge:
-    """An edge's ends, and where the input says them."""
+    """An edge's ends, and its path in the input."""
 
     source: int
     target: int
@@ -35,14 +35,14 @@ class NamedEdge:
 
 @dataclass(frozen=True)
 class Neighbours:
-    """For each layer id the ids before and after it, in the order of the edges."""
+    """For each layer id the ids of its predecessors and successors, in the order of the edges."""
 
     predecessors: Mapping[int, Sequence[int]]
     successors: Mapping[int, Sequence[int]]
 
 
 def check_size(layers: int, edges: int, faults: Faults, layers_path: str, edges_path: str) -> bool:
-    """Whether the graph has a layer at all and is within the limits of what is read."""
+    """Whether the graph has a layer and is within the limits on size; notes a fault if not."""
     sizes = [(layers, limits.LAYERS, "layers", layers_path), (edges, limits.EDGES, "edges", edges_path)]
     for count, most, what, path in sizes:
         if count > most:
@@ -55,10 +55,10 @@ def check_size(layers: int, edges: int, faults: Faults, layers_path: str, edges_
 def check_graph(
     ids: Sequence[NamedId], edges: Sequence[NamedEdge], faults: Faults, cycle_path: str, *, ids_complete: bool = True
 ) -> Neighbours:
-    """Note duplicate ids, self loops, duplicate edges, edges to unknown layers, and a cycle.
+    """Notes duplicate ids, self loops, duplicate edges, edges to unknown layers, and a cycle.
 
-    ``ids_complete``: whether every layer's id could be read; if not, an unknown id may be one of those and is
-    passed over. Returns the neighbours along the edges that are sound.
+    ids_complete: whether every layer's id could be read; if not, an unknown id may belong to one of the others and is
+    ignored. Returns the neighbours along the valid edges.
     """
     first_path: dict[int, str] = {}
     for layer in ids:
@@ -94,7 +94,7 @@ def check_graph(
 
 
 def check_tensors(ends: Mapping[str, Sequence[int]], ids: Iterable[int], faults: Faults) -> None:
-    """Note ends that are no layers, that come twice, or that are fewer than two. ends: by where the input says them."""
+    """Notes ends that are not layers, ends listed twice, and fewer than two ends. ends: by their path in the input."""
     known = set(ids)
     for path, layers in ends.items():
         for end in dict.fromkeys(layers):
@@ -107,7 +107,7 @@ def check_tensors(ends: Mapping[str, Sequence[int]], ids: Iterable[int], faults:
 
 
 def find_cycle(neighbours: Neighbours) -> list[int]:
-    """The ids of one cycle in the direction of its edges, from its least id on; empty if there is none."""
+    """The ids of one cycle in the direction of its edges, starting with the smallest id; empty if there is none."""
     try:
         TopologicalSorter(neighbours.predecessors).prepare()
     except CycleError as error:
@@ -125,11 +125,11 @@ def _cycle_text(cycle: Sequence[int]) -> str:
 
 
 PASSES_TOLERANCE = 1e-9
-"""Relative to p: the passes were added, or rounded, elsewhere."""
+"""Relative to p, since the passes may have been added or rounded elsewhere."""
 
 
 def check_tmpc_ids(ids: Iterable[object], path: str, faults: Faults) -> None:
-    """Note each id that comes twice: a plan names a layer's TMPC by degree and id."""
+    """Notes duplicate ids, because a plan names a layer's TMPC by degree and id."""
     seen: set[str] = set()
     for tmpc_id in ids:
         if isinstance(tmpc_id, str):
@@ -139,15 +139,15 @@ def check_tmpc_ids(ids: Iterable[object], path: str, faults: Faults) -> None:
 
 
 def check_some_tmpc(rows: Iterable[object], path: str, faults: Faults) -> None:
-    """Note a layer that has no TMPC at any degree."""
+    """Notes a layer without TMPCs at any degree."""
     if not any(isinstance(row, (list, tuple)) and row for row in rows):
         faults.at(path, "no TMPC at all; expected at least one for some degree")
 
 
 def check_kinds(layers: Iterable[tuple[str, Layer]], cluster: Cluster, faults: Faults) -> None:
-    """Note TMPCs on kinds of devices that the cluster does not have, and layers that some kind has no TMPC for.
+    """Notes TMPCs on kinds of devices that the cluster does not have, and layers without a TMPC for some kind.
 
-    layers: each with where it stands.
+    layers: each with its path.
     """
     names = [kind.name for kind in cluster.kinds]
     expected = f"one of {', '.join(names)}" if names else "none: all devices are alike"
@@ -162,9 +162,9 @@ def check_kinds(layers: Iterable[tuple[str, Layer]], cluster: Cluster, faults: F
 
 
 def check_passes(tmpc: Tmpc, path_to: Callable[[str], str], faults: Faults) -> None:
-    """Note passes that do not make up p, and a share of the backward pass that is more than all of it.
+    """Notes passes that do not add up to p, and a weight_s that exceeds the backward pass.
 
-    The figures given are finite and >= 0. path_to: where a field of the TMPC stands.
+    The figures must be finite and >= 0. path_to: returns the path of a field of the TMPC.
     """
     p_s, forward_s, backward_s, weight_s = tmpc.time_per_sample_s, tmpc.forward_s, tmpc.backward_s, tmpc.weight_s
     if forward_s is None or backward_s is None:
@@ -187,7 +187,7 @@ def check_passes(tmpc: Tmpc, path_to: Callable[[str], str], faults: Faults) -> N
 def check_sync_names(
     table: Iterable[object], neighbours: Collection[object], path: str, arrow: str, faults: Faults
 ) -> None:
-    """Note each entry of a sync table that is for no edge. arrow: the edge with {} for the neighbour."""
+    """Notes each entry of a sync table that has no edge. arrow: the edge with {} for the neighbour."""
     for key in table:
         if key not in neighbours:
             part = key if isinstance(key, int) else str(key)

@@ -54,14 +54,14 @@ def load(
 ) -> Instance:
     """The instance that a file or a parsed document describes.
 
-    source: the path of Piper's or dnn-partitioning's JSON (.json; told apart by their keys), our compact workload
-    (.toml; see ``formats/workload_schema.py``) or a PipeDream profile (.txt), told apart by content where the path ends
-    otherwise; or a dict in the shape of one of the former. devices, microbatches, memory_bytes, bandwidth_bytes_per_s:
-    K, N, M and B in place of the input's own, which then need not be there; sizes as numbers of bytes or as texts such
-    as "8GiB" and "25GB/s". in_flight: for a PipeDream profile only, see ``InFlight``.
+    source: the path of Piper's or dnn-partitioning's JSON (.json; distinguished by their keys), our compact workload
+    (.toml; see ``formats/workload_schema.py``) or a PipeDream profile (.txt); with another extension the content
+    decides. Or a dict with the content of a JSON or TOML file. devices, microbatches, memory_bytes,
+    bandwidth_bytes_per_s: K, N, M and B in place of the input's own, which may then be absent; sizes as numbers of
+    bytes or as texts such as "8GiB" and "25GB/s". in_flight: for a PipeDream profile only, see ``InFlight``.
 
-    What the reader assumed, and a memory below 1 MB or a bandwidth below 1 MB/s in a file, which most likely lacks its
-    unit, stands in the instance's ``notes``.
+    The instance's ``notes`` list the reader's assumptions, and a memory below 1 MB or a bandwidth below 1 MB/s in a
+    file, which most likely lacks its unit.
 
     Raises InputError with every fault found and its path; UsageError for arguments that make no sense.
 
@@ -89,8 +89,8 @@ def load_text(
     bandwidth_bytes_per_s: float | str | None = None,
     in_flight: InFlight | str | None = None,
 ) -> Instance:
-    """``load`` of a file's content, in whatever form. name: what stands for the path in errors. Files that it names are
-    looked for in the working folder, which errors show.
+    """The same as ``load`` for a file's content, in any form. name: stands for the path in errors. Files that the
+    content names are looked up in the working folder, which errors show.
     """
     overrides = _overrides(devices, microbatches, memory_bytes, bandwidth_bytes_per_s)
     chosen = None if in_flight is None else arguments.choice("in_flight", in_flight, InFlight)
@@ -100,7 +100,7 @@ def load_text(
 
 
 def _from_text(path: str, text: str, overrides: Quantities, chosen: InFlight | None, folder: Path) -> Instance:
-    """folder: where files that it names are looked for."""
+    """folder: where files that the text names are looked up."""
     suffix, name = Path(path).suffix.lower(), Path(path).stem.removesuffix(".graph")
     if suffix not in (".json", ".toml", ".txt"):
         suffix = _sniff(text)
@@ -114,10 +114,10 @@ def _from_text(path: str, text: str, overrides: Quantities, chosen: InFlight | N
 
 
 def instance_of(given: Instance | Source) -> Instance:
-    """An instance that keeps all rules, from one, or from what ``load`` takes.
+    """An instance that keeps all rules, from an instance or from what ``load`` accepts.
 
-    Every public function that takes an instance begins with this. An instance is looked through once; those made from
-    it with ``replace`` need not be. Raises InputError with every fault found, and UsageError for anything else.
+    Every public function that takes an instance begins with this. An instance is checked once; instances made from it
+    with ``replace`` need no check. Raises InputError with every fault found, and UsageError for other values.
     """
     if isinstance(given, Instance):
         if not given.checked:
@@ -134,7 +134,8 @@ def on_cluster(
     memory_bytes: float | str | None,
     bandwidth_bytes_per_s: float | str | None,
 ) -> Instance:
-    """``instance_of`` with K, N, M and B in place of its own; None stays. Raises as that, and UsageError."""
+    """``instance_of`` with new values of K, N, M and B; None keeps the old one. Raises the same errors, and
+    UsageError."""
     figures = {
         "devices": devices,
         "microbatches": microbatches,
@@ -150,13 +151,15 @@ def on_cluster(
 
 
 def dump(instance: Instance | Source, path: str | os.PathLike[str], form: Form | str | None = None) -> None:
-    """Write ``instance`` in a ``Form``, or as the path ends: .json (Piper's), .toml (ours), .txt (PipeDream's).
+    """Writes ``instance`` in a ``Form``, or in the form of the path's extension: .json (Piper's), .toml (ours), .txt
+    (PipeDream's).
 
-    ``load`` gives an equal instance back: from the former two always; from PipeDream's with the same K, N, M, B, and
-    from dnn-partitioning's, with times and sizes to within rounding. What would not come back is refused by name.
+    ``load`` returns an equal instance: from Piper's and our own form always; from PipeDream's with the same K, N, M, B;
+    from dnn-partitioning's with times and sizes up to rounding. An instance that the form cannot hold is refused, with
+    a list of what would be lost.
 
     Raises UsageError for such a refusal, for another extension and for a file that cannot be written; InputError for an
-    instance that is not sound.
+    invalid instance.
 
     >>> import piper_ray
     >>> bert = piper_ray.estimate("bert-large", "A100-80")
@@ -168,7 +171,7 @@ def dump(instance: Instance | Source, path: str | os.PathLike[str], form: Form |
     text = _text(instance_of(instance), target, _form(target, form))
     try:
         write_atomically(Path(target), text)
-    except ValueError as error:  # a path that cannot be one
+    except ValueError as error:  # not a valid path
         raise UsageError(f"{target}: cannot be written: {error}") from error
 
 
@@ -205,10 +208,10 @@ def _refuse_losses(target: str, what: str, losses: Sequence[str]) -> None:
 
 
 def load_plan(source: Source, instance: Instance | Source) -> Plan:
-    """A plan for ``instance``, from a path or a parsed document: Piper's plan JSON or what ``solve --json`` prints.
+    """A plan for ``instance``, from a path or a parsed document: Piper's plan JSON or the output of ``solve --json``.
 
-    Checks the document's structure only, not whether the plan keeps the rules of the problem: that is
-    ``evaluate``'s. Raises InputError with every fault found.
+    Only checks the document's structure; ``evaluate`` checks whether the plan keeps the rules of the problem. Raises
+    InputError with every fault found.
 
     >>> import piper_ray
     >>> bert = piper_ray.estimate("bert-large", "A100-80")
@@ -231,27 +234,27 @@ def load_plan(source: Source, instance: Instance | Source) -> Plan:
 
 
 def plan_claims(source: Source) -> plans.PlanClaims:
-    """What a plan's document says beside the plan. Raises InputError."""
+    """What a plan's document states in addition to the plan. Raises InputError."""
     path, document = _json_document(source, "plan")
     faults = Faults()
     return _checked(path, plans.read_claims(document, faults), faults)
 
 
 def plan_made_for(source: Source, instance: Instance) -> plans.MadeFor | None:
-    """What a plan's document says that it was made for; None if that is this instance, or if it does not say."""
+    """What a plan's document was made for, if that is another instance; None if it is this one or unknown."""
     return plans.made_for_another(_json_document(source, "plan")[1], instance)
 
 
 def planned(source: Source) -> plans.PlannedDocument:
-    """A plan's stages with the modules that they run, as its document names them. Raises InputError."""
+    """A plan's stages with the modules that they run, as named in its document. Raises InputError."""
     path, document = _json_document(source, "plan")
     faults = Faults(documents.repeated_keys(document))
     return _checked(path, plans.read_planned(document, faults), faults)
 
 
 def _json_document(source: Source, what: str) -> tuple[str, Mapping[str, object]]:
-    """The document, and the text that says where it comes from. what: what it should be, by the name that a plan or a
-    solution has in errors."""
+    """The document, and a text that names its source. what: the expected kind of document, as errors name it: a plan or
+    a solution."""
     if isinstance(source, Mapping):
         return what, documents.as_document(what, source)
     path = _path_text(source)
@@ -271,12 +274,12 @@ def dump_plan(
     instance: Instance | Source,
     schedule: Schedule | ScheduleName | str | None = None,
 ) -> None:
-    """Write ``plan`` of ``instance`` as a plan document (plan.schema.json): ``load_plan`` gives it back.
+    """Writes ``plan`` of ``instance`` as a plan document (plan.schema.json), which ``load_plan`` reads.
 
-    It holds the names, paths and ranks of each stage beside Piper's own fields, and nothing of what the plan costs:
-    whether it keeps the rules of the problem is for ``evaluate`` to say. schedule: the schedule that the plan is for,
-    which says which stages share their ranks; None: the instance's own. Raises InputError for a plan of other layers,
-    UsageError for what is no plan or no schedule, and for a file that cannot be written.
+    It holds the names, paths and ranks of each stage in addition to Piper's own fields, but no costs; ``evaluate``
+    checks whether it keeps the rules of the problem. schedule: the schedule of the plan, which determines the stages
+    that share ranks; None: the instance's own. Raises InputError for a plan of other layers, UsageError for a value
+    that is not a plan or a schedule, and for a file that cannot be written.
 
     >>> import piper_ray
     >>> bert = piper_ray.estimate("bert-large", "A100-80")
@@ -306,7 +309,7 @@ def dump_plan(
 
 
 def load_solution(source: Source, instance: Instance | Source) -> Solution:
-    """What a solve of ``instance`` found, from a path or a parsed document: what ``solve --json`` prints.
+    """The solution of a solve of ``instance``, from a path or a parsed document: the output of ``solve --json``.
 
     Raises InputError with every fault found, also for a solution of another instance.
 
@@ -327,7 +330,7 @@ _READERS: tuple[tuple[frozenset[str], Reader], ...] = (
     (dnn_partitioning.KEYS, dnn_partitioning.read_dnn_partitioning),
     (upstream.KEYS, upstream.read_upstream),
 )
-"""What reads a document, by its keys; the first that it has some key of."""
+"""Readers of documents by keys; the first reader with a key of the document is used."""
 
 
 def _from_document(
@@ -338,7 +341,7 @@ def _from_document(
     in_flight: InFlight | None,
     folder: Path | None,
 ) -> Instance:
-    """folder: the folder of the file; None for what is in no file."""
+    """folder: the folder of the file; None if the document does not come from a file."""
     if in_flight is not None:
         raise UsageError(f"{source}: in_flight applies to PipeDream profiles only; this input says what it keeps")
     faults = Faults(documents.repeated_keys(document))
@@ -352,12 +355,12 @@ def _from_document(
     whole = _with_base(source, document, folder or Path()) if read is workload.read_workload else document
     instance = read(whole, overrides, name, faults)
     if folder is None:
-        faults.notes.clear()  # who writes a program means its figures
+        faults.notes.clear()  # figures in a program are intended
     return _checked_instance(source, instance, faults)
 
 
 def _with_base(source: str, document: Mapping[str, object], folder: Path) -> Mapping[str, object]:
-    """The document over its base, over the base's base and so on."""
+    """The document merged over its base, the base's own base and so on."""
     files = 0
     while "base" in document:
         base = document["base"]
@@ -385,14 +388,13 @@ def _checked(source: str, read: T | None, faults: Faults) -> T:
 
 
 def _checked_instance(source: str, read: Instance | None, faults: Faults) -> Instance:
-    """The instance with its reader's notes, looked through as any other: what no reader may let pass is said in one
-    place."""
+    """The instance with its reader's notes, checked like any other instance, so that all rules are in one place."""
     instance = _checked(source, read, faults)
     return instance_of(replace(instance, notes=(*instance.notes, *map(str, faults.notes))))
 
 
 def _sniff(text: str) -> str:
-    """The extension that a text should have had."""
+    """The extension that fits a text."""
     if text.lstrip().startswith("{"):
         return ".json"
     return ".txt" if _PROFILE_LINE.match(text) else ".toml"
@@ -406,7 +408,7 @@ def _path_text(path: object) -> str:
 
 
 def to_upstream(instance: Instance | Source) -> dict[str, object]:
-    """The instance as Piper's JSON document, ready for ``json.dump``; loading it gives the instance again."""
+    """The instance as Piper's JSON document, ready for ``json.dump``; loading it returns an equal instance."""
     return upstream.to_upstream(instance_of(instance))
 
 
@@ -421,7 +423,7 @@ def _overrides(
     memory_bytes: float | str | None,
     bandwidth_bytes_per_s: float | str | None,
 ) -> Quantities:
-    """The arguments as a cluster. Raises UsageError for each that is out of range."""
+    """The arguments as figures of a cluster. Raises UsageError for each that is out of range."""
     figures = arguments.cluster_figures(devices, microbatches, memory_bytes, bandwidth_bytes_per_s)
 
     return Quantities(**figures)

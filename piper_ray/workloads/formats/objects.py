@@ -1,8 +1,8 @@
-"""Instances and plans as Python objects, checked by the rules that files must keep.
+"""Checks instances and plans as Python objects by the same rules as files.
 
-What is wrong with a file its reader tells, with the path in the file; what is wrong with an object is told here, with
-the path in Python: ``layers[3].tmpcs[2][0].time_per_sample_s``. The rules are the same ones: ``fields`` has those of a
-figure, ``graph`` those of a graph and of a layer's TMPCs.
+Readers report faults with the path in the file; faults of an object are reported here with the path in Python:
+``layers[3].tmpcs[2][0].time_per_sample_s``. The rules of a figure are in ``fields``, those of a graph and of a layer's
+TMPCs in ``graph``.
 """
 
 from __future__ import annotations
@@ -35,15 +35,16 @@ T = TypeVar("T")
 
 
 class _Rule(NamedTuple):
-    """A rule of a field. holds: whether a value keeps the rule for certain; if it does not, ``note`` looks closer and
-    tells the path."""
+    """A rule of a field. holds: whether a value certainly keeps the rule; if not, ``note`` examines it and notes faults
+    with their path."""
 
     holds: Callable[[object], bool]
     note: Callable[[object, str, Faults], None]
 
 
 def _adapter_rule(holds: Callable[[object], bool], kind: Any, expected: str) -> _Rule:
-    """The rule that files have for this kind of number; it takes what can be made one, which is none here."""
+    """The rule that files have for this kind of number. Files also accept texts that convert to a number; objects do
+    not."""
     adapter: TypeAdapter[object] = TypeAdapter(kind)
 
     def note(value: object, path: str, faults: Faults) -> None:
@@ -117,7 +118,7 @@ _DEGREE = _adapter_rule(_is_degree, fields.Degree, fields.DEGREE_WORDS)
 _COUNT_OR_NONE = _adapter_rule(_is_nothing, fields.Count, fields.COUNT_WORDS)
 _COUNT_OR_ZERO = _COUNT_OR_NONE._replace(holds=lambda value: type(value) is int and value == 0)
 _STAGE_DEGREE = _Rule(lambda value: type(value) is int and abs(value) <= limits.DEVICES, _note_stage_degree)
-"""What is below 1 breaks a rule of the problem, which ``evaluate`` tells."""
+"""A degree below 1 breaks a rule of the problem, which ``evaluate`` reports."""
 
 _RULES: Mapping[type, Mapping[str, _Rule]] = {
     Batch: {"samples_per_microbatch": _COUNT_OR_NONE, "tokens_per_sample": _COUNT_OR_NONE},
@@ -153,7 +154,7 @@ _RULES: Mapping[type, Mapping[str, _Rule]] = {
         "layers": _IDS,
     },
 }
-"""The rules of fields that say something for themselves."""
+"""The rules of fields that can be checked on their own."""
 
 
 def _check_fields(kind: type, given: object, path: str, faults: Faults) -> None:
@@ -164,7 +165,7 @@ def _check_fields(kind: type, given: object, path: str, faults: Faults) -> None:
 
 
 def _objects(values: object, kind: type[T], path: str, faults: Faults) -> list[T | None] | None:
-    """The items, None for each that is of another kind; None if these are no items at all."""
+    """The items, with None for each of another kind; None if the value has no items."""
     if not isinstance(values, (tuple, list)):
         faults.at(path, f"not a tuple ({shown(values)}); expected a tuple of {kind.__name__} objects")
         return None
@@ -175,19 +176,19 @@ def _objects(values: object, kind: type[T], path: str, faults: Faults) -> list[T
 
 
 def _as_given(value: object) -> object:
-    """The value of a field, whose type the caller may not have kept."""
+    """The value of a field, which may have any type."""
     return value
 
 
 def _is_a(kind: type, value: object, path: str, faults: Faults, otherwise: str = "") -> bool:
-    """otherwise: what else it may be, in words, after the kind's name."""
+    """Whether the value is of this kind; notes a fault if not. otherwise: other allowed values, in words."""
     if not isinstance(value, kind):
         faults.at(path, f"no {kind.__name__} ({shown(value)}); expected a {kind.__name__}{otherwise}")
     return isinstance(value, kind)
 
 
 def check_instance(instance: Instance) -> None:
-    """Marks the instance as checked. Raises InputError with every fault found."""
+    """Checks an instance and marks it as checked. Raises InputError with every fault found."""
     if instance.checked:
         return
     faults = Faults()
@@ -224,8 +225,8 @@ def check_instance(instance: Instance) -> None:
 
 
 def _check_cluster(cluster: Cluster, faults: Faults) -> None:
-    """Notes the faults of a cluster. A fault of its only link is told as one of the bandwidth, which is how that link
-    is usually given."""
+    """Notes the faults of a cluster. A fault of its only link is reported as one of the bandwidth, which is the usual
+    way to give that link."""
     if not isinstance(_as_given(cluster.kinds), tuple) or cluster.kinds:
         _check_kinds(cluster, faults)
         return
@@ -292,8 +293,7 @@ def _check_quantity(quantity: str, value: object, path: str, faults: Faults) -> 
 
 
 def check_plan(plan: Plan) -> None:
-    """Checks that the parts of a plan are what they should be; whether it keeps the rules of the problem is for
-    ``evaluate`` to say.
+    """Checks the types of a plan's parts; ``evaluate`` checks whether it keeps the rules of the problem.
 
     Raises InputError with every fault found.
     """
@@ -306,7 +306,7 @@ def check_plan(plan: Plan) -> None:
         _note_flag(plan.keeps_order, "keeps_order", faults)
     if plan.in_flight is not None:
         for index, y in enumerate(_objects(plan.in_flight, int, "in_flight", faults) or ()):
-            if y is not None and y >= 1:  # what is less, and whole, is told beside the other rules of plans
+            if y is not None and y >= 1:  # smaller whole numbers are reported with the other rules of plans
                 _COUNT_OR_NONE.note(y, f"in_flight[{index}]", faults)
     if faults:
         raise InputError("Plan", faults.found)
@@ -362,15 +362,15 @@ _fields_of_tmpc = attrgetter(*_RULES[Tmpc])
 def _check_layer(
     layer: Layer, path: str, neighbours: graph.Neighbours | None, sound: set[tuple[int, ...]], faults: Faults
 ) -> None:
-    """neighbours: None where some edge could not be read. sound: of TMPCs, which fields are, by the identities of their
-    values: layers of one kind have the same ones."""
+    """neighbours: None if some edge could not be read. sound: identities of the values of TMPCs' valid fields; equal
+    layers share these values, so each set is checked once."""
     _check_fields(Layer, layer, path, faults)
     tmpcs_of = _as_given(layer.tmpcs)
     if not isinstance(tmpcs_of, Mapping):
         faults.at(f"{path}.tmpcs", f"not a dict ({shown(tmpcs_of)}); expected tuples of TMPCs by degree")
         return
     ends: tuple[frozenset[int], frozenset[int]] | None = None
-    sound_tables = set[tuple[int, int]]()  # by their identities, as TMPCs have them in common
+    sound_tables = set[tuple[int, int]]()  # by identity, since TMPCs share tables
     if neighbours is not None:
         ends = frozenset(neighbours.predecessors[layer.id]), frozenset(neighbours.successors[layer.id])
     for degree, row in tmpcs_of.items():
@@ -403,7 +403,7 @@ def _has_sound_fields(tmpc: Tmpc, path: str, faults: Faults) -> bool:
 
 
 def _has_sound_tables(tmpc: Tmpc, ends: tuple[frozenset[int], frozenset[int]] | None) -> bool:
-    """Whether it has for certain; if not, it is looked at closer."""
+    """Whether the tables are certainly valid; if not, they are examined further."""
     before, after = tmpc.forward_sync_bytes, tmpc.backward_sync_bytes
     if ends is None or type(before) is not dict or type(after) is not dict:
         return False
@@ -414,7 +414,7 @@ def _has_sound_tables(tmpc: Tmpc, ends: tuple[frozenset[int], frozenset[int]] | 
 def _check_tables(
     tmpc: Tmpc, path: str, layer: int, ends: tuple[frozenset[int], frozenset[int]] | None, faults: Faults
 ) -> None:
-    """ends: of the edges that arrive and of those that leave; None where some edge could not be read."""
+    """ends: the sources of arriving edges and the targets of leaving edges; None if some edge could not be read."""
     arriving, leaving = (None, None) if ends is None else ends
     for name, neighbours, arrow in (
         ("forward_sync_bytes", arriving, f"{{}} -> {layer}"),

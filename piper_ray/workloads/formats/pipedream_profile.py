@@ -3,11 +3,11 @@
     node4 -- Embedding(32320, 1024) -- forward_compute_time=0.073, backward_compute_time=6.949, ...
     <tab>node4 -- node5
 
-A profile knows neither tensor parallelism nor a cluster: each layer gets one TMPC, at t=1, and K, N, M, B are the
-caller's. As in PipeDream's own planner (Narayanan et al., SOSP 2019), sources called Input* and then sinks called
-__getitem__* are dropped; a __getitem__ that feeds a layer stays. Figures: p = forward + backward time (ms in the file;
-where no node has any backward time, how p parts is not known), w = the parameters, an edge's cost = its source's
-activation. A node with several outputs, ``[a; b]``, has their sum as its activation, and towards each successor too:
+A profile has neither tensor parallelism nor a cluster: each layer gets one TMPC, at t=1, and the caller gives K, N, M,
+B. As in PipeDream's own planner (Narayanan et al., SOSP 2019), sources called Input* and then sinks called __getitem__*
+are dropped; a __getitem__ that feeds a layer stays. Figures: p = forward + backward time (ms in the file; if no node
+has any backward time, the division of p is unknown), w = the parameters, an edge's cost = its source's activation. A
+node with several outputs, ``[a; b]``, has their sum as its activation, and sends the sum to each successor too, because
 the profile does not say which output goes where.
 """
 
@@ -33,7 +33,7 @@ TMPC_ID = "vanilla"
 
 _NODE_ID = re.compile(r"node([0-9]{1,15})")
 _EDGE_LINE = re.compile(r"\s+node([0-9]{1,15}) -- node([0-9]{1,15})\s*")
-# Sums of a few figures are figures again, and so is twice the weights.
+# Sums of a few figures must be figures too, and so must twice the weights.
 _FIGURE: TypeAdapter[float] = TypeAdapter(Annotated[Figure, Field(le=limits.FIGURE / 4)])
 _KEYS = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
 _NODE_WORDS = "node<id> -- <description> -- " + ", ".join(f"{key}=<number>" for key in _KEYS)
@@ -52,7 +52,7 @@ class _ProfileNode:
 
 
 def read_profile(text: str, in_flight: InFlight, overrides: Quantities, name: str, faults: Faults) -> Instance | None:
-    """The instance that a profile describes; None, with the faults noted, if it is not sound."""
+    """The instance that a profile describes; None, with the faults noted, if it is not valid."""
     surroundings = read_surroundings({}, {quantity: quantity for quantity in CLUSTER_RULES}, overrides, name, faults)
     lines = [(f"line {number}", line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     if not any(_NODE_ID.match(line) for _, line in lines):
@@ -82,7 +82,7 @@ def read_profile(text: str, in_flight: InFlight, overrides: Quantities, name: st
 def _read_node(path: str, line: str, faults: Faults) -> _ProfileNode | None:
     head, _, rest = line.rstrip().partition(" -- ")
     description, _, figures = rest.rpartition(" -- ")
-    if figures.startswith("stage_id="):  # what PipeDream adds to a profile that it has planned
+    if figures.startswith("stage_id="):  # added by PipeDream to a profile that it has planned
         description, _, figures = description.rpartition(" -- ")
     match = _NODE_ID.fullmatch(head)
     if match is None or not description:
@@ -104,7 +104,7 @@ def _read_node(path: str, line: str, faults: Faults) -> _ProfileNode | None:
 
 
 def _read_figure(path: str, text: str | None, faults: Faults) -> float:
-    """A number, or the sum of a list ``[a; b]`` of them; 0.0, with the fault noted, if it is neither."""
+    """A number, or the sum of a list ``[a; b]``; 0.0, with the fault noted, for other texts."""
     if text is None:
         faults.at(path, f"missing; expected {FIGURE_WORDS}")
         return 0.0
@@ -131,7 +131,8 @@ def _read_edges(lines: Iterable[tuple[str, str]], faults: Faults) -> Iterable[Na
 
 
 def _without_ends(nodes: list[_ProfileNode], edges: list[NamedEdge]) -> tuple[list[_ProfileNode], list[NamedEdge]]:
-    """The graph without its Input* sources and then without its __getitem__* sinks, once each as PipeDream does it."""
+    """The graph without its Input* sources and then without its __getitem__* sinks, each dropped once as in
+    PipeDream."""
     nodes, edges = _drop(nodes, edges, "Input", lambda edge: edge.target)
     return _drop(nodes, edges, "__getitem__", lambda edge: edge.source)
 
@@ -139,7 +140,7 @@ def _without_ends(nodes: list[_ProfileNode], edges: list[NamedEdge]) -> tuple[li
 def _drop(
     nodes: list[_ProfileNode], edges: list[NamedEdge], prefix: str, inner_end: Callable[[NamedEdge], int]
 ) -> tuple[list[_ProfileNode], list[NamedEdge]]:
-    """Drop the nodes whose description starts with ``prefix`` and that are the ``inner_end`` of no edge."""
+    """Drops the nodes whose description starts with ``prefix`` and that are the ``inner_end`` of no edge."""
     inner = {inner_end(edge) for edge in edges}
     dropped = {node.id for node in nodes if node.description.startswith(prefix) and node.id not in inner}
     return (
@@ -173,12 +174,12 @@ def _layers(nodes: list[_ProfileNode], edges: list[NamedEdge], in_flight: InFlig
 
 
 _NEIGHBOURS = 2
-"""How many neighbours of a product by 1000 are tried on either side: one of them divided by 1000 gives the factor
-again."""
+"""How many neighbours of seconds * 1000 are tried on either side to find one that gives the seconds exactly when
+divided by 1000."""
 
 
 def losses(instance: Instance) -> list[str]:
-    """What of ``instance`` a profile cannot hold, in words. K, N, M and B are never in one."""
+    """What a profile cannot hold of ``instance``, in words. K, N, M and B are never in one."""
     found = unwritten(instance)
     if not _keeps_times(instance):
         found.append("how the time of some layers parts into a forward and a backward pass")
@@ -216,7 +217,7 @@ _LAYER_WORDS = {
 
 
 def unwritten(instance: Instance) -> list[str]:
-    """What forms of one TMPC for each layer do not hold, in words."""
+    """What forms with one TMPC per layer cannot hold of ``instance``, in words."""
     rows = [row for layer in instance.layers for row in layer.tmpcs.values()]
     tmpcs = [tmpc for row in rows for tmpc in row]
     batch = instance.batch
@@ -241,7 +242,7 @@ def unwritten(instance: Instance) -> list[str]:
 
 
 def _keeps_times(instance: Instance) -> bool:
-    """Whether p alone is known of all layers, or both passes of all, and some layer has a backward one."""
+    """Whether only p is known for every layer, or both passes of every layer with some backward time."""
     tmpcs = [tmpc for layer in instance.layers for listed in layer.tmpcs.values() for tmpc in listed]
     parted = [tmpc for tmpc in tmpcs if tmpc.forward_s is not None]
     if not parted:
@@ -254,7 +255,7 @@ def _keeps_times(instance: Instance) -> bool:
 
 
 def in_flight_rule(instance: Instance) -> InFlight | None:
-    """The ``--in-flight`` with which a profile gives this instance's memory; None if neither does."""
+    """The ``--in-flight`` with which a profile gives this instance's memory; None if neither value does."""
     tmpcs = [tmpc for layer in instance.layers for listed in layer.tmpcs.values() for tmpc in listed]
     if all(tmpc.fixed_bytes == 2.0 * tmpc.weights_bytes for tmpc in tmpcs):
         return InFlight.TWO_VERSIONS
@@ -264,8 +265,8 @@ def in_flight_rule(instance: Instance) -> InFlight | None:
 
 
 def to_profile(instance: Instance) -> str:
-    """An instance without ``losses`` as a profile; loading it with the same K, N, M, B and ``in_flight_rule`` gives it
-    again. Where only p is known it is all written as forward time, and no node has any backward time."""
+    """An instance without ``losses`` as a profile. Loading it with the same K, N, M, B and ``in_flight_rule`` returns
+    an equal instance. If only p is known, it is written as forward time, and no node has any backward time."""
     rule = in_flight_rule(instance)
     assert rule is not None
     lines = []
@@ -288,7 +289,8 @@ def _activation_bytes(tmpc: Tmpc, rule: InFlight) -> float:
 
 
 def _passes_ms(tmpc: Tmpc) -> tuple[float, float] | None:
-    """The figures that read back as the passes, or, where only p is known, as p and nothing; None if there are none."""
+    """Milliseconds that read back as the passes; or, if only p is known, p and 0. None if no figures read back
+    exactly."""
     if tmpc.forward_s is None or tmpc.backward_s is None:
         return _milliseconds(tmpc.time_per_sample_s)[0], 0.0
     for forward_ms in _milliseconds(tmpc.forward_s):
@@ -300,7 +302,7 @@ def _passes_ms(tmpc: Tmpc) -> tuple[float, float] | None:
 
 
 def _milliseconds(seconds: float) -> list[float]:
-    """Figures that read back as ``seconds``, or as near as there are some, the nearest first."""
+    """Milliseconds that read back as ``seconds``, or as nearly as possible, the nearest first."""
     candidates = [seconds * 1000.0]
     for towards in (0.0, math.inf):
         near = candidates[0]

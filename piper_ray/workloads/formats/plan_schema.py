@@ -1,9 +1,10 @@
-"""The JSON documents of plans, solutions and searches, field by field; the schemas beside this module come of it.
+"""The JSON documents of plans, solutions and searches, field by field. The schemas next to this module are made from
+it.
 
 A plan document is Piper's own plan JSON (``stages`` with ``nodes``, ``dataParallelDegree``, ``tensorParallelDegree``
-and ``TMPCids``) and more beside it. Fields with a default need not be there: a plan of Piper's has none of them. Times
-are in s and of a microbatch, the paper's sample, unless said otherwise; sizes are in bytes; null: not known or without
-end. What Python has as plain data is described there, field by field, and stands here as it is.
+and ``TMPCids``) with additional fields. Fields with a default may be absent: a plan of Piper's has none of them. Times
+are in s per microbatch, the paper's sample, unless stated otherwise; sizes are in bytes; null: unknown or unlimited.
+Python's plain data classes are used unchanged, and their own attributes describe their fields.
 """
 
 from __future__ import annotations
@@ -29,17 +30,24 @@ class StageFigures(_Documented):
     time_s: float
     """The stage's time for a microbatch: compute_s + communication_s + resync_s."""
     compute_s: float
-    """The time of the forward and backward passes of its layers."""
+    """The time of its layers' forward and backward passes."""
     communication_s: float
-    """The time of the tensors that cross its borders, in both directions."""
+    """The time of tensors that cross its borders, in both directions."""
     resync_s: float
-    """A microbatch's share of the time that synchronising the weights of its replicas takes."""
+    """The time to synchronise the weights of its replicas, divided by the batch's microbatches."""
     memory_bytes: float
     """The memory that each of its devices needs."""
     in_flight_microbatches: int
     """y: the microbatches whose activations a device holds at once."""
     binds: list[Literal["time", "memory"]]
-    """What limits the stage. time: hardly any stage is slower; memory: it takes nearly all memory there is."""
+    """What limits the stage. time: hardly any stage is slower; memory: it needs nearly all memory of its devices."""
+
+
+class StageLink(_Documented):
+    bandwidth_bytes_per_s: float
+    """What each device has to the next stage."""
+    group_devices: int | None
+    """The devices of the group, with a link of its own, that both stages lie in; null: the plan counts on none."""
 
 
 class StageDocument(_Documented):
@@ -50,21 +58,23 @@ class StageDocument(_Documented):
     tensorParallelDegree: int
     """t: the number of devices of each replica."""
     kind: str | None = None
-    """The kind of its devices, where there are several; null: all devices are alike."""
+    """The kind of its devices, if there are several kinds; null: all devices are equal."""
     TMPCids: dict[str, str]
-    """For each layer, by its id as a text, the id of its TMPC at t."""
+    """The id of each layer's TMPC at t, by the layer's id as a text."""
     names: list[str] | None = None
     """The names of its layers, in the order of ``nodes``."""
     paths: list[str] | None = None
-    """The names of its layers' modules in the user's model, such as model.layers.17; empty: not known."""
+    """The names of its layers' modules in the user's model, such as model.layers.17; empty if unknown."""
     recompute: list[bool] | None = None
     """Whether each layer recomputes activations in the backward pass, in the order of ``nodes``; null: none does."""
     ranks: Annotated[list[int], Field(min_length=2, max_length=2)] | None = None
     """The first and the last rank of its devices, counted from 0 at the first stage; t neighbours are a replica."""
+    to_next: StageLink | None = None
+    """The link to the next stage; null: the last stage, or links do not differ, or ranks hold several stages."""
     schemes: dict[str, dict[str, object]] | None = None
-    """TMPCs found from operators, in full, by the words of their ids: where each value lies and what moves."""
+    """TMPCs found from operators, in full, by the words of their ids: where each value is placed and what moves."""
     figures: StageFigures | None = None
-    """What the stage costs, as evaluate computes it."""
+    """The stage's time and memory, as evaluate computes them."""
 
 
 class InstanceFacts(_Documented):
@@ -81,11 +91,11 @@ class InstanceFacts(_Documented):
     microbatches: int
     """N: the number of microbatches in a batch."""
     samples_per_microbatch: int | None = None
-    """The samples of training data in a microbatch; null: not known."""
+    """The samples of training data in a microbatch; null if unknown."""
     tokens_per_sample: int | None = None
-    """The tokens of a sample; null: not known, or samples have none."""
+    """The tokens of a sample; null if unknown, or if samples have none."""
     measured_threads: int | None = None
-    """The CPU threads of each process when the times were measured; null: they were not measured on a CPU."""
+    """The CPU threads of each process when the times were measured; null if they were not measured on a CPU."""
     memory_bytes: float
     """M: the memory of each device."""
     bandwidth_bytes_per_s: float
@@ -96,20 +106,20 @@ class Header(_Documented):
     kind: str = Field(alias="schema")
     """The name of this kind of document."""
     schema_version: Annotated[int, Field(ge=1)]
-    """The version of the schema: it is raised when a field changes its meaning or goes, not for new fields."""
+    """The version of the schema. It rises when a field changes its meaning or is removed, not for new fields."""
     tool_version: str
     """The version of piper_ray."""
     instance: InstanceFacts
-    """The workload that was planned."""
+    """The planned workload."""
 
 
 class StagesDocument(_Documented):
     stages: list[StageDocument]
-    """The stages, front to back: what flows along an edge stays in its stage or goes to a later one."""
+    """The stages, front to back: a tensor of an edge stays in its stage or goes to a later one."""
     keeps_order: bool | None = None
-    """The stages are runs of the layers' order, and tensors are relayed through each of them."""
+    """Whether the stages are runs of the layers' order, with tensors relayed through each of them."""
     in_flight: list[int] | None = None
-    """The microbatches that a replica of each stage keeps; null: ceil(s / d), as under 2bw."""
+    """The microbatches that a replica of each stage keeps in flight; null: ceil(s / d), as under 2bw."""
 
 
 class PlanDocument(StagesDocument, Header):
@@ -122,27 +132,27 @@ class PlanDocument(StagesDocument, Header):
     time_per_sample_s: float | None = None
     """The plan's time for a microbatch, as evaluate computes it."""
     schedule: ScheduleName | None = None
-    """The schedule that the plan is for."""
+    """The schedule of the plan."""
     chunks: int | None = None
     """The number of stages on each rank."""
     group: int | None = None
     """The microbatches that pass through a chunk before the next begins; null: as few as the schedule allows."""
     ahead: int = 0
-    """The forward passes of each rank's warm-up beyond those that are usual for interleaved."""
+    """The forward passes of each rank's warm-up in addition to those that are usual for interleaved."""
     step: StepTerms | None = None
-    """The terms of a step, where they are not the usual ones."""
+    """The terms of a step, if they are not the usual ones."""
     status: Literal["optimal", "feasible"] | None = None
     """What the solve proved."""
     lower_bound_s: float | None = None
     """No plan is faster than this."""
     gap: float | None = None
-    """How far the plan may be from the best: (time_per_sample_s - lower_bound_s) / time_per_sample_s."""
+    """The gap between the plan and the bound: (time_per_sample_s - lower_bound_s) / time_per_sample_s."""
     planner: str | None = None
     """The planner that made the plan, if it is not the exact solver."""
     tried: int | None = None
-    """The number of candidates that this planner looked at."""
+    """The number of candidates that this planner examined."""
     note: str | None = None
-    """What this planner says of its plan."""
+    """This planner's remark on its plan."""
 
 
 class RestrictionsDocument(_Documented):
@@ -161,11 +171,11 @@ class _PaceDocument(_Documented):
     step_s: float | None = None
     """The time of a whole batch, of N microbatches."""
     microbatches_per_s: float | None = None
-    """Microbatches in a second; null: the plan takes no time at all."""
+    """Microbatches per second; null: the plan takes no time at all."""
     samples_per_s: float | None = None
-    """Samples in a second; null: it is not known how many a microbatch holds."""
+    """Samples per second; null: the number of samples in a microbatch is unknown."""
     tokens_per_s: float | None = None
-    """Tokens in a second; null: it is not known how many a sample has."""
+    """Tokens per second; null: the number of tokens in a sample is unknown."""
 
 
 class EvaluationDocument(_PaceDocument):
@@ -183,9 +193,9 @@ class EvaluationDocument(_PaceDocument):
 
 class SimulatedDocument(_PaceDocument):
     time_per_sample_s: float
-    """The time for a microbatch: the step's time over N."""
+    """The time for a microbatch: the step's time divided by N."""
     bubble_share: float
-    """The share of the ranks' time that they are idle."""
+    """The idle share of the ranks' time."""
     peak_memory_bytes: list[float]
     """The peak memory of each rank of one pipeline, on each of its devices."""
 
@@ -198,29 +208,29 @@ class WithoutRulesDocument(_Documented):
 
 
 class RuntimeDocument(_Documented):
-    """The runtime that a solve was for."""
+    """The runtime of a solve."""
 
     name: Literal["megatron", "torchtitan", "torch", "deepspeed", "flagscale"]
     """The name of the runtime."""
     gpus_per_node: int
-    """The GPUs of each node that the solve assumed."""
+    """The assumed number of GPUs of each node."""
     rank_order: str
     """The parallel groups, from neighbouring ranks to distant ones."""
     without_rules: WithoutRulesDocument
-    """What the same solve finds without the runtime's rules."""
+    """The result of the same solve without the runtime's rules."""
 
 
 class StepPartsDocument(_Documented):
-    """Where the time of a step goes, in s: the parts add up to it."""
+    """The parts of a step's time, in s; they add up to it."""
 
     compute_s: float
     """The time of the passes, on average over all devices."""
     communication_s: float
     """The time of transfers and of sums of gradients, on average over all devices."""
     uneven_s: float
-    """The time that the busiest rank is busy beyond the average."""
+    """The time that the busiest rank is busy in addition to the average."""
     drain_s: float
-    """The time when the busiest rank has nothing to do."""
+    """The time when the busiest rank is idle."""
 
 
 class AlternativeDocument(_Documented):
@@ -231,55 +241,55 @@ class AlternativeDocument(_Documented):
     step_s: float
     """The simulated time of a step."""
     schedule: ScheduleName
-    """The schedule that the plan is for."""
+    """The schedule of the plan."""
     chunks: int
     """The number of stages on each rank."""
     group: int | None = None
     """The microbatches that pass through a chunk before the next begins."""
     ahead: int = 0
-    """The forward passes of each rank's warm-up beyond those that are usual for interleaved."""
+    """The forward passes of each rank's warm-up in addition to those that are usual for interleaved."""
     devices: int
     """The number of devices that the plan uses."""
     fits: bool
-    """Whether the plan keeps within the devices' memory."""
+    """Whether the plan fits the devices' memory."""
     peak_memory_bytes: float
-    """The peak memory of the fullest rank."""
+    """The peak memory of the rank that needs most."""
     bubble_share: float
-    """The share of the ranks' time that they are idle."""
+    """The idle share of the ranks' time."""
     parts: StepPartsDocument
-    """Where the step's time goes."""
+    """The parts of the step's time."""
     layout: str | None
-    """The layout in Megatron's letters; null: the letters cannot say it."""
+    """The layout in Megatron's letters; null: the letters cannot express it."""
     plan: StagesDocument | None = None
     """The plan's stages."""
 
 
 class OwnPipelinesDocument(_Documented):
-    """What the devices of one kind do by themselves."""
+    """The work of the devices of one kind in pipelines of their own."""
 
     kind: str
-    """Of the devices."""
+    """The kind of the devices."""
     microbatches: int
-    """Of a batch that they have."""
+    """The microbatches of a batch that these devices process."""
     batch_s: float
-    """What these take."""
+    """The time of these microbatches, in s."""
     stages: int
-    """The stages of their pipelines."""
+    """The number of stages of their pipelines."""
     data_parallel_degree: int
-    """The replicas of a stage."""
+    """The number of replicas of a stage."""
     tensor_parallel_degree: int
-    """The devices that share a layer."""
+    """The number of devices that share a layer."""
 
 
 class ApartDocument(_Documented):
-    """Pipelines of one kind of devices each, with the microbatches shared out among them."""
+    """Pipelines that each use one kind of devices, with the microbatches divided among them."""
 
     batch_s: float
-    """What a batch takes."""
+    """The time of a batch, in s."""
     gradients_s: float
-    """What summing the gradients of the kinds takes of it."""
+    """The part of it that sums the gradients of the kinds, in s."""
     kinds: list[OwnPipelinesDocument]
-    """Those that do anything."""
+    """The kinds that have microbatches."""
 
 
 class SolutionDocument(Header):
@@ -290,102 +300,102 @@ class SolutionDocument(Header):
     kind: Literal["piper-ray/solution"] = Field(alias="schema")
     """The name of this kind of document."""
     restrictions: RestrictionsDocument
-    """The restrictions that plans had to keep."""
+    """The restrictions on plans."""
     options: SolveOptions
-    """How the solve could run, and when it could stop."""
+    """How the solve runs, and when it may stop."""
     schedule: ScheduleName = ScheduleName.TWO_BW
-    """The schedule that the plan and the lower bound are for."""
+    """The schedule of the plan and the lower bound."""
     chunks: int = 1
     """The number of stages on each rank."""
     group: int | None = None
     """The microbatches that pass through a chunk before the next begins; null: as few as the schedule allows."""
     ahead: int = 0
-    """The forward passes of each rank's warm-up beyond those that are usual for interleaved."""
+    """The forward passes of each rank's warm-up in addition to those that are usual for interleaved."""
     step: StepTerms | None = None
-    """The terms of a step, where they are not the usual ones."""
+    """The terms of a step, if they are not the usual ones."""
     status: Status
     """What the solve proved."""
     stopped_by: StoppedBy | None
-    """What ended the search before a proof; null: it ended by itself."""
+    """What ended the search before a proof; null if it ended by itself."""
     time_per_sample_s: float | None
-    """The plan's time for a microbatch; null: there is no plan."""
+    """The plan's time for a microbatch; null if there is no plan."""
     lower_bound_s: float | None
     """No plan is faster than this; null: there is no plan."""
     gap: float | None
-    """How far the plan may be from the best: (time_per_sample_s - lower_bound_s) / time_per_sample_s."""
+    """The gap between the plan and the bound: (time_per_sample_s - lower_bound_s) / time_per_sample_s."""
     plan: StagesDocument | None
     """The best plan found."""
     evaluation: EvaluationDocument | None
-    """What that plan costs."""
+    """The time and memory of that plan."""
     simulated: SimulatedDocument | None = None
-    """What a simulation of that plan, event by event, finds."""
+    """The result of simulating that plan event by event."""
     infeasibility: Infeasibility | None
     """Why there is no plan."""
     blocks: BlockStats | None
-    """What merging layers into blocks gave up; null: no layers were merged."""
+    """What was given up when layers were merged into blocks; null: no layers were merged."""
     stats: SolveStats
-    """What each step of the solve cost."""
+    """The cost of each step of the solve."""
     runtime: RuntimeDocument | None = None
-    """The runtime that the solve was for; null: for none."""
+    """The runtime of the solve; null if there was none."""
     alternatives: list[AlternativeDocument] | None = None
-    """The best plans of different degrees and chunks; null: they were not asked for."""
+    """The best plans of different degrees and chunks; null if not requested."""
     apart: ApartDocument | None = None
-    """The best pipelines of one kind of devices each; null: they were not asked for, or none fit."""
+    """The best pipelines that each use one kind of devices; null if not requested, or if none fits."""
 
 
 class CellDocument(_Documented):
-    """Plans alike in all that a launch says but d, t, p and stages: a part of what plan searches."""
+    """A part of plan's search: plans whose launches differ only in d, t, p and stages."""
 
     microbatch: int
     """The samples of a microbatch."""
     schedule: ScheduleName
     """The schedule of its plans."""
     mode: str
-    """How all layers run: the ids of their TMPCs, the commonest first."""
+    """The mode of all layers: the ids of their TMPCs, the commonest first."""
     optimizer_on_host: bool
     """Whether the optimizer's state is in host memory."""
     lower_bound_s: float | None
-    """None of its plans takes less a step; null: none fits."""
+    """No plan of the cell has a shorter step; null: none fits."""
     closing: Literal["bound", "searched", "no plan", "left open"]
-    """How it was closed. bound: the bound alone says that no plan of it is of interest; searched: a search has gone
-    through it, which left its bound where it is; no plan: none fits; left open: no search has gone through it."""
+    """How the cell was closed. bound: its bound alone shows that none of its plans matters; searched: a search went
+    through it and did not change its bound; no plan: none fits; left open: it was not searched to the end."""
     step_s: float | None
-    """The step of its best plan; null: none is known, or none was sought."""
+    """The step time of its best plan; null if none is known."""
 
 
 class NeverBetterDocument(_Documented):
-    """Combinations that plan need not look at, one under each schedule: another one never loses to them."""
+    """Combinations that plan need not search, one under each schedule, because another one is never worse."""
 
     microbatch: int
     """The samples of a microbatch."""
     optimizer_on_host: bool
     """Whether the optimizer's state is in host memory."""
     mode: str
-    """How all layers run: the ids of their TMPCs, the commonest first."""
+    """The mode of all layers: the ids of their TMPCs, the commonest first."""
     than: str
-    """The mode of the same microbatch size that takes no more time and memory in any layer, and so in any plan."""
+    """A mode of the same microbatch size that takes no more time and memory in any layer, and so in any plan."""
 
 
 class OtherSchemesDocument(_Documented):
-    """What schemes that were not offered could save of the best plan's stages."""
+    """What schemes that were not offered could save in the best plan's stages."""
 
     rule_table: str
-    """The digest of the table of rules that schemes are of."""
+    """The digest of the table of rules for schemes."""
     between_layers: list[str]
-    """How tensors may lie between layers."""
+    """The placements of tensors between layers."""
     save_at_most: float
-    """The share of a stage's time that no schemes of the table save."""
+    """No schemes of the table save more than this share of a stage's time."""
 
 
 class SearchDocument(_Documented):
-    """What plan searched, and what that proves: the file search.json."""
+    """What plan searched and proved: the file search.json."""
 
     model_config = ConfigDict(title="piper-ray/search")
 
     kind: Literal["piper-ray/search"] = Field(alias="schema")
     """The name of this kind of document."""
     schema_version: Annotated[int, Field(ge=1)]
-    """The version of the schema: it is raised when a field changes its meaning or goes, not for new fields."""
+    """The version of the schema. It rises when a field changes its meaning or is removed, not for new fields."""
     tool_version: str
     """The version of piper_ray."""
     model: str
@@ -395,7 +405,7 @@ class SearchDocument(_Documented):
     gpus: int
     """The number of GPUs of the cluster."""
     runtime: str
-    """The runtime that plans are for."""
+    """The runtime of the plans."""
     precision: str
     """The precision of matrix products."""
     batch: int
@@ -403,27 +413,28 @@ class SearchDocument(_Documented):
     left_free_bytes: float
     """The memory of each GPU that all plans leave free."""
     combinations: int
-    """The number of combinations of microbatch size, schedule and mode, with those that another one never loses to."""
+    """The number of combinations of microbatch size, schedule and mode, including those for which another one is never
+    worse."""
     step_s: float | None
-    """The step of the best plan of all; null: the search ended before it had a plan."""
+    """The step time of the best plan; null: the search ended before it had a plan."""
     lower_bound_s: float
-    """No plan takes less a step: the least of step_s and of the bounds of all cells."""
+    """No plan has a shorter step: the least of step_s and of the bounds of all cells."""
     gap: float | None
-    """How far the best plan may be from the best: 1 - lower_bound_s / step_s; null: there is no plan yet."""
+    """The gap of the best plan: 1 - lower_bound_s / step_s; null if there is no plan yet."""
     schemes: OtherSchemesDocument | None
-    """Of plan --schemes; null: it was not asked for, or nothing is known."""
+    """The result of plan --schemes; null if it was not requested, or if nothing is known."""
     cells: list[CellDocument]
-    """All combinations but those that another one never loses to."""
+    """All combinations except those for which another one is never worse."""
     schedules: list[ScheduleName]
     """The schedules that were tried."""
     never_better: list[NeverBetterDocument]
-    """The other combinations: combinations is the length of cells and, for each schedule, that of never_better."""
+    """The other combinations. combinations is the length of cells plus that of never_better for each schedule."""
     refused: list[str]
-    """What was not tried, and why."""
+    """What was not tried, with the reason."""
 
 
 class LayoutDocument(_Documented):
-    """A plan in the words that runtimes have."""
+    """A layout in the terms of runtimes."""
 
     microbatch: int
     """The samples of a microbatch."""
@@ -432,23 +443,24 @@ class LayoutDocument(_Documented):
     context: int
     """The degree of context parallelism."""
     pipeline: int
-    """The ranks of a pipeline."""
+    """The number of ranks of a pipeline."""
     data: int
-    """The replicas."""
+    """The number of replicas."""
     expert: int | None
-    """The ranks that experts are spread over; null: no experts are spread apart from tensor parallelism."""
+    """The number of ranks that experts are spread over; null: experts are not spread independently of tensor
+    parallelism."""
     expert_tensor: int
-    """The GPUs that share an expert."""
+    """The number of GPUs that share an expert."""
     sequence_parallel: bool
     """Whether layers divide the sequence where they do not divide their products."""
     sharing: str
-    """What replicas share out: no sharding, ZeRO-1, ZeRO-2 or FSDP."""
+    """What replicas divide among them: no sharding, ZeRO-1, ZeRO-2 or FSDP."""
     recomputation: str
-    """What layers compute again in their backward passes."""
+    """What layers recompute in their backward passes."""
     offload: bool
     """Whether activations wait in host memory."""
     optimizer_on_host: bool
-    """Whether the optimizer's state is in host memory, and updated there."""
+    """Whether the optimizer's state is kept and updated in host memory."""
     schedule: ScheduleName
     """The schedule."""
     chunks: int
@@ -456,71 +468,71 @@ class LayoutDocument(_Documented):
 
 
 class PricedLayoutDocument(_Documented):
-    """A layout and what a step of it takes."""
+    """A layout with the time and memory of a step."""
 
     layout: LayoutDocument
-    """The layout in the words that runtimes have."""
+    """The layout in the terms of runtimes."""
     step_s: float
     """The simulated time of a step."""
     batch: int
     """The samples of a batch, over all replicas."""
     gpus: int
-    """The GPUs that it uses."""
+    """The number of GPUs that it uses."""
     tokens_per_s: float | None
-    """The tokens trained per second; null: samples have none."""
+    """The tokens trained per second; null if samples have none."""
     mfu: float
-    """The share of the peak rate of all GPUs of the cluster that the model's products take."""
+    """The model's products as a share of the peak rate of all GPUs of the cluster."""
     memory_bytes: float
-    """The peak memory of the fullest GPU."""
+    """The peak memory of the GPU that needs most."""
     simpler_in: list[str]
-    """What it does without, or has less of, than the best plan."""
+    """The features of the best plan that it does without, or has less of."""
 
 
 class ChangeDocument(_Documented):
-    """What a change of cluster, batch or precision would bring."""
+    """The effect of a change of cluster, batch or precision."""
 
     what: str
     """The change, in words."""
     plan: PricedLayoutDocument | None
-    """The best plan with it; null: none fits."""
+    """The best plan after the change; null if none fits."""
 
 
 class AgainstDocument(_Documented):
-    """A layout of the user's own beside the plan."""
+    """A layout of the user's own, compared with the plan."""
 
     name: str
     """The name of its file."""
     plan: PricedLayoutDocument
-    """The layout under the same model."""
+    """The layout with its estimated figures."""
     fits: bool
-    """Whether it keeps within the devices' memory."""
+    """Whether it fits the devices' memory."""
     differs_in: str
-    """What it has that the plan has not."""
+    """What it has and the plan does not."""
     why_not: str
-    """Why it is not the plan."""
+    """Why it was not chosen as the plan."""
     notes: list[str]
-    """What of the layout was left aside."""
+    """The parts of the layout that were ignored."""
 
 
 class FewerNodesDocument(_Documented):
-    """The plan for so many nodes, and what moving to it from the plan before takes."""
+    """The plan for a smaller number of nodes, and the cost of moving to it from the plan before."""
 
     nodes: int
     """The number of nodes."""
     gpus: int
-    """The number of GPUs of these."""
+    """The number of GPUs of these nodes."""
     step_s: float | None
-    """The step of its plan; null: none fits."""
+    """The step time of its plan; null if none fits."""
     reason: str | None = None
     """Why there is no plan."""
     layout: str | None = None
     """The layout, in words."""
     weights_bytes: float | None = None
-    """The bytes of weights that GPUs have to get."""
+    """The bytes of weights that must be sent to GPUs."""
     state_bytes: float | None = None
-    """The bytes of optimizer's state that GPUs have to get."""
+    """The bytes of optimizer state that must be sent to GPUs."""
     all_bytes: float | None = None
-    """The bytes of weights and optimizer's state that all GPUs hold under the plan."""
+    """The bytes of weights and optimizer state that all GPUs hold under the plan."""
 
 
 class PlannedAnswer(_Documented):
@@ -531,7 +543,7 @@ class PlannedAnswer(_Documented):
     kind: Literal["piper-ray/planned"] = Field(alias="schema")
     """The name of this kind of document."""
     schema_version: Annotated[int, Field(ge=1)]
-    """The version of the schema: it is raised when a field changes its meaning or goes, not for new fields."""
+    """The version of the schema. It rises when a field changes its meaning or is removed, not for new fields."""
     tool_version: str
     """The version of piper_ray."""
     best: PricedLayoutDocument
@@ -541,29 +553,29 @@ class PlannedAnswer(_Documented):
     ranks_memory_bytes: list[float]
     """The peak memory of each rank of a pipeline."""
     memory_limit_bytes: float
-    """The memory of each GPU that is found, of which plans may use all but what they are to leave free."""
+    """The usable memory of each GPU; plans may use all of it but the part that they leave free."""
     likely_s: Annotated[list[float], Field(min_length=2, max_length=2)]
-    """Where a measured step lies in 9 of 10 cases."""
+    """The range of a measured step in 9 of 10 cases."""
     likely_memory_bytes: Annotated[list[float], Field(min_length=2, max_length=2)]
-    """Where the measured peak of the fullest GPU lies in 9 of 10 cases."""
+    """The range of the measured peak memory of the fullest GPU in 9 of 10 cases."""
     training_days: float | None
-    """The days of the whole training; null if not asked for."""
+    """The duration of the whole training in days; null if not requested."""
     training_cost: float | None
-    """The cost of the whole training; null if not asked for."""
+    """The cost of the whole training; null if not requested."""
     alternatives: list[PricedLayoutDocument]
     """The best plans of other cells, the fastest first."""
     precisions: dict[str, PricedLayoutDocument | None]
-    """The best plans in the other precisions that were asked for; null: none fits."""
+    """The best plan in each other requested precision; null if none fits."""
     changes: list[ChangeDocument]
-    """What other clusters, batches and precisions would bring."""
+    """The effects of other clusters, batches and precisions."""
     search: SearchDocument
-    """What was searched, and what that proves."""
+    """What was searched and proved."""
     files: list[str]
     """The files that were written."""
     against: AgainstDocument | None
-    """The layout that the plan was held against; null: none was given."""
+    """The layout that the plan was compared with; null if none was given."""
     fewer_nodes: list[FewerNodesDocument]
-    """The plan and those for fewer nodes; empty if not asked for."""
+    """The plan and those for fewer nodes; empty if not requested."""
 
 
 SCHEMAS: dict[str, type[BaseModel]] = {
@@ -572,7 +584,7 @@ SCHEMAS: dict[str, type[BaseModel]] = {
     "search.schema.json": SearchDocument,
     "planned.schema.json": PlannedAnswer,
 }
-"""The files in this folder, and what each is made of."""
+"""The schema files in this folder, and their models."""
 
 
 _OLD_NAME = {
@@ -587,7 +599,7 @@ def schema_of(model: type[BaseModel]) -> dict[str, object]:
     """The JSON Schema (draft 2020-12) of documents as they are written."""
     schema = model.model_json_schema()
     for name, part in schema["$defs"].items():
-        part["description"] = part.get("description", "").partition("\n\n")[0]  # the rest is for programs in Python
+        part["description"] = part.get("description", "").partition("\n\n")[0]  # the rest is for Python programs
         if name == BlockStats.__name__:
             part["properties"]["time_per_sample"] = _OLD_NAME
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}

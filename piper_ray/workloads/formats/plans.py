@@ -1,8 +1,8 @@
-"""Writing and reading plans: upstream's plan JSON, or the document of ``solve --json`` that holds one under "plan".
+"""Writes and reads plans: upstream's plan JSON, or the document of ``solve --json`` that contains one under "plan".
 
-What is written is Piper's ``stages``, with names, paths and ranks in each, under a header that says what they are of.
-What a document says beside the plan are its ``PlanClaims``: its schedule, who made it, and what was proved of it.
-``PlannedDocument`` is a plan for those without the instance at hand: its stages as the document names them.
+Written plans have Piper's ``stages``, with names, paths and ranks in each, under a header that describes their
+instance. ``PlanClaims`` holds what a document states in addition to its plan: the schedule, the planner, and what was
+proved. ``PlannedDocument`` is a plan for programs without the instance: its stages with the names in the document.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Annotated
 
 from pydantic import Field
 
 from piper_ray.model import limits
+from piper_ray.model.borders import stage_borders
 from piper_ray.model.errors import UsageError
 from piper_ray.model.figures import plural, size_option
 from piper_ray.model.instance import Instance, Layer
@@ -29,13 +31,13 @@ from piper_ray.workloads.formats.fields import Count, Degree, Figure, LayerId, O
 from piper_ray.workloads.formats.surroundings import read_schedule
 
 SCHEMA_VERSION = 1
-"""Raised when a field changes its meaning or goes; new fields do not raise it."""
+"""Rises when a field changes its meaning or is removed, not for new fields."""
 
 Document = dict[str, object]
 
 
 def header(kind: str, instance: Instance) -> Document:
-    """What every document of ours says of itself and of its instance."""
+    """The header of all our documents: kind, version and instance."""
     return {
         "schema": f"piper-ray/{kind}",
         "schema_version": SCHEMA_VERSION,
@@ -57,13 +59,15 @@ def header(kind: str, instance: Instance) -> Document:
 
 
 def stage_documents(instance: Instance, plan: Plan, schedule: Schedule = PAPERS_SCHEDULE) -> list[Document]:
-    """Piper's stages with the names and paths of their layers, where the instance has these, which of them recompute
-    activations, their ranks, and schemes of their layers in full.
+    """Piper's stages with the names and paths of their layers, if the instance has them, the layers that recompute
+    activations, their ranks, and the schemes of their layers in full.
 
-    schedule: that which the plan is for.
+    schedule: the schedule of the plan.
     """
     documents: list[Document] = []
-    for document, stage, ranks in zip(plan.stage_dicts(), plan.stages, plan.ranks_under(schedule), strict=True):
+    borders = stage_borders(instance.cluster, plan, schedule)
+    of_stages = zip_longest(plan.stage_dicts(), plan.stages, plan.ranks_under(schedule), borders)
+    for document, stage, ranks, border in of_stages:
         layers = [instance.layer_by_id.get(layer) for layer in stage.layers]
         document["names"] = ["" if layer is None else layer.name for layer in layers]
         document["paths"] = ["" if layer is None else layer.path for layer in layers]
@@ -74,6 +78,11 @@ def stage_documents(instance: Instance, plan: Plan, schedule: Schedule = PAPERS_
         if found := {word: instance.schemes[word] for word in sorted(words & instance.schemes.keys())}:
             document["schemes"] = found
         document["ranks"] = [ranks.start, ranks.stop - 1]
+        if border is not None:
+            document["to_next"] = {
+                "bandwidth_bytes_per_s": border.bandwidth_bytes_per_s,
+                "group_devices": border.group_devices,
+            }
         documents.append(document)
     return documents
 
@@ -85,7 +94,7 @@ def _recomputes(layer: Layer, stage: Stage) -> bool:
 
 
 def plan_document(instance: Instance, plan: Plan, schedule: Schedule | None) -> Document:
-    """The plan file without what evaluating the plan would add. schedule: that which it is for; None: nobody says."""
+    """The plan file without the figures of an evaluation. schedule: the plan's schedule; None if unknown."""
     stages = stage_documents(instance, plan, Schedule.first_of(schedule))
     planned_for = {} if schedule is None else schedule.to_dict()
     return {"stages": stages, **plan.rule_dict(), **header("plan", instance), **planned_for}
@@ -108,7 +117,7 @@ class _Rules(Open):
 
 
 def read_plan(document: Mapping[str, object], instance: Instance, faults: Faults) -> Plan | None:
-    """The plan that ``document`` describes; None, with the faults noted, if it is not one for these layers."""
+    """The plan that ``document`` describes; None, with the faults noted, if it is not a plan for these layers."""
     check_schema(document, None, faults)
     path = ""
     if "stages" not in document and "plan" in document:
@@ -136,7 +145,8 @@ def read_plan(document: Mapping[str, object], instance: Instance, faults: Faults
 
 
 def check_schema(document: Mapping[str, object], expected: str | None, faults: Faults) -> None:
-    """Note a document of another kind than ``expected`` (None: any), and one of a later version than is known here."""
+    """Notes a document of another kind than ``expected`` (None: any), and one with a later version than is known
+    here."""
     kind, version = document.get("schema"), document.get("schema_version")
     if expected is not None and kind != expected:
         faults.at("schema", f"{'missing' if kind is None else shown(kind)}; expected {quoted(expected)}")
@@ -175,18 +185,18 @@ def _read_stage(raw: object, path: str, order: Mapping[int, int], faults: Faults
 
 
 _SAME_TIME = 1e-6
-"""Relative. Times that differ by less are the same: figures are summed in several orders."""
+"""Relative. Smaller differences of times are ignored, since figures are summed in several orders."""
 
 
 @dataclass(frozen=True)
 class PlanClaims:
-    """What a document claims beside its plan. None or empty: the document does not say it, as Piper's own documents say
-    nothing of all this.
+    """What a document claims in addition to its plan. None or empty: the document does not state it; Piper's own
+    documents state none of this.
 
-    digest, step: of the instance, and the terms of a step, that the rest is of. time_per_sample_s: what the plan takes.
+    digest, step: the instance and the terms of a step for the other figures. time_per_sample_s: the plan's time.
     lower_bound_s: no plan is faster. status: "optimal" or "feasible".
-    planner, note: who made the plan, if not the exact solver, in its own words. schemes: of its layers, in full, by the
-    words of TMPCs' ids.
+    planner, note: the planner, if it is not the exact solver, and its remark. schemes: the schemes of its layers, in
+    full, by the words of TMPCs' ids.
     """
 
     schedule: Schedule | None = None
@@ -200,11 +210,11 @@ class PlanClaims:
     schemes: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 
     def step_under(self, schedule: Schedule) -> StepTerms:
-        """The terms of its step where that schedule flushes each batch too; the usual ones where there is no flush."""
+        """Its terms of a step if ``schedule`` flushes each batch; the usual terms if it does not."""
         return StepTerms() if schedule.asynchronous else self.step
 
     def made_otherwise(self, instance: Instance, schedule: Schedule, step: StepTerms) -> str | None:
-        """Why its figures say nothing of a plan that is valued so, as the end of "it is of ..."; None where they do."""
+        """Why its figures do not apply under these conditions, as the end of "it is of ..."; None if they apply."""
         if self.digest != instance.digest:
             return "another input, or of another cluster"
         if self.schedule != schedule:
@@ -212,7 +222,7 @@ class PlanClaims:
         return None if self.step_under(schedule) == step else "other terms of a step"
 
     def contradicted_by(self, time_s: float) -> list[str]:
-        """What the document says of its plan that cannot be, where the plan takes ``time_s`` a microbatch."""
+        """The claims that contradict the plan's time, ``time_s`` per microbatch, in words."""
         found, slack_s = [], _SAME_TIME * time_s
         if self.time_per_sample_s is not None and abs(self.time_per_sample_s - time_s) > slack_s:
             found.append(f"time_per_sample_s is {self.time_per_sample_s:.6g} s, where the plan takes {time_s:.6g} s")
@@ -225,9 +235,9 @@ class PlanClaims:
 
 @dataclass(frozen=True)
 class MadeFor:
-    """The instance that a plan is of, where another one was given, in words.
+    """The instance of a plan that was given with another instance, in words.
 
-    other_workload: its layers are others, or have other figures; else only K, N, M or B are.
+    other_workload: whether its layers or their figures differ; if not, only K, N, M or B differ.
     """
 
     text: str
@@ -277,8 +287,7 @@ class _Claims(_StagesClaims):
 
 
 def made_for_another(document: Mapping[str, object], instance: Instance) -> MadeFor | None:
-    """What the plan was made for; None for a plan of this very instance, and for a plan that does not say what it is
-    of."""
+    """The instance that the plan was made for; None if it is ``instance``, or if the document does not state one."""
     if not str(document.get("schema", "")).startswith("piper-ray/"):
         return None
     facts = Faults().model(_Facts, document.get("instance"), "instance")
@@ -306,9 +315,9 @@ def made_for_another(document: Mapping[str, object], instance: Instance) -> Made
 
 
 def read_claims(document: Mapping[str, object], faults: Faults) -> PlanClaims | None:
-    """None, with the faults noted, for a document whose claims are not of the kind they should be.
+    """The claims of a document; None, with the faults noted, if their types are wrong.
 
-    Of a document that is not ours the schedule alone is read: the other names may mean anything there.
+    In a document that is not ours only the schedule is read, because other names may have any meaning there.
     """
     schedule_name, chunks, group, ahead = map(document.get, ("schedule", "chunks", "group", "ahead"))
     schedule = read_schedule(schedule_name, chunks, group, "schedule", faults, ahead)
@@ -330,7 +339,7 @@ _OLD_NAMES = (
     ("held_bytes", "blocks", "chunks"),
     ("choices_dropped", "time_per_sample", "time_per_sample_s"),
 )
-"""Fields of solutions that earlier versions named otherwise: a field beside it, the old name, and the name."""
+"""Renamed fields of solutions: a neighbouring field that identifies the table, the old name, and the new name."""
 
 
 def _as_named_now(fields: dict[str, object]) -> dict[str, object]:
@@ -349,7 +358,7 @@ def read_solution(document: Mapping[str, object], instance: Instance, faults: Fa
         return None
     try:
         now = json.loads(json.dumps(document, default=shown), object_hook=_as_named_now)
-    except ValueError as error:  # of a program's own dict: one that holds itself, or a number of thousands of digits
+    except ValueError as error:  # a program's own dict that contains itself, or a number of thousands of digits
         faults.at("", f"no JSON ({error}); expected what solve --json prints")
         return None
     read = faults.model_of_json(SolutionDocument, json.dumps(now))
@@ -394,7 +403,7 @@ class PlannedStage:
 
 @dataclass(frozen=True)
 class PlannedDocument:
-    """A plan's stages. Of what the document says besides, each is None where it does not say it."""
+    """A plan's stages, and other figures of its document; None for those that the document does not state."""
 
     stages: tuple[PlannedStage, ...]
     microbatches: int | None
@@ -425,9 +434,9 @@ class _Stages(_Rules):
 
 
 def read_planned(document: Mapping[str, object], faults: Faults) -> PlannedDocument | None:
-    """Of a plan document, or of ``solve --json`` with a plan in it; None, with the faults noted, for anything else.
+    """Reads a plan document, or ``solve --json`` with a plan in it; None, with the faults noted, for other documents.
 
-    Piper's own plans name no modules: that is a fault here.
+    Piper's own plans name no modules, which is a fault here.
     """
     check_schema(document, None, faults)
     nested = "stages" not in document and "plan" in document

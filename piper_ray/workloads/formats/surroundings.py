@@ -1,20 +1,20 @@
-"""What inputs say beside the graph: K, N, M and B, which every input gives or leaves to the caller; and what else files
-may say of a cluster, a batch, a schedule and the model that is trained.
+"""The parts of inputs other than the graph: K, N, M and B, which every input states or leaves to the caller; and what
+files may state about the cluster, the batch, the schedule and the trained model.
 
-The table of the model that is trained (``model.instance``):
+The table of the trained model (``model.instance``):
 
     [model]
     precision = "bf16"               # of matrix products: bf16, fp16 or fp8
-    software = "megatron-core"       # the generation of training software that the times are of
-    gpu = "H100-SXM"                 # the device that they are of
-    lora_rank = 16                   # of adapters that are trained in the model's place; left out: the model itself
-    fused_attention = true           # one kernel, as if left out
+    software = "megatron-core"       # the generation of training software whose speed the times assume
+    gpu = "H100-SXM"                 # the device of these times
+    lora_rank = 16                   # of adapters that are trained while the model is frozen; left out: no adapters
+    fused_attention = true           # attention is one kernel; the default
     context_exchange = "ring"        # of context parallelism
-    dispatcher = "all-to-all"        # how tokens reach experts, all-gather, or once-per-node; left out: as is usual
-    expert_overlap = false           # whether that runs beside passes
+    dispatcher = "all-to-all"        # how tokens reach experts, all-gather, or once-per-node; left out: the usual way
+    expert_overlap = false           # whether that overlaps with passes
     weight_bytes = 2                 # kept for each parameter, with gradient_bytes and optimizer_bytes
-    optimizer_on_host = false        # whether the optimizer's are in host memory, where parameters are updated
-    config = { model_type = "llama", hidden_size = 4096 }  # of Hugging Face, the keys that count here
+    optimizer_on_host = false        # whether the optimizer's state is in host memory, where parameters are updated
+    config = { model_type = "llama", hidden_size = 4096 }  # of Hugging Face, the keys that matter here
     null = ["sliding_window"]        # keys of the config that are null
 
 In JSON it is an object of the same keys.
@@ -55,7 +55,7 @@ _BYTES = "bytes >= 0"
 
 @dataclass(frozen=True)
 class Quantities:
-    """K, N, M and B that the caller puts in place of a file's own, or None."""
+    """K, N, M and B that replace those of a file, or None."""
 
     devices: int | None = None
     microbatches: int | None = None
@@ -86,7 +86,7 @@ _LINKS_WORDS = "a list of objects with devices and bandwidth, the smallest group
 
 
 class InnerLink(Closed):
-    """A link that joins groups of ``devices`` devices; B is the one that joins all."""
+    """A link that joins groups of ``devices`` devices; B is the rate of the link that joins all."""
 
     devices: Degree
     bandwidth: PositiveRate = Field(description="a finite rate > 0 in bytes per second, such as 900GB/s")
@@ -101,11 +101,11 @@ def read_surroundings(
     *,
     units: bool = False,
 ) -> dict[str, Any]:
-    """What an Instance has beside its graph, by its fields' names, once there are no faults.
+    """The fields of an Instance other than its graph, by name. They are only valid if there are no faults.
 
-    paths: where a document of this form says what; what has no path it cannot say. A quantity that is overridden is not
-    looked at, one that is neither given nor overridden is a fault. A size that most likely lacks its unit is noted.
-    units: text such as "80GB" is a size. name: of a document without one.
+    paths: the paths of these fields in documents of this form, which cannot state a field without a path. An overridden
+    quantity is not read; one that is neither given nor overridden is a fault. A size that most likely lacks its unit is
+    noted. units: texts such as "80GB" are sizes. name: used for a document without a name.
     """
     given = {what: value for what, path in paths.items() if (value := _at(document, path)) is not _NOTHING}
     has_kinds = given.get("kinds") is not None
@@ -149,7 +149,7 @@ def read_schemes(value: object, faults: Faults) -> Mapping[str, Mapping[str, obj
 
 
 def surroundings_of(instance: Instance) -> dict[str, object]:
-    """What ``read_surroundings`` reads, by the names that ``paths`` has, where there is something to say.
+    """The values that ``read_surroundings`` reads, by the names in ``paths``, without empty ones.
 
     Kinds are left out: each has keys of its own, which ``kinds_of`` writes.
     """
@@ -175,13 +175,13 @@ def surroundings_of(instance: Instance) -> dict[str, object]:
 
 
 def kind_names(listed: object) -> list[str]:
-    """Of kinds as a document has them, as far as it names them."""
+    """The names of a document's kinds, as far as they are valid."""
     found = [x.get("name") for x in listed if isinstance(x, Mapping)] if isinstance(listed, (list, tuple)) else []
     return list(dict.fromkeys(name for name in found if isinstance(name, str) and name))
 
 
 def kinds_of(cluster: Cluster, paths: Mapping[str, str]) -> list[dict[str, object]]:
-    """Of each kind of device the table that ``read_surroundings`` reads, by the last parts of ``paths``."""
+    """For each kind of device the table that ``read_surroundings`` reads, with the last parts of ``paths`` as keys."""
     found = []
     for kind in cluster.kinds:
         own = kind.cluster
@@ -203,7 +203,7 @@ def _key(paths: Mapping[str, str], what: str) -> str:
 def _cluster_of(
     quantities: Mapping[str, Any], inner: object, said: Mapping[str, object], paths: Mapping[str, str], faults: Faults
 ) -> Cluster:
-    """Of devices that are alike. inner: the links within groups, None without."""
+    """A cluster of equal devices. inner: the links within groups; None if there are none."""
     links = () if inner is None else _read_links(paths["links"], inner, faults)
     last = Link(quantities["bandwidth_bytes_per_s"])
     node_devices = _read_count(said, paths, "node_devices", faults)
@@ -212,7 +212,8 @@ def _cluster_of(
 
 
 def check_node_devices(node_devices: int | None, links: Sequence[Link], path: str, faults: Faults) -> None:
-    """Notes where the groups of the first link are not made of whole nodes. links: those within groups, at least."""
+    """Notes a fault if the groups of the first link do not consist of whole nodes. links: at least those within
+    groups."""
     domain = links[0].devices if links else None
     if node_devices is not None and domain is not None and domain % node_devices:
         faults.at(path, f"{node_devices}; expected a divisor of {domain}, the devices that the first link joins")
@@ -253,8 +254,9 @@ def _read_kinds(
     rate = "bandwidth_bytes_per_s"
     of_rate = {rate: given["between"]} if "between" in given else {}
     between = _read_quantities(of_rate, {rate: paths["between"]}, None, faults, (rate,), units=units)[rate]
-    if faults:
-        return Cluster(None, None, (Link(None),))  # type: ignore[arg-type] # nobody looks at it
+    if faults:  # nobody looks at it, but for the names of its kinds
+        named = tuple(found) if len(found) == len(listed) else ()
+        return Cluster(None, None, (Link(None),), kinds=named)  # type: ignore[arg-type]
     return Cluster.of_kinds(found, between)
 
 
@@ -262,7 +264,7 @@ _NOTHING = object()
 
 
 def _at(document: Mapping[str, object], path: str) -> object:
-    """What stands at a path such as ``cluster.devices``; ``_NOTHING`` where the document has no such entry."""
+    """The value at a path such as ``cluster.devices``; ``_NOTHING`` if the document has no such entry."""
     found: object = document
     for key in path.split("."):
         found = found.get(key, _NOTHING) if isinstance(found, Mapping) else _NOTHING
@@ -282,8 +284,8 @@ def _read_quantities(
     *,
     units: bool,
 ) -> dict[str, Any]:
-    """Those of K, N, M and B that are asked for, None for each that is at fault. overrides: None where no option can
-    give them."""
+    """The requested figures of K, N, M and B, None for each with a fault. overrides: None if no option can give
+    them."""
     found = {quantity: getattr(overrides, quantity, None) for quantity in quantities}
     for quantity in quantities:
         plain, with_units, expected, option = CLUSTER_RULES[quantity]
@@ -305,12 +307,12 @@ def _read_quantities(
 def read_schedule(
     name: object, chunks: object, group: object, path: str, faults: Faults, ahead: object = None
 ) -> Schedule | None:
-    """The schedule that a document names; None where it says nothing of one. path: where the name stands."""
+    """The schedule that a document names; None if it names none. path: the path of the name."""
     if name is None and chunks is None and group is None:
         return None
     try:
         arguments.of_kind("schedule", name, str, f"one of {', '.join(x.value for x in ScheduleName)}")
-        return Schedule(name, chunks, group, ahead or 0)  # type: ignore[arg-type]  # it looks at all of them
+        return Schedule(name, chunks, group, ahead or 0)  # type: ignore[arg-type]  # it checks all of them
     except UsageError as error:
         faults.at(path, str(error))
         return None
@@ -333,7 +335,7 @@ def _read_links(path: str, value: object, faults: Faults) -> Sequence[Link]:
 
 
 class TrainedModelTable(Closed):
-    """The table as it stands; ``null`` lists keys of ``config``, as TOML has no null."""
+    """The table in the file. ``null`` lists keys of ``config`` whose value is null, because TOML has no null."""
 
     config: dict[str, Any] = Field(default={}, description="a table of plain values")
     null: list[str] = Field(default=[], description="a list of keys")
@@ -352,7 +354,8 @@ class TrainedModelTable(Closed):
 
 
 def read_trained_model(value: object, path: str, faults: Faults) -> TrainedModel | None:
-    """The model that the table describes; None where the file has no such table, and None with the faults noted."""
+    """The model that the table describes; None if there is no table, and None with the faults noted if it is not
+    valid."""
     table = None if value is None else faults.model(TrainedModelTable, value, path)
     if table is None:
         return None
@@ -375,7 +378,7 @@ def _is_plain(value: object, depth: int) -> bool:
 
 
 def trained_model_table(model: TrainedModel) -> dict[str, object]:
-    """What ``read_trained_model`` reads, without what is usual."""
+    """The table that ``read_trained_model`` reads, without default values."""
     found: dict[str, object] = {
         field.name: getattr(model, field.name)
         for field in fields(model)

@@ -1,20 +1,20 @@
 """Piper's own JSON workload (https://github.com/msr-fiddle/piper), read and written.
 
-Beyond upstream's reader: both spellings of N are taken; ``edges`` and empty sync tables may be left out; a
-top-level ``name`` and a TMPC's ``recompute`` are understood (written only where the id alone does not say it). What
-upstream's model does not have is written only where it is there: a TMPC's ``memoryUsageShared`` and
+In contrast to upstream's reader, both spellings of N are accepted; ``edges`` and empty sync tables may be left out; a
+top-level ``name`` and a TMPC's ``recompute`` are read (and written only if the id alone does not determine it). Fields
+that upstream's model does not have are written only if they are used: a TMPC's ``memoryUsageShared`` and
 ``leastDataParallelDegree``; a list ``tensors`` of ``{"nodes": [ids], "forwardBytes": x, "backwardBytes": y}``; a TMPC's
-``forwardTimePerSample`` (and ``backwardTimePerSample`` where it is not just the rest of ``timePerSample``) and
-``weightTimePerSample``, the share of the backward pass that computes gradients of weights; a node's ``path``, the
-module's name in the user's model, and ``tied``, a name for weights that it has in common with others of that name, and
-``experts``, how many its tokens are routed to, ``keyHeads``, of keys and values in its attention, and ``predictor``,
-true for multi-token prediction; ``model``, which model is trained and how (see ``surroundings``);
+``forwardTimePerSample`` (and ``backwardTimePerSample`` if it is not simply the rest of ``timePerSample``) and
+``weightTimePerSample``, the part of the backward pass that computes gradients of weights; a node's ``path``, the
+module's name in the user's model, ``tied``, a name that all nodes with the same weights share, ``experts``, the number
+of experts that its tokens are routed to, ``keyHeads``, of keys and values in its attention, and ``predictor``, true for
+multi-token prediction; ``model``, the trained model and how it is trained (see ``surroundings``);
 ``samplesPerMicrobatch`` and ``tokensPerSample``; ``schedule``, ``chunks`` and ``group``; ``measuredThreads``, of the
-CPU that times were measured on; and ``innerLinks``, a list of ``{"devices": 8, "bandwidth": x}`` for links within
-groups of so many devices, ``bandwidth`` being that of all; ``devicesPerNode`` where the
-first of these joins several nodes. Devices of several kinds are a list ``kinds`` in place of
-``maxDevices`` and so on, each with these keys and a ``name``; ``bandwidthBetween`` joins stages on different kinds, and
-a node's ``TMPCs`` are an object of such objects, one for each kind.
+CPU that times were measured on; ``innerLinks``, a list of ``{"devices": 8, "bandwidth": x}`` for links within groups of
+devices, while ``bandwidth`` belongs to the link that joins all; and ``devicesPerNode`` if the first of these joins
+several nodes. Devices of several kinds are a list ``kinds``, which replaces ``maxDevices`` and so on; each kind has
+these keys and a ``name``. ``bandwidthBetween`` joins stages on different kinds, and a node's ``TMPCs`` are then an
+object of such objects, one for each kind.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ _SYNC_WORDS = "an object of finite numbers >= 0"
 
 
 class _UpstreamNode(Open):
-    """A node without its TMPCs: those are read one by one, so that one fault does not hide the others."""
+    """A node without its TMPCs, which are read one by one, so that one fault does not hide the others."""
 
     id: LayerId
     name: str | None = Field(default=None, description="a text")
@@ -124,7 +124,7 @@ class _SyncEdges:
 
 
 def read_upstream(document: Mapping[str, object], overrides: Quantities, name: str, faults: Faults) -> Instance | None:
-    """The instance that ``document`` describes; None, with the faults noted, if it is not sound."""
+    """The instance that ``document`` describes; None, with the faults noted, if it is not valid."""
     surroundings = read_surroundings(document, _paths(document, overrides, faults), overrides, name, faults)
     if "nodes" not in document:
         faults.at("nodes", "missing; expected a list of layers")
@@ -135,7 +135,7 @@ def read_upstream(document: Mapping[str, object], overrides: Quantities, name: s
     cluster: Cluster = surroundings["cluster"]
     kinds = kind_names(document["kinds"]) if "kinds" in document else [""]
     layers = [_read_node(node, f"nodes[{index}]", neighbours, kinds, faults) for index, node in enumerate(nodes)]
-    if not faults:
+    if cluster.kinds or not faults:
         graph.check_kinds(((f"nodes[{k}].TMPCs", x) for k, x in enumerate(layers) if x is not None), cluster, faults)
     drawn = [faults.model(_UpstreamEdge, edge, f"edges[{index}]") for index, edge in enumerate(edges)]
     tensors = _read_tensors(document, [layer.id for layer in layers if layer is not None], faults)
@@ -159,7 +159,7 @@ def _read_tensors(document: Mapping[str, object], ids: Sequence[int], faults: Fa
 
 
 def to_upstream(instance: Instance) -> dict[str, object]:
-    """The instance as a document in upstream's shape, ready for ``json.dump``; loading it gives the instance again."""
+    """The instance as a document in upstream's form, ready for ``json.dump``; loading it returns an equal instance."""
     kinds = kinds_of(instance.cluster, _PATHS)
     document: dict[str, object] = {
         **{_PATHS[what]: value for what, value in surroundings_of(instance).items()},
@@ -179,7 +179,7 @@ def to_upstream(instance: Instance) -> dict[str, object]:
 
 
 def _tmpcs_document(layer: Layer, instance: Instance) -> dict[str, object]:
-    """By degree; where there are several kinds of devices by kind, then by degree."""
+    """TMPCs by degree; if there are several kinds of devices, by kind and then by degree."""
     neighbours = instance.neighbours[layer.id]
 
     def of_kind(name: str) -> dict[str, object]:
@@ -191,14 +191,15 @@ def _tmpcs_document(layer: Layer, instance: Instance) -> dict[str, object]:
 
 
 def _said(model: type[Open], values: Mapping[str, object], **usual: object) -> dict[str, object]:
-    """The fields of a model under the names of the document, without those that are as usual: as their default."""
+    """The fields of a model under the document's names, without those that have their usual value. usual: in place of
+    the default."""
     fields = model.model_fields
     usual = {name: field.default for name, field in fields.items()} | usual
     return {field.alias or name: values[name] for name, field in fields.items() if values[name] != usual[name]}
 
 
 def _tmpc_document(tmpc: Tmpc, before: Sequence[int], after: Sequence[int]) -> dict[str, object]:
-    """The TMPC with a figure for every edge of the layer, as upstream's reader wants it."""
+    """The TMPC with a figure for every edge of the layer, which upstream's reader requires."""
     tables = {
         "forward_sync_bytes": {str(layer): tmpc.forward_sync_bytes.get(layer, 0.0) for layer in before},
         "backward_sync_bytes": {str(layer): tmpc.backward_sync_bytes.get(layer, 0.0) for layer in after},
@@ -209,7 +210,7 @@ def _tmpc_document(tmpc: Tmpc, before: Sequence[int], after: Sequence[int]) -> d
 
 
 def _paths(document: Mapping[str, object], overrides: Quantities, faults: Faults) -> Mapping[str, str]:
-    """Upstream's readers know N by either of two names."""
+    """The paths of fields. Upstream's readers use two names for N."""
     if "maxBatchSize" not in document:
         return _PATHS
     if "mbsInBatch" not in document:
@@ -236,9 +237,9 @@ def _list(document: Mapping[str, object], key: str, faults: Faults) -> Sequence[
 
 
 def _read_graph(nodes: Sequence[object], edges: Sequence[object], faults: Faults) -> graph.Neighbours | None:
-    """The graph as far as its ids can be read; None if some edge's ends cannot, so that fw and bw cannot be checked.
+    """The graph, as far as its ids can be read; None if some edge's ends cannot, so that fw and bw cannot be checked.
 
-    What is wrong with the ids themselves is noted when the nodes and edges are read one by one.
+    Faults of the ids themselves are noted when the nodes and edges are read one by one.
     """
     ids = [
         graph.NamedId(node_id, f"nodes[{index}].id")
@@ -265,7 +266,7 @@ def _id_at(item: object, key: str) -> int | None:
 def _read_node(
     raw: object, path: str, neighbours: graph.Neighbours | None, kinds: Sequence[str], faults: Faults
 ) -> Layer | None:
-    """kinds: of the cluster's devices; [""] where they are alike."""
+    """kinds: names of the cluster's kinds of devices; [""] if all are equal."""
     node = faults.model(_UpstreamNode, raw, path)
     if not isinstance(raw, Mapping):
         return None
@@ -297,7 +298,7 @@ def _read_node(
 def _read_degrees(
     by_degree: Mapping[object, object], path: str, sync: _SyncEdges | None, kind: str, faults: Faults
 ) -> dict[int, tuple[Tmpc, ...]]:
-    """The TMPCs of a layer on devices of a kind."""
+    """The TMPCs of a layer on devices of one kind."""
     tmpcs: dict[int, tuple[Tmpc, ...]] = {}
     for key, listed in by_degree.items():
         degree_path = path_of(path, str(key))
@@ -317,7 +318,7 @@ def _read_tmpc(raw: object, path: str, sync: _SyncEdges | None, kind: str, fault
     tmpc = faults.model(_Tmpc, raw, path)
     if sync is None:
         return None
-    if isinstance(raw, Mapping):  # by the raw document, so that one wrong figure does not hide a missing entry
+    if isinstance(raw, Mapping):  # reads the raw document, so that one wrong figure does not hide a missing entry
         _check_sync(raw.get("syncTimeFw", {}), sync.forward, f"{path}.syncTimeFw", f"{{}} -> {sync.layer}", faults)
         _check_sync(raw.get("syncTimeBw", {}), sync.backward, f"{path}.syncTimeBw", f"{sync.layer} -> {{}}", faults)
     if tmpc is None or faults:
@@ -333,9 +334,9 @@ def _read_tmpc(raw: object, path: str, sync: _SyncEdges | None, kind: str, fault
 
 
 def _check_sync(table: object, edges: Mapping[str, int], path: str, arrow: str, faults: Faults) -> None:
-    """Note each edge without an entry in ``table``, and each entry that is for no edge."""
+    """Notes each edge without an entry in ``table``, and each entry without an edge."""
     if not isinstance(table, Mapping):
-        return  # the model says so
+        return  # the model reports it
     for key in edges:
         if key not in table:
             faults.at(path_of(path, key), f"missing; expected a figure for edge {arrow.format(key)}")

@@ -1,4 +1,4 @@
-"""Reading a compact workload (``workload_schema``): its types and layers are checked, then expanded layer by layer."""
+"""Reads a compact workload (``workload_schema``): checks its types and layers, then expands it layer by layer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OF_OTHER_FORMS_TOO = ("model", "name", "schemes")
 
 
 def read_workload(document: Mapping[str, object], overrides: Quantities, name: str, faults: Faults) -> Instance | None:
-    """The instance that ``document`` describes; None, with the faults noted, if it is not sound."""
+    """The instance that ``document`` describes; None, with the faults noted, if it is not valid."""
     for key in document:
         if key not in schema.KEYS and key not in _OF_OTHER_FORMS_TOO:
             expected = ", ".join(sorted({*schema.KEYS, *_OF_OTHER_FORMS_TOO}))
@@ -31,18 +31,20 @@ def read_workload(document: Mapping[str, object], overrides: Quantities, name: s
         for key in tables[name_of_table]:
             if key not in known:
                 faults.at(path_of(name_of_table, key), f"unknown key; expected one of {', '.join(known)}")
-    surroundings = read_surroundings(document, schema.PATHS, overrides, name, faults, units=True)
+    around, before = Faults(), len(faults.found)  # layers are looked at, whatever the cluster is
+    surroundings = read_surroundings(document, schema.PATHS, overrides, name, around, units=True)
     types = {key: _read_type(key, raw, faults) for key, raw in tables["types"].items()}
     chains = _read_layers(tables["layers"], types, faults)
     drawn = _read_graph(tables["graph"], tables["layers"], faults)
     expanded = None if chains is None or drawn is None else expand(chains, drawn, types, faults)
+    if expanded is not None and (surroundings["cluster"].kinds or not around):
+        placed = ((path_of("layers", layer.name), layer) for layer in expanded[0])
+        graph.check_kinds(placed, surroundings["cluster"], faults)
+    faults.found[before:before] = around.found
+    faults.notes += around.notes
     if expanded is None or faults:
         return None
     layers, edges, tensors = expanded
-    placed = ((path_of("layers", layer.name), layer) for layer in layers)
-    graph.check_kinds(placed, surroundings["cluster"], faults)
-    if faults:
-        return None
     return Instance(layers, edges, tensors=tensors, **surroundings)
 
 
@@ -73,7 +75,7 @@ def _read_type(key: str, raw: object, faults: Faults) -> schema.LayerType | None
 def _read_layers(
     table: Mapping[str, object], types: Mapping[str, schema.LayerType | None], faults: Faults
 ) -> list[Chain] | None:
-    """The chains in the order of the file; None if something is wrong with them, so that no graph can be drawn."""
+    """The chains in the order of the file; None if some have faults, so that no graph can be drawn."""
     found_before = len(faults.found)
     chains: dict[str, Chain] = {}
     next_id = 0
@@ -162,7 +164,7 @@ def _check_inputs(
 
 
 def _read_graph(table: Mapping[str, object], layers: Mapping[str, object], faults: Faults) -> schema.GraphTable | None:
-    """What [graph] draws; None, with the faults noted, if some of it cannot be drawn."""
+    """The content of [graph]; None, with the faults noted, if some of it cannot be drawn."""
     found_before = len(faults.found)
     drawn = faults.model(schema.GraphTable, table, "graph")
     if drawn is None:
@@ -184,16 +186,16 @@ def _read_graph(table: Mapping[str, object], layers: Mapping[str, object], fault
 
 
 PATH_NUMBER = re.compile(r"\{([0-9]{1,9})\}")
-"""The number of a chain's first layer in the chain's path; the other layers count on from it."""
+"""The number of a chain's first layer in the chain's path; further layers count on from it."""
 
 
 @dataclass(frozen=True)
 class Chain:
-    """What one entry of [layers] stands for: ``count`` layers of one type, with the ids from ``first_id`` on.
+    """An entry of [layers]: ``count`` layers of one type, with the ids from ``first_id`` on.
 
-    length: that of the whole chain, with what it continues. last_id: the id of the chain's last layer. before_id: the
-    id of the layer that it continues; None for a single layer. path: the path of each layer, or one for all, with {n}
-    for n, n + 1, ... tied: the name of each layer's tied weights.
+    length: of the whole chain, including the part that it continues. last_id: the id of the chain's last layer.
+    before_id: the id of the layer that it continues; None for a single layer. path: the path of each layer, or one for
+    all, with {n} for n, n + 1, ... tied: the name of each layer's tied weights.
     """
 
     label: str
@@ -208,7 +210,7 @@ class Chain:
     tied: str = ""
 
     def layer_path(self, index: int) -> str:
-        """The path of layer number ``index`` (from 0) of the ``count``."""
+        """The path of layer number ``index``, from 0 to ``count`` - 1."""
         if isinstance(self.path, list):
             return self.path[index]
         return PATH_NUMBER.sub(lambda found: str(int(found[1]) + index), self.path)
@@ -220,9 +222,9 @@ class Chain:
 def expand(
     chains: Sequence[Chain], drawn: schema.GraphTable, types: Mapping[str, schema.LayerType | None], faults: Faults
 ) -> tuple[tuple[Layer, ...], tuple[Edge, ...], tuple[Tensor, ...]] | None:
-    """All layers, edges and tensors, in order; None, with the faults noted, if they are no sound graph or too many.
+    """All layers, edges and tensors, in order; None, with the faults noted, if the graph is invalid or too large.
 
-    ``types`` may hold None for a type with faults of its own: the graph is checked all the same.
+    ``types`` may hold None for a type with faults of its own; the graph is still checked.
     """
     layer_count = sum(chain.count for chain in chains)
     edge_count = sum(chain.count * len(chain.inputs) for chain in chains) + len(drawn.edges)
@@ -253,7 +255,7 @@ def expand(
 
 
 def _inputs(chains: Sequence[Chain]) -> Iterator[tuple[graph.NamedEdge, int]]:
-    """Every edge that an entry's inputs name, with its position among them."""
+    """Every edge in an entry's inputs, with its position among them."""
     last_id = {chain.label: chain.last_id for chain in chains}
     for chain in chains:
         path = path_of("layers", chain.label, "inputs")
@@ -268,7 +270,7 @@ def _inputs(chains: Sequence[Chain]) -> Iterator[tuple[graph.NamedEdge, int]]:
 def _check_sync(
     chains: Sequence[Chain], kind_of: Mapping[int, schema.LayerType], neighbours: graph.Neighbours, faults: Faults
 ) -> bool:
-    """Whether lists of sync sizes fit the edges, and all figures together are within the limits."""
+    """Whether lists of sync sizes match the edges, and the number of all figures is within the limits."""
     tmpcs = sync_figures = 0
     for chain in chains:
         for layer in chain.layer_ids():
@@ -298,7 +300,7 @@ def _check_sync(
 def _layers(
     chains: Sequence[Chain], kind_of: Mapping[int, schema.LayerType], neighbours: graph.Neighbours, faults: Faults
 ) -> Iterator[Layer]:
-    """Passes that do not make up a row's time are noted once for the row."""
+    """The layers. Passes that do not add up to a row's time are noted once for each row."""
     taken: Counter[str] = Counter()
     wrong: set[str] = set()
     for chain in chains:
@@ -329,7 +331,7 @@ def _layers(
 
 
 def _tmpc(row: schema.Row, turn: int, before: Sequence[int], after: Sequence[int]) -> Tmpc:
-    """The row for the layer that is number ``turn`` (from 0) of its type."""
+    """The row for the layer with index ``turn`` (from 0) of its type."""
     said: dict[str, Any] = vars(row) | {
         name: times[turn % len(times)] for name in schema.TIMES if isinstance(times := getattr(row, name), list)
     }

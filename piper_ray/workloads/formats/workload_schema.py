@@ -1,25 +1,25 @@
 """Our own compact workload (TOML): layer types with their figures, and layers that name a type and their inputs.
 
     name = "two blocks"
-    measured_threads = 4             # of the CPU that times were measured on, if they were
-    [cluster]                        # each may be left to the command line
+    measured_threads = 4             # of the CPU that times were measured on, if so
+    [cluster]                        # each may be given on the command line instead
     devices = 8
     microbatches = 64                # N, in a batch
     memory = "16GiB"
     bandwidth = "25GB/s"
 
     [types.block]
-    name = "Block"                   # what a layer of the type is called; the type's own key if left out
-    experts = 8                      # how many its tokens are routed to, if it has such
-    key_heads = 8                    # of keys and values in its attention, if it has such
+    name = "Block"                   # the name of layers of the type; left out: the type's own key
+    experts = 8                      # how many its tokens are routed to, if it has experts
+    key_heads = 8                    # of keys and values in its attention, if it has any
     predictor = false                # true for a layer of multi-token prediction
-    inputs = ["30MiB", 8192]         # c: bytes of each input, in order; one size stands for every input
-    tmpcs = [                        # one row for each TMPC; a list of degrees stands for equal rows
+    inputs = ["30MiB", 8192]         # c: bytes of each input, in order; one size applies to every input
+    tmpcs = [                        # one row for each TMPC; a list of degrees means equal rows
       { t = 1, id = "vanilla", time_s = 0.03, weights = "160MiB", activation = 606478336, fixed = 353994240 },
       { t = [2, 4], id = "vanilla", time_s = [0.019, 0.018], forward_sync = "30MiB", backward_sync = "30MiB" },
     ]
 
-    [layers]                         # ids are 0, 1, ... in this order, or one more than the ``id`` given before
+    [layers]                         # ids are 0, 1, ... in this order; after an explicit ``id`` they count on from it
     mask  = { type = "mask" }
     first = { type = "block", inputs = ["embedding", "mask"] }
     stack = { continues = "first", length = 32, inputs = ["previous", "mask"] }
@@ -28,42 +28,47 @@
     edges = [{ from = "mask", to = "head", bytes = 8192 }]
     tensors = [{ layers = ["first", "stack", "head"], forward = "30MiB", backward = "30MiB" }]
 
-    [batch]                          # what a microbatch holds, so that speeds can be said in samples and tokens
+    [batch]                          # the content of a microbatch, for speeds in samples and tokens
     samples_per_microbatch = 2
     tokens_per_sample = 1024
-    schedule = "1f1b"                # for plans to run under, Piper's if left out; chunks = 2: stages on each rank;
+    schedule = "1f1b"                # of the plans; left out: Piper's. chunks = 2: stages on each rank;
                                      # group = 8: microbatches that pass through a chunk before the next
 
-    [schemes]                        # TMPCs found from operators, in full, by the word of their ids; see ``schemes``
+    [schemes]                        # TMPCs found from operators, in full, by the words of their ids; see ``schemes``
     scheme-0a1b2c3d = { layer = "block", tensor_parallel_degree = 2, border = "s" }
 
-    [model]                          # which model is trained, and how, for launch files; see ``surroundings``
+    [model]                          # the trained model, and how it is trained, for launch files; see ``surroundings``
     precision = "bf16"
     config = { model_type = "llama", hidden_size = 4096 }
 
 A row's ``time_s`` is p for each sample; a list is a series of measurements that the layers of the type take in turn,
-from the start again when there are more layers than figures. ``forward_s`` and ``backward_s`` are the passes that make
-it up: of the three any two give the third, and ``time_s`` may stand alone; ``weight_s`` is the share of the backward
-pass that computes gradients of weights. ``weights`` (w), ``activation`` (a), ``fixed`` (b), ``shared`` (what the
-replicas of a stage share out among them), ``forward_sync`` (fw, one size or one for each edge that arrives) and
-``backward_sync`` (bw, one size or one for each edge that leaves, in the order of the edges) are bytes, 0 if left out.
-``recompute`` is true or false; left out, the id says it. ``least_data_parallel_degree``: the row is there only in
-stages of that many replicas, 1 if left out. A tensor of [graph] names the layers that make or use it: a stage with some
-of these and not all sends or receives it once, ``forward`` bytes in the forward pass and ``backward`` bytes in the
-backward pass; the bytes of edges are charged for each edge.
+starting again if there are more layers than figures. ``forward_s`` and ``backward_s`` are the passes that make it up:
+any two of the three determine the third, and ``time_s`` may stand alone; ``weight_s`` is the part of the backward pass
+that computes gradients of weights. ``weights`` (w), ``activation`` (a), ``fixed`` (b), ``shared`` (divided among the
+replicas of a stage), ``forward_sync`` (fw, one size or one for each edge that arrives) and ``backward_sync`` (bw, one
+size or one for each edge that leaves, in the order of the edges) are bytes, 0 if left out. ``recompute`` is true or
+false; if left out, the id determines it. ``least_data_parallel_degree``: only stages with at least this many replicas
+may use the row, 1 if left out. A tensor of [graph] names the layers that make or use it: a stage with some but not all
+of these sends or receives it once, ``forward`` bytes in the forward pass and ``backward`` bytes in the backward pass;
+the bytes of edges are charged for each edge.
+
 ``continues`` makes a chain: layers of the same type follow the named one until the chain has ``length`` layers;
-"previous" is the one before in the chain, and the chain's own label stands for its last layer.
-A layer's ``path`` is the module's name in the user's model; that of a chain is a list, or one text in which {1} stands
-for 1, 2, ... from the first layer that the entry adds. ``tied`` names weights that the entry's layers have in common
-with all others of that name, such as an embedding that is the head's projection too. ``links`` of [cluster] are those
-within smaller groups of devices, as ``[{ devices = 8, bandwidth = "900GB/s" }]``; ``bandwidth`` is that of the link
-that joins all. Replicas of a stage that lie within a group have its link, and so do stages of a plan that does.
-``devices_per_node`` of [cluster]: of a node, which a launcher starts processes on, where the first link joins several.
+"previous" is the layer before in the chain, and the chain's own label means its last layer.
+
+A layer's ``path`` is the module's name in the user's model; that of a chain is a list, or one text in which {1} means
+1, 2, ... from the first layer that the entry adds. ``tied`` is a name for weights that the entry's layers share with
+all others of that name, such as an embedding that is also the head's projection. ``links`` of [cluster] are those
+within smaller groups of devices, such as ``[{ devices = 8, bandwidth = "900GB/s" }]``; ``bandwidth`` belongs to the
+link that joins all. Replicas of a stage that lie within a group have its link, and so have stages of a plan that does.
+``devices_per_node`` of [cluster]: the devices of a node, on which a launcher starts processes, if the first link joins
+several nodes.
+
 Devices of several kinds are [[cluster.kinds]] tables, each with a ``name``, ``devices``, ``memory``, ``bandwidth`` and
-``links`` of its own, and ``between`` of [cluster], the rate between stages on different kinds; then each row names the
-``kind`` that it is for.
-``base = "other.toml"`` starts from another file, whose entries this file's replace one by one; its path is from this
-file's folder, and from the working folder for what is read from stdin.
+``links`` of its own, and ``between`` of [cluster] is the rate between stages on different kinds. Each row then names
+the ``kind`` of its devices.
+
+``base = "other.toml"`` starts from another file, whose entries this file's entries replace one by one. Its path is
+relative to this file's folder, or to the working folder for text from stdin.
 """
 
 from __future__ import annotations
@@ -97,7 +102,7 @@ PATHS = {
     "chunks": "batch.chunks",
     "group": "batch.group",
 }
-"""The places where a workload says what it has beside its graph."""
+"""The paths of a workload's values other than the graph."""
 
 KEYS = frozenset({"base", PATHS["measured_threads"], *TABLES})
 
@@ -122,7 +127,7 @@ _SYNC_WORDS = fields.SIZE_WORDS + ", or a list of one for each edge that "
 
 
 class Row(fields.Closed):
-    """A TMPC of a layer type, for one degree or for several that have equal figures."""
+    """A TMPC of a layer type, for one degree or for several with equal figures."""
 
     t: _Degrees = Field(description=fields.DEGREE_WORDS + ", or a list of them")
     id: str = Field(description="a text")
@@ -146,16 +151,16 @@ class Row(fields.Closed):
 
 
 def name_in_rows(field: str) -> str:
-    """What rows call a field of a TMPC."""
+    """The name of a TMPC's field in rows."""
     return Row.model_fields[field].alias or field
 
 
 TIMES = ("time_per_sample_s", "forward_s", "backward_s", "weight_s")
-"""Fields of which each layer of a type may have its own figures."""
+"""Fields with figures of their own for each layer of a type."""
 
 
 class LayerType(fields.Closed):
-    """A type of layers, which layers name."""
+    """A type of layers; layers refer to it by its key."""
 
     name: str | None = Field(default=None, description="a text")
     inputs: _Sizes = Field(default=0.0, description=fields.SIZE_WORDS + ", or a list of one for each input")
@@ -196,7 +201,7 @@ class DrawnTensor(fields.Closed):
 
 
 class GraphTable(fields.Closed):
-    """The [graph] table: what it draws beside the layers' inputs."""
+    """The [graph] table: edges and tensors in addition to the layers' inputs."""
 
     edges: list[DrawnEdge] = Field(default=[], description="a list of edges")
     tensors: list[DrawnTensor] = Field(default=[], description="a list of tensors")

@@ -1,4 +1,4 @@
-"""Writing an instance as a compact workload: layers with equal figures share a type, repeated ones a chain."""
+"""Writes an instance as a compact workload: layers with equal figures share a type, repeated ones form a chain."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _NUMBER_IN_PATH = re.compile(r"(?<![0-9])(?:0|[1-9][0-9]{0,8})(?![0-9])")
 _LONGEST_TYPE_KEY = 40
 _FIGURES_PER_LINE = 8
 _LARGE = 1e6
-"""Bytes, or bytes a second, from which people read them with a unit."""
+"""From this number of bytes, or bytes per second, sizes are written with a unit."""
 
 
 def to_toml(instance: Instance) -> str:
-    """The instance as TOML (see ``workload_schema``); ``load`` gives an equal instance back."""
+    """The instance as TOML (see ``workload_schema``); ``load`` returns an equal instance."""
     graph = _Graph(instance)
     types = _types(instance, graph)
     lines = list(_surroundings(instance))
@@ -52,7 +52,7 @@ def to_toml(instance: Instance) -> str:
 
 
 def _surroundings(instance: Instance) -> Iterator[str]:
-    """The tables of what there is beside the graph."""
+    """The tables of everything other than the graph."""
     said, schedule, links = surroundings_of(instance), instance.schedule, instance.cluster.links
     if schedule is not None and (schedule.chunks_are_open or schedule.v == 1):
         del said["chunks"]
@@ -81,8 +81,8 @@ def _surroundings(instance: Instance) -> Iterator[str]:
 class _Graph:
     """Neighbours in the order of the edges.
 
-    tensor_ends: layers that a tensor names; so they need a label of their own. tied: the name of each layer's tied
-    weights. grouped: the edges come in the order of the layers that they go to, so that ``inputs`` can say them all;
+    tensor_ends: layers that a tensor names, which therefore need labels of their own. tied: the name of each layer's
+    tied weights. grouped: the edges are in the order of their target layers, so that ``inputs`` can express them all;
     otherwise they are listed one by one.
     """
 
@@ -98,15 +98,14 @@ class _Graph:
         self.grouped = by_target == [(edge.source, edge.target) for edge in instance.edges]
 
     def inputs(self, layer: int) -> Sequence[int]:
-        """What the layer's ``inputs`` must name."""
+        """The layers that the layer's ``inputs`` must name."""
         return self.predecessors[layer] if self.grouped else ()
 
 
 class _Row(NamedTuple):
-    """A TMPC without its times, with its sync sizes by position, as the file says it: what layers of one type have in
-    common.
+    """A TMPC as the file states it, without its times and with its sync sizes by position. Layers of one type share it.
 
-    times: names of those that each layer has of its own.
+    times: the names of the times that each layer has of its own.
     """
 
     tmpc_id: str
@@ -116,7 +115,7 @@ class _Row(NamedTuple):
 
 @dataclass(eq=False)
 class _Type:
-    """A layer type: what its layers are like, rows[t] of figures, and the layers in order, which have the times."""
+    """A layer type. like: its first layer. rows: of figures, by degree. layers: in order, with their times."""
 
     key: str
     like: Layer
@@ -161,7 +160,7 @@ def type_keys(instance: Instance) -> dict[int, str]:
 
 
 def _types(instance: Instance, graph: _Graph) -> dict[int, _Type]:
-    """The type of each layer id. Layers are of one type if they differ in nothing but their times."""
+    """The type of each layer id. Layers have the same type if only their times differ."""
     types: dict[object, _Type] = {}
     type_of: dict[int, _Type] = {}
     keys: set[str] = set()
@@ -189,11 +188,11 @@ def _row(tmpc: Tmpc, layer: int, graph: _Graph) -> _Row:
 _SIZES = "weights", "activation", "fixed", "shared", "forward_sync", "backward_sync"
 
 
-@lru_cache(maxsize=2**12)  # layers of one kind have the same rows
+@lru_cache(maxsize=2**12)  # equal layers have the same rows
 def _row_of(
     tmpc_id: str, times: tuple[str, ...], sizes: tuple[Sizes, ...], least_d: int, kind: str, recompute: bool
 ) -> _Row:
-    """sizes: by ``_SIZES``."""
+    """sizes: in the order of ``_SIZES``."""
     figures = [f"{key} = {_sizes(size)}" for key, size in zip(_SIZES, sizes, strict=True) if size != 0.0]
     if least_d > 1:
         figures.append(f"least_data_parallel_degree = {least_d}")
@@ -205,7 +204,7 @@ def _row_of(
 
 
 def _times(tmpc: Tmpc) -> Iterator[str]:
-    """The fields that a row says; the backward pass is the rest of p, as a rule to the last bit."""
+    """The fields that a row states. The backward pass is left out if it is exactly the rest of p, which is usual."""
     yield "time_per_sample_s"
     if tmpc.forward_s is not None:
         yield "forward_s"
@@ -230,7 +229,7 @@ def _fresh_key(name: str, taken: set[str]) -> str:
 
 @dataclass(frozen=True)
 class _Span:
-    """Layers that one entry of [layers] writes: ``ids``, and the layer that they continue if they are a chain."""
+    """Layers of one entry of [layers]: ``ids``, and the layer that they continue if they are a chain."""
 
     ids: Sequence[int]
     head: int | None
@@ -279,7 +278,7 @@ def _entries(
 
 
 def _path(paths: Sequence[str]) -> str | None:
-    """One text, with a number that counts up if there are several, or a list; None where there are none."""
+    """One text, with a rising number if there are several layers, or a list; None if there are no paths."""
     if not any(paths):
         return None
     first = paths[0]
@@ -294,8 +293,8 @@ def _path(paths: Sequence[str]) -> str | None:
 
 
 def _spans(ids: Sequence[int], graph: _Graph, types: Mapping[int, _Type]) -> Iterator[_Span]:
-    """The layers cut into single ones and, greedily from the front, chains of two layers or more."""
-    ends: set[int] = set()  # the last layers of the spans so far: what a chain can continue
+    """The layers, divided into single ones and, greedily from the front, chains of at least two layers."""
+    ends: set[int] = set()  # the last layers of the spans so far, which a chain can continue
     start = 0
     while start < len(ids):
         best = _Span(ids[start : start + 1], None)
@@ -310,8 +309,9 @@ def _spans(ids: Sequence[int], graph: _Graph, types: Mapping[int, _Type]) -> Ite
 
 
 def _chain_count(ids: Sequence[int], start: int, head: int, graph: _Graph, types: Mapping[int, _Type]) -> int:
-    """How many layers from ``start`` on continue ``head``: of its type, with its ids going up by one, each fed by the
-    one before and otherwise by the same layers, and feeding none but the next; no tensor ends but at the last."""
+    """How many layers from ``start`` on continue ``head``. They have its type and consecutive ids; each has the one
+    before and otherwise the same layers as inputs, and only the next as successor; only the last may be an end of a
+    tensor."""
     pattern = [None if source == head else source for source in graph.inputs(ids[start])]
     end = start + 1
     while end < len(ids):
@@ -326,7 +326,7 @@ def _chain_count(ids: Sequence[int], start: int, head: int, graph: _Graph, types
 
 
 def _series(times: Sequence[float]) -> Sizes:
-    """The shortest series that gives ``times`` when it is gone through again and again."""
+    """The shortest series that gives ``times`` when repeated."""
     for period in range(1, len(times)):
         if all(time == times[index % period] for index, time in enumerate(times)):
             return tuple(times[:period]) if period > 1 else times[0]
@@ -344,13 +344,13 @@ def _sizes(sizes: Sizes) -> str:
 
 
 def _size(value: float, per: str = "") -> str:
-    """``"42.5GB/s"`` where few digits say it exactly, else the number."""
+    """``"42.5GB/s"`` if a few digits express the value exactly, else the number."""
     text = given_size_text(value).replace(" ", "")
     return _text(text + per) if value >= _LARGE and parse_bytes(text) == value else _number(value)
 
 
 def _in_words(value: float, per: str = "") -> str:
-    """Behind a number of many digits what it is, as a comment."""
+    """A comment with the size in words, for a number of many digits."""
     is_number = not _size(value, per).startswith('"')
     return f"  # {size_text(value)}{per}" if value >= _LARGE and is_number else ""
 

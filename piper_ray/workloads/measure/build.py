@@ -1,8 +1,9 @@
-"""From measured layers to an instance that can be planned, with the ways to run each layer on t devices.
+"""Makes an instance for the planner from measured layers, with the ways to run each layer on t devices.
 
-A way is measured at t = 1 or on a shard, or else it is estimated. Exchanges between t devices are never measured
-here: it is a ring's all-reduce by the table of hardware, as Megatron (Shoeybi et al. 2019) needs it. Every two divided
-matrices need one all-reduce of the outputs in the forward pass and one of the inputs' gradients in the backward pass.
+A way is measured at t = 1 or on a shard; otherwise it is estimated. Exchanges between t devices are never measured
+here: their time is that of a ring's all-reduce by the table of hardware, as Megatron (Shoeybi et al. 2019) needs it.
+Every two divided matrices need one all-reduce of the outputs in the forward pass and one of the inputs' gradients in
+the backward pass.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _FULL_PRECISION_BYTES = 4
 
 @dataclass(frozen=True)
 class Measured:
-    """A layer of the graph with its figures; layers of one signature share them."""
+    """A layer of the graph with its figures; layers with the same signature share them."""
 
     layer: TracedLayer
     signature: str
@@ -39,9 +40,9 @@ class Measured:
 
 @dataclass(frozen=True)
 class ProfileTarget:
-    """What the layers are to run on, before any memory is set aside.
+    """The devices and the batch that the layers are planned for, before memory is set aside.
 
-    gpu: the GPU whose links t devices use; None where only t = 1 is wanted.
+    gpu: the GPU whose links t devices use; None if only t = 1 is needed.
     """
 
     cluster: Cluster
@@ -58,8 +59,8 @@ def instance_of(
 ) -> tuple[Instance, float]:
     """The workload, and the bytes of each device's memory that are set aside for recomputing one layer.
 
-    shards: for each degree above 1 the layers of a shard, or None where they are to be estimated. Raises UsageError
-    if memory is not enough for that.
+    shards: for each degree above 1 the layers of a shard, or None if they are to be estimated. Raises UsageError if the
+    memory is too small to recompute a layer.
     """
     ways = [_ways_of(index, layer, shards, target) for index, layer in enumerate(layers)]
     workspace_bytes = max(way.transient_bytes for of_layer in ways for way in of_layer)
@@ -107,7 +108,7 @@ def _ways_of(
 
 
 def _tied(layers: Sequence[Measured]) -> dict[int, str]:
-    """For each layer that has a parameter in common with others the parameter's name, as the first of them calls it."""
+    """For each layer that shares a parameter with others, the parameter's name in the first of these layers."""
     owners: dict[int, tuple[str, list[int]]] = {}
     for index, measured in enumerate(layers):
         for name, parameter in measured.layer.module.named_parameters():
@@ -123,7 +124,7 @@ def _tied(layers: Sequence[Measured]) -> dict[int, str]:
 def _sent_bytes(layers: Sequence[Measured]) -> dict[tuple[int, int], float]:
     """The bytes of each edge, by (source, target), in the order of the targets.
 
-    A tensor without gradient goes one way only, where c is charged for both.
+    A tensor without gradient moves in one direction only, while c is charged for both; so half of its size counts.
     """
     sent: dict[tuple[int, int], float] = {}
     for target, measured in enumerate(layers):
@@ -169,10 +170,10 @@ def _setting(target: ProfileTarget, largest: int) -> Setting:
 
 @dataclass(frozen=True)
 class Way:
-    """One way to run a layer: what becomes a TMPC.
+    """One way to run a layer, which becomes a TMPC.
 
-    forward_s: the part of time_s before the backward pass. transient_bytes: what is needed besides, once, while the
-    layer is recomputed.
+    forward_s: the part of time_s before the backward pass. transient_bytes: additional memory that is needed once,
+    while the layer is recomputed.
     """
 
     id: str
@@ -192,7 +193,7 @@ def measured_ways(figures: LayerFigures, training: Training) -> Iterator[Way]:
 
 
 def shard_ways(shard: LayerFigures, whole: LayerFigures, degree: int, training: Training, gpu: Gpu) -> Iterator[Way]:
-    """The ways by the figures of one of ``degree`` shards. whole: the figures of the same layer undivided."""
+    """The ways measured on one of ``degree`` shards. whole: the figures of the same layer undivided."""
     matrices = [held.shape for held in whole.parameters if _is_matrix(held)]
     divided = sum(held.shape not in matrices for held in shard.parameters if _is_matrix(held))
     exchange_s = _exchange_s(shard, divided, degree, gpu)
@@ -200,8 +201,8 @@ def shard_ways(shard: LayerFigures, whole: LayerFigures, degree: int, training: 
 
 
 def estimated_ways(whole: LayerFigures, degree: int, training: Training, gpu: Gpu) -> Iterator[Way]:
-    """The ways if the matrices with a side that t divides were divided, and with them the time. Each device has all of
-    the rest."""
+    """Ways estimated on the assumption that matrices with a side that t divides are divided, and the time with them.
+    Each device has all of the rest."""
     held = [
         Resident((one.numbers // degree,), one.number_bytes, one.trainable) if _is_divisible(one, degree) else one
         for one in whole.parameters
@@ -220,8 +221,8 @@ def _ways(
     share: float,
     exchange_s: tuple[float, float],
 ) -> Iterator[Way]:
-    """share: what each device has of the measured time and activations, the layer's inputs apart. exchange_s: the times
-    of the exchanges in the forward and the backward pass."""
+    """share: the part of the measured time and activations on each device, except the layer's inputs. exchange_s: the
+    times of the exchanges in the forward and the backward pass."""
     kept, gradients, state = figures.kept, _gradient_bytes(held), _state_bytes(held, training)
     saved = kept.saved_inputs + (kept.saved - kept.saved_inputs) * share
     forward_s, backward_s = exchange_s
@@ -252,13 +253,13 @@ def _is_divisible(held: Resident, degree: int) -> bool:
 
 
 def _gradient_bytes(held: Sequence[Resident]) -> float:
-    """torch has gradients in the type of their parameters."""
+    """Bytes of gradients, which have the types of their parameters in torch."""
     return float(sum(one.numbers * one.number_bytes for one in held if one.trainable))
 
 
 def _state_bytes(held: Sequence[Resident], training: Training) -> float:
-    """The bytes of parameters as they are, of gradients and of optimizer state, which holds no copy of parameters that
-    have full precision already."""
+    """The bytes of parameters, of gradients and of optimizer state, which has no copy of parameters that already have
+    full precision."""
     total = _gradient_bytes(held)
     for one in held:
         each = float(one.number_bytes)

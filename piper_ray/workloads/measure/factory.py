@@ -1,7 +1,7 @@
-"""The user's factory: finding it, calling it, and making its inputs fit the microbatch.
+"""The user's factory: finds and calls it, and makes its inputs fit the microbatch.
 
-Inputs may be declared on the command line: ``--input SHAPE[:DTYPE[:LIMIT]]``. In place of a traceback a user sees where
-in their code an error came from, and the error in words.
+Inputs may be declared on the command line: ``--input SHAPE[:DTYPE[:LIMIT]]``. Instead of a traceback users see the line
+of their code where an error occurred, and the error in words.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _INTEGERS = {"int64": torch.int64, "int32": torch.int32, "bool": torch.bool}
 
 @dataclass(frozen=True)
 class Declared:
-    """A random input. shape: the shape of a sample. below: integers are less than this."""
+    """A random input. shape: of one sample. below: integers are less than this."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -62,7 +62,7 @@ _IMPORT = Path(traceback.__file__).resolve().parent / "importlib"
 
 
 def place_of(error: BaseException) -> str:
-    """``file.py:12``: the innermost line that is neither ours nor torch's; empty if there is none."""
+    """``file.py:12``: the innermost line outside our code and torch's; empty if there is none."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
@@ -83,15 +83,15 @@ _TENSOR_PARALLEL, _MICROBATCH = "tensor_parallel", "microbatch"
 
 
 Inputs = tuple[tuple[object, ...], dict[str, object]]
-"""What one call of a model takes: (args, kwargs)."""
+"""The arguments of one call of a model: (args, kwargs)."""
 
 
 @dataclass(frozen=True)
 class TrainableModel:
     """A model in training mode with one microbatch of inputs, both on the device.
 
-    loss: the function of what the model returns and of its inputs, ``loss(output, *args, **kwargs)``; None: the factory
-    gives none. further: what gives the microbatches after the first; None: the factory has no others.
+    loss: a function of the model's result and its inputs, ``loss(output, *args, **kwargs)``; None if the factory
+    returns none. further: an iterator of the microbatches after the first; None if the factory has no others.
     """
 
     module: torch.nn.Module
@@ -102,7 +102,7 @@ class TrainableModel:
 
 @dataclass(frozen=True)
 class Factory:
-    """spec: the factory as the user wrote it. path: the file that has it; None where it is in no file."""
+    """spec: the factory as the user wrote it. path: its file; None if it is not in a file."""
 
     spec: str
     call: Callable[..., object]
@@ -120,7 +120,7 @@ class Factory:
     def build(
         self, microbatch: int, device: torch.device, declared: Sequence[Declared], degree: int = 1
     ) -> TrainableModel:
-        """The model at a tensor-parallel degree. Raises InputError for what the factory does or returns."""
+        """The model at a tensor-parallel degree. Raises InputError for errors of the factory or of its result."""
         known = _parameters(self.call)
         arguments = dict(self.arguments)
         if _MICROBATCH in known:
@@ -152,21 +152,21 @@ class Factory:
     def build_within(
         self, microbatch: int, device: torch.device, declared: Sequence[Declared], room_bytes: float, degree: int = 1
     ) -> TrainableModel:
-        """``build``; of a model that takes more room, on the meta device."""
+        """``build``, on the meta device if the model needs more than ``room_bytes``."""
         try:
             bare = self.build(microbatch, torch.device("meta"), declared, degree)
-        except InputError:  # such as a factory that looks at numbers
+        except InputError:  # for example from a factory that reads values
             return self.build(microbatch, device, declared, degree)
         held_bytes = sum(one.nbytes for one in [*bare.module.parameters(), *bare.module.buffers()])
         return bare if held_bytes > room_bytes else self.build(microbatch, device, declared, degree)
 
     def fitted(self, given: object, microbatch: int) -> Inputs:
-        """The factory's inputs, cut or repeated to ``microbatch`` samples. Raises InputError where that cannot be
-        done."""
+        """The factory's inputs, cut or repeated to ``microbatch`` samples. Raises InputError if that is not
+        possible."""
         return _fitted(self.spec, as_call(given), microbatch, takes_microbatch=_MICROBATCH in _parameters(self.call))
 
     def next_of(self, further: Iterator[object]) -> object:
-        """The next of the factory's own microbatches. Raises InputError where there is none, or none can be made."""
+        """The factory's next microbatch. Raises InputError if there is none, or if making it fails."""
         try:
             return next(further)
         except StopIteration:
@@ -187,7 +187,8 @@ class Factory:
 
 
 def find_factory(spec: str, arguments: Mapping[str, object]) -> Factory:
-    """The factory of ``module:factory`` or ``file.py:factory``. Raises UsageError, or InputError for its module."""
+    """The factory of ``module:factory`` or ``file.py:factory``. Raises UsageError, or InputError for errors in its
+    module."""
     where, _, name = spec.rpartition(":")
     if not where or not name.isidentifier():
         raise UsageError(f"{spec}: expected module:factory or file.py:factory, such as models/small_gpt.py:small_gpt")
@@ -241,7 +242,7 @@ def _imported_file(spec: str, path: Path) -> ModuleType:
     assert found is not None
     assert found.loader is not None
     module = importlib.util.module_from_spec(found)
-    sys.modules.setdefault(path.stem, module)  # dataclasses look their module up
+    sys.modules.setdefault(path.stem, module)  # dataclasses look up their module
     sys.path.insert(0, str(path.resolve().parent))
     try:
         found.loader.exec_module(module)
@@ -255,7 +256,8 @@ def _parameters(call: Callable[..., object]) -> Mapping[str, inspect.Parameter]:
 
 
 def as_call(given: object) -> Inputs:
-    """Inputs as a call takes them: a tuple or list by position, a mapping by name, anything else as the only one."""
+    """Inputs as arguments of a call: a tuple or list by position, a mapping by name, any other value as the only
+    argument."""
     if isinstance(given, Mapping):
         return (), dict(given)
     if isinstance(given, (tuple, list)):
@@ -264,7 +266,7 @@ def as_call(given: object) -> Inputs:
 
 
 def _fitted(spec: str, inputs: Inputs, microbatch: int, *, takes_microbatch: bool) -> Inputs:
-    """Inputs with ``microbatch`` samples along their first side: repeated or cut unless the factory made them so."""
+    """Inputs with ``microbatch`` samples along their first side, repeated or cut unless the factory made them so."""
     tensors = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
     if not tensors:
         refuse(

@@ -1,11 +1,11 @@
-"""From a traced pass to layers: the pass is cut where a layer's module is called; what lies between joins the layer
-before it.
+"""From a traced pass to layers. The pass is cut where a layer's module is called; operations in between join the layer
+before them.
 
-Numbers of layers go up along the pass: a call of a layer's module takes the next number, everything else the largest of
-what it reads. So every edge goes from a smaller number to a larger one, and the layers are a directed acyclic graph.
+Layers are numbered along the pass: a call of a layer's module takes the next number, any other node the largest number
+that it reads. So every edge goes from a smaller number to a larger one, and the layers form a directed acyclic graph.
 
-``chosen`` says which modules of a model are layers, and which are followed into. ``signature_of`` says which layers are
-equal: the same modules and operations on inputs of equal shapes take the same time and memory.
+``chosen`` decides which modules of a model are layers, and which the tracer enters. ``signature_of`` tells which layers
+are equal: the same modules and operations on inputs of equal shapes take the same time and memory.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _CONTAINERS = (
 
 @dataclass(frozen=True)
 class ModuleChoice:
-    """Paths of modules. layers: modules of which each call starts a layer. leaves: these, and all others that are not
-    looked into."""
+    """Paths of modules. layers: modules whose calls each start a layer. leaves: these, and all others that the tracer
+    does not enter."""
 
     layers: frozenset[str]
     leaves: frozenset[str]
@@ -42,7 +42,8 @@ class ModuleChoice:
 def chosen(model: nn.Module, patterns: Sequence[str]) -> ModuleChoice:
     """The modules that ``patterns`` (``blocks.*``) match, or else the model's own submodules: see ``_own_layers``.
 
-    Modules of torch.nn are not looked into, containers apart. Raises UsageError for a pattern that matches no module.
+    The tracer does not enter modules of torch.nn, except containers. Raises UsageError for a pattern that matches no
+    module.
     """
     paths = [path for path, _ in model.named_modules(remove_duplicate=False) if path]
     if patterns:
@@ -70,11 +71,11 @@ def _same_depth(path: str, pattern: str) -> bool:
 
 
 def _own_layers(module: nn.Module, path: str) -> list[str]:
-    """The children that are no containers and hold no stack of blocks, from the top. Those of torch.nn's need
-    parameters.
+    """The topmost submodules that are not containers and hold no stack of blocks. Modules of torch.nn count only if
+    they have parameters.
 
-    So the items of ``ModuleList([Block, ...])`` and of ``Sequential(Block, ...)`` are layers, however they are nested,
-    a block's own parts are not, and activations and the like go with the layer before them.
+    So the items of ``ModuleList([Block, ...])`` and of ``Sequential(Block, ...)`` are layers, however they are nested;
+    a block's own parts are not, and activations and the like belong to the layer before them.
     """
     found: list[str] = []
     for name, child in module.named_children():
@@ -89,7 +90,7 @@ def _own_layers(module: nn.Module, path: str) -> list[str]:
 
 
 def holds_stack(module: nn.Module) -> bool:
-    """Whether a container of composite modules is somewhere in it."""
+    """Whether it contains, at any depth, a container of composite modules."""
     return not _of_torch(module) and any(
         isinstance(part, (nn.Sequential, nn.ModuleList)) and any(_is_composite(item) for item in part.children())
         for part in module.modules()
@@ -106,7 +107,7 @@ def _of_torch(module: nn.Module) -> bool:
 
 @dataclass(frozen=True)
 class TensorSource:
-    """Where an input of a layer comes from: output number ``output`` of a layer, or the model's inputs (None)."""
+    """The origin of a layer's input: output number ``output`` of a layer, or of the model's inputs (None)."""
 
     layer: int | None
     output: int
@@ -116,7 +117,7 @@ class TensorSource:
 class TracedLayer:
     """A layer as a module of its own, with example inputs.
 
-    path: the path of the module it was cut at. ``module(*inputs)`` gives a tuple of ``outputs`` tensors.
+    path: the path of the module at which it was cut. ``module(*inputs)`` returns a tuple of ``outputs`` tensors.
     """
 
     path: str
@@ -131,8 +132,8 @@ class TracedLayer:
 class TracedModel:
     """A model as its layers, in the order of the pass.
 
-    outputs: where each tensor that the model returns comes from; None: from no layer, and from no input as it is.
-    result: what the model returns, with a ``Slot`` in place of each tensor.
+    outputs: the origin of each tensor that the model returns; None if it is neither a layer's output nor an input.
+    result: the model's result, with a ``Slot`` in place of each tensor.
     """
 
     layers: list[TracedLayer]
@@ -146,7 +147,7 @@ def layers_of(spec: str, model: TrainableModel, patterns: Sequence[str]) -> list
 
 
 def traced_model(spec: str, model: TrainableModel, patterns: Sequence[str]) -> TracedModel:
-    """The layers in the order of the pass, and what the model returns. Raises UsageError and InputError."""
+    """The layers in the order of the pass, and the model's result. Raises UsageError and InputError."""
     choice = chosen(model.module, patterns)
     graph, values, result = trace(spec, model, choice.leaves)
     number = _numbers(graph, choice)
@@ -186,7 +187,7 @@ def _is_layer(node: fx.Node, choice: ModuleChoice) -> bool:
 
 
 def _numbers(graph: fx.Graph, choice: ModuleChoice) -> dict[fx.Node, int]:
-    """The layer of each node that needs one. A node that depends on the model's inputs alone has none."""
+    """The layer of each node that needs one. A node that only depends on the model's inputs has none."""
     number: dict[fx.Node, int] = {}
     count = 0
     for node in graph.nodes:
@@ -200,7 +201,7 @@ def _numbers(graph: fx.Graph, choice: ModuleChoice) -> dict[fx.Node, int]:
 
 
 def _outputs(number: Mapping[fx.Node, int], count: int) -> list[list[fx.Node]]:
-    """The nodes of each layer that other layers, or the model's caller, get."""
+    """The nodes of each layer that other layers or the model's caller use."""
     outputs: list[list[fx.Node]] = [[] for _ in range(count)]
     for node, layer in number.items():
         if any(user.op == "output" or number.get(user, layer) != layer for user in node.users):
@@ -211,7 +212,7 @@ def _outputs(number: Mapping[fx.Node, int], count: int) -> list[list[fx.Node]]:
 def _extracted(
     graph: fx.Graph, number: Mapping[fx.Node, int], layer: int, outputs: Sequence[fx.Node]
 ) -> tuple[fx.Graph, list[fx.Node]]:
-    """The layer's own graph, and the nodes outside that it reads, in the order of its arguments."""
+    """The layer's own graph, and the outside nodes that it reads, in the order of its arguments."""
     wanted: set[fx.Node] = set()
     read: set[fx.Node] = set()
     open_nodes = [node for node in graph.nodes if number.get(node) == layer]
@@ -241,10 +242,10 @@ _POSITIONS = ("idx", "index", "layer_id", "layer_number")
 
 
 def signature_of(layer: TracedLayer, gradients: Iterable[bool]) -> str:
-    """A hash that equal layers share. gradients: for each input, whether its gradient is asked for.
+    """A hash that equal layers share. gradients: for each input, whether its gradient is required.
 
-    It covers the types of modules, their settings (attributes that are plain values, but not those that say which layer
-    it is), shapes and types of parameters and inputs, and the operations with their constants. It covers neither the
+    It covers the types of modules, their settings (attributes with plain values, except those that state which layer it
+    is), shapes and types of parameters and inputs, and the operations with their constants. It covers neither the
     values of tensors nor what a module keeps in other objects.
     """
     number = {node: index for index, node in enumerate(layer.module.graph.nodes)}
@@ -295,5 +296,5 @@ def _is_setting(key: str, value: object) -> bool:
 
 
 def _constants(arguments: Any, number: dict[fx.Node, int]) -> str:
-    """The arguments as a text, in which each node is its number."""
+    """The arguments as a text in which each node is replaced by its number."""
     return repr(fx.node.map_arg(arguments, lambda node: f"%{number[node]}"))

@@ -1,7 +1,8 @@
-"""Memory that a process keeps for its next tensors, as the allocator of a GPU does.
+"""Keeps freed memory in the process for its next tensors, as the allocator of a GPU does.
 
-The C library gives freed memory back and gets new pages for the next tensor. How often depends on what is freed in
-which order, so a layer by itself and the same layer in a stage took times up to a third apart.
+The C library returns freed memory to the system and requests new pages for the next tensor. How often depends on the
+order in which memory is freed; the times of a layer alone and of the same layer in a stage therefore differed by up to
+a third.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ _NEVER, _USUAL_TRIM_BYTES, _USUAL_MAPS = -1, 128 * 1024, 65536
 
 
 def keep_freed_memory() -> None:
-    """From here on this process gives back nothing. Where the C library is not glibc, nothing happens."""
+    """From now on this process returns no memory. Does nothing if the C library is not glibc."""
     _set(_NEVER, 0)
 
 
 @contextmanager
 def keeping_freed_memory() -> Iterator[None]:
-    """As ``keep_freed_memory``, within; behind it all goes back."""
+    """``keep_freed_memory`` inside this context; at the end all freed memory is returned."""
     _set(_NEVER, 0)
     try:
         yield

@@ -1,8 +1,8 @@
-"""Models that a device, or this machine, does not hold: traced whole on torch's meta device, which has shapes and no
-numbers, and given numbers a part at a time.
+"""Models that do not fit on a device or on this machine. They are traced as a whole on torch's meta device, which has
+shapes but no values, and get values one part at a time.
 
-Weights are drawn anew, by each module's ``reset_parameters`` where it has that: passes hardly take longer or less by
-them.
+Weights are new random values, from each module's ``reset_parameters`` if it has that; they hardly change the time of
+passes.
 """
 
 from __future__ import annotations
@@ -21,24 +21,25 @@ from piper_ray.workloads.measure.graph import TracedLayer
 META = torch.device("meta")
 
 _NAMES = frozenset({"cpu", "cpu:0", "meta"})
-"""Texts by which code names the device of a trace."""
+"""Names that code uses for the device of a trace."""
 
 _SPREAD = 0.02
-"""Standard deviation of numbers that stand for others."""
+"""Standard deviation of values that replace others."""
 
 _SHARE = 0.5
-"""Of a memory, what a whole model may take: gradients, activations and other programs have the rest."""
+"""The share of a memory that a whole model may use; the rest is for gradients, activations and other programs."""
 
 
 def room_bytes(device: torch.device, processes: int = 1) -> float:
-    """What a model may take that is built on the CPU by each of so many processes, and then brought to the device."""
+    """The largest size of a model that each of ``processes`` processes builds on the CPU and then moves to the
+    device."""
     host_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / processes
     device_bytes = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else host_bytes
     return _SHARE * float(min(host_bytes, device_bytes))
 
 
 def on_device(layer: TracedLayer, device: torch.device) -> TracedLayer:
-    """The layer with numbers, where it has none: a copy, so that they go with it."""
+    """The layer with values. If it has none, a copy gets them, so that they are freed with it."""
     if not any(one.is_meta for one in [*layer.inputs, *layer.module.parameters(), *layer.module.buffers()]):
         return layer
     module = copy.deepcopy(layer.module)
@@ -48,7 +49,8 @@ def on_device(layer: TracedLayer, device: torch.device) -> TracedLayer:
 
 
 def materialise(module: nn.Module, device: torch.device) -> None:
-    """Gives numbers to what has none; of one seed, so that replicas begin alike. Parameters that are shared stay so."""
+    """Gives values to tensors that have none, with a fixed seed, so that replicas begin alike. Shared parameters stay
+    shared."""
     made: dict[int, torch.Tensor] = {}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -64,7 +66,7 @@ def materialise(module: nn.Module, device: torch.device) -> None:
 
 
 def filled(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A tensor of the same form with numbers, near zero; the tensor itself on the device, if it has its own."""
+    """A tensor of the same form with values near zero; a tensor that has values is moved to the device."""
     if not tensor.is_meta:
         return tensor.to(device)
     found = torch.zeros_like(tensor, device=device, requires_grad=False)
@@ -74,7 +76,7 @@ def filled(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def move_graph(layer: Any, device: torch.device) -> None:
-    """Where a traced layer's graph names the device of the trace, it names this one; so for tensors that it holds."""
+    """Replaces the device of the trace by this one in a traced layer's graph, also for tensors that the graph holds."""
 
     def moved(argument: Any) -> Any:
         is_text = isinstance(argument, str) and argument in _NAMES

@@ -224,14 +224,17 @@ def traced_program(spec: str, name: str, model: TrainableModel) -> TracedProgram
     return TracedProgram(name, model, exported, trace, trace.finished(spec))
 
 
-def exported_module(spec: str, name: str, model: TrainableModel) -> torch.export.ExportedProgram:
-    """Its operators as torch has them. Raises UsageError for what is no one graph."""
+def exported_module(
+    spec: str, name: str, model: TrainableModel, calls: tuple[str, ...] = ()
+) -> torch.export.ExportedProgram:
+    """Its operators as torch has them. calls: paths of modules whose arguments are kept. Raises UsageError for what is
+    no one graph."""
     args, kwargs = model.inputs
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)  # the error tells what torch would log
     try:
         with contextlib.redirect_stderr(io.StringIO()):  # torch prints what it has of the graph
-            return torch.export.export(model.module, args, kwargs, strict=False)
+            return torch.export.export(model.module, args, kwargs, strict=False, preserve_module_call_signature=calls)
     except Exception as error:  # noqa: BLE001 - of the user's code, and of torch's about it
         text = f"{spec}: {name} is no one graph of operators: {words_of(error).partition(' (unhinted')[0][:300]}"
         raise UsageError(

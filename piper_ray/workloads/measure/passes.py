@@ -1,5 +1,5 @@
-"""How long a layer's passes take, by warm-up, repeats, median and spread; and the bytes that it holds: its parameters,
-and what autograd keeps between its forward and its backward pass.
+"""Measures the time of a layer's passes, by warm-up, repeats, median and spread; and the bytes that it holds: its
+parameters, and what autograd keeps between its forward and its backward pass.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ class MeasuredPasses:
 
     @property
     def forward_share_s(self) -> float:
-        """The part of total_s that is the forward pass: a median of sums is not the sum of the medians."""
+        """The forward pass's part of total_s. The medians of both passes do not add up to the median of their sums."""
         both_s = self.forward_s + self.backward_s
         return self.total_s * (self.forward_s / both_s) if both_s > 0.0 else 0.0
 
 
 @dataclass(frozen=True)
 class Repeats:
-    """count: the passes that are measured. warm_up: the passes before them; they take ``warm_up_s`` at least, by when a
-    GPU has the clock that it has while it trains."""
+    """count: the number of measured passes. warm_up: the number of passes before them. The warm-up lasts at least
+    ``warm_up_s``, until a GPU has the clock that it has in training."""
 
     count: int
     warm_up: int
@@ -47,7 +47,8 @@ class Repeats:
 
 
 Clock = Callable[[], Callable[[], float]]
-"""Marks a moment on the device; what it returns says, once the device is done, its time in seconds."""
+"""Marks a moment on the device. The returned function gives the moment's time in seconds, once the device has reached
+it."""
 
 
 def clock_of(device: torch.device) -> Clock:
@@ -66,14 +67,14 @@ def clock_of(device: torch.device) -> Clock:
 
 
 class EventClock:
-    """Times of a device's events, each from the one before it.
+    """Times of a device's events, each relative to the one before it.
 
-    The device counts float32 milliseconds between two events: from the first of a run they would soon go up by steps of
-    62 us (after ten minutes), and between neighbours they are as fine as the device's own.
+    The device counts float32 milliseconds between two events. Relative to the first event of a run, times would soon
+    rise in steps of 62 us (after ten minutes); between neighbouring events they have the device's own precision.
     """
 
     def __init__(self, event: Callable[[], Any]) -> None:
-        """event: records one on the device's stream."""
+        """event: records an event on the device's stream."""
         self._event = event
         self._last, self._last_s = event(), 0.0
         self._open: deque[_Marked] = deque()
@@ -93,7 +94,7 @@ class EventClock:
         return seconds
 
     def _close(self, marked: _Marked) -> None:
-        """Works out the times of all events up to this one, which the device has reached."""
+        """Computes the times of all events up to this one, which the device has reached."""
         while marked.at_s is None:
             one = self._open.popleft()
             self._last_s += float(self._last.elapsed_time(one.event)) / 1e3
@@ -102,7 +103,7 @@ class EventClock:
 
 @dataclass
 class _Marked:
-    """A moment on the device; at_s: once it is known."""
+    """A moment on the device. at_s: its time, once known."""
 
     event: Any
     at_s: float | None = None
@@ -114,7 +115,8 @@ def _cpu_clock() -> Callable[[], float]:
 
 
 def leaves_of(inputs: Sequence[torch.Tensor], gradients: Sequence[bool]) -> tuple[list[Any], list[Any]]:
-    """Copies of the inputs to differentiate by, and what the layer gets: it may write into that in place."""
+    """Copies of the inputs to differentiate by, and further copies for the layer, which may write into them in
+    place."""
     leaves = [tensor.detach().requires_grad_(wanted) for tensor, wanted in zip(inputs, gradients, strict=True)]
     return leaves, [
         leaf.clone() if wanted else leaf.detach().clone() for leaf, wanted in zip(leaves, gradients, strict=True)
@@ -130,14 +132,14 @@ def passes_of(
     recompute: bool,
     followers: Sequence[TracedLayer] = (),
 ) -> tuple[MeasuredPasses, MeasuredPasses | None]:
-    """The times of a layer's passes; and, with ``recompute``, their times where the forward pass keeps only its inputs.
+    """The times of a layer's passes; and, with ``recompute``, their times if the forward pass keeps only its inputs.
 
-    followers: equal layers, of one output, each of which reads that of the one before it. All of them are run as a
-    chain, of which each has its part: so launches, caches and memory are as in a stage.
+    followers: equal layers, each with one output and reading that of the layer before it. All of them run as a chain
+    and the time is divided among them, so launches, caches and memory are as in a stage.
 
-    Both kinds are run in turn, so that whatever else the machine does slows both. Gradients of parameters are added to
-    those that are there, as pipelines do with microbatches. Times are asked for when all is done: a GPU then has work
-    without gaps, as while it trains, and the host's launches are hidden as they are there.
+    Both variants run alternately, so that other load on the machine slows both. Gradients of parameters are added to
+    existing ones, as pipelines do with microbatches. Times are read at the end, so that a GPU has work without gaps, as
+    in training, and the host's launches are hidden as they are there.
     """
 
     def run_again(module: torch.nn.Module, *given: torch.Tensor) -> Any:
@@ -170,7 +172,7 @@ def passes_of(
 
 
 def summary_of(measured: Sequence[tuple[float, float]]) -> MeasuredPasses:
-    """Medians and spread of two or more measured pairs of forward and backward passes."""
+    """Medians and spread of at least two measured pairs of forward and backward passes."""
     totals = [forward_s + backward_s for forward_s, backward_s in measured]
     low, _, high = statistics.quantiles(totals, n=4, method="inclusive")
     return MeasuredPasses(
@@ -184,7 +186,7 @@ def summary_of(measured: Sequence[tuple[float, float]]) -> MeasuredPasses:
 def _once(
     chain: Sequence[TracedLayer], run: Callable[..., Any], gradients: Sequence[bool], clock: Clock
 ) -> list[Callable[[], float]]:
-    """When the forward pass began and ended, and then the backward pass, if there is one."""
+    """The beginning and end of the forward pass, and of the backward pass if there is one."""
     first, *followers = chain
     _, given = leaves_of(first.inputs, gradients)
     moments = [clock()]
@@ -207,7 +209,7 @@ def _once(
 
 
 def _lengths_s(moments_s: Sequence[float], layers: int) -> tuple[float, float]:
-    """Of the forward and the backward pass, for each of so many layers."""
+    """The time of the forward and of the backward pass, divided by ``layers``."""
     begun_s, ended_s, *back_s = moments_s
     return (ended_s - begun_s) / layers, (back_s[1] - back_s[0]) / layers if back_s else 0.0
 
@@ -229,8 +231,8 @@ class Resident:
 class Kept:
     """The bytes that a layer keeps for each microbatch. Each storage counts once, with its whole size.
 
-    saved: what it keeps without recomputation. saved_inputs: the part of it that is the layer's inputs. inputs: all
-    that recomputation needs.
+    saved: kept without recomputation. saved_inputs: the part of saved that is the layer's inputs. inputs: all that
+    recomputation needs.
     """
 
     saved: int
@@ -239,7 +241,7 @@ class Kept:
 
 
 def parameters_of(module: torch.nn.Module) -> list[Resident]:
-    """What the layer holds whether or not a microbatch is in flight; buffers are not trained."""
+    """Tensors that the layer holds even if no microbatch is in flight. Buffers are not trained."""
     held = [
         Resident(tuple(tensor.shape), tensor.element_size(), tensor.requires_grad) for tensor in module.parameters()
     ]
@@ -249,7 +251,7 @@ def parameters_of(module: torch.nn.Module) -> list[Resident]:
 def kept_of(layer: TracedLayer, given: Sequence[torch.Tensor]) -> tuple[Kept, list[bool]]:
     """What one forward pass on ``given`` keeps, and which of its outputs have gradients.
 
-    Parameters and buffers are not counted: they are there anyway.
+    Parameters and buffers are not counted, because they are held anyway.
     """
     there = _storages([*layer.module.parameters(), *layer.module.buffers()])
     inputs = _storages(given)
@@ -260,7 +262,7 @@ def kept_of(layer: TracedLayer, given: Sequence[torch.Tensor]) -> tuple[Kept, li
         return tensor
 
     with saved_tensors_hooks(pack, lambda tensor: tensor):
-        outputs = layer.module(*given)  # held until all is counted, so that no address is used twice
+        outputs = layer.module(*given)  # held until all is counted, so that no address is reused
     saved = {address: size for address, size in found.items() if address not in there}
     kept = Kept(
         saved=sum(saved.values()),

@@ -1,4 +1,4 @@
-"""A profile from its start to its end: the model, its layers, their figures, the instance."""
+"""Profiles a model from start to end: the model, its layers, their figures, the instance."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ _BYTES_PER_S = 25e9
 _CHAIN = 4
 """The most equal layers that are measured together."""
 _SUSTAINED_S = 0.5
-"""Of load, before a GPU's times count: its clocks go up from idle, and down to what its power allows."""
+"""The time under load before a GPU's times count: its clocks rise from idle, and fall to what its power allows."""
 
 Progress = Callable[[int, int, str], None]
-"""What is called with the layers done, the layers in all, and the path of the layer that comes next."""
+"""Called with the number of finished layers, the number of all layers, and the path of the next layer."""
 
 
 @dataclass(frozen=True)
 class ProfileRequest:
-    """How a model is to be profiled, and for which cluster. What is None is as this machine has it (``target_of``).
+    """How to profile a model, and for which cluster. None stands for this machine's value (``target_of``).
 
     microbatch, batch: in samples. layers: patterns of module paths. degrees: tensor-parallel degrees above 1.
     """
@@ -61,11 +61,11 @@ class ProfileRequest:
 
 @dataclass(frozen=True)
 class Profile:
-    """An instance with what it was made from. shards: the layers of a shard by degree; None where they are estimated.
-
+    """An instance with the data that it was made from. shards: the layers of a shard by degree; None if they are
+    estimated.
     parameters: the numbers in the model's parameters, each parameter once. unused: how many of them are in no layer.
-    is_bare: the whole model was traced without numbers, and each kind of layer had some of its own. load: the machine's
-    load before the profile began.
+    is_bare: the whole model was traced without values, and each kind of layer got values of its own. load: the
+    machine's load before the profile began.
     """
 
     instance: Instance
@@ -81,7 +81,7 @@ class Profile:
 
 
 def device_of(name: str) -> torch.device:
-    """Raises UsageError if there is none of that name."""
+    """The device with this name. Raises UsageError if there is none."""
     if name == "cuda" and not torch.cuda.is_available():
         build = "without CUDA" if torch.version.cuda is None else f"for CUDA {torch.version.cuda}"
         raise UsageError(
@@ -101,8 +101,8 @@ def device_name(device: torch.device) -> str:
 @contextmanager
 def as_a_rank(request: ProfileRequest) -> Iterator[None]:
     """A context in which torch computes on a CPU as in a rank of ``run``: it keeps freed memory, and has as many
-    threads, as the cores are shared out among the devices that are planned for. OMP_NUM_THREADS counts more, and so
-    does what the model's own module says."""
+    threads as a rank gets when the planned devices share the cores. OMP_NUM_THREADS overrides this, and so do settings
+    in the model's own module."""
     if request.device != "cpu":
         yield
         return
@@ -135,7 +135,7 @@ def store_of(factory: Factory, request: ProfileRequest, path: Path) -> Store:
 
 
 def profile(factory: Factory, request: ProfileRequest, hardware: Hardware, store: Store, progress: Progress) -> Profile:
-    """Profile the factory's model. Raises UsageError, InputError and LimitError."""
+    """Profiles the factory's model. Raises UsageError, InputError and LimitError."""
     load = machine_load()
     device = device_of(request.device)
     target = target_of(request, hardware, device)
@@ -182,8 +182,8 @@ def measured_layers(
     store: Store,
     advance: Callable[[TracedLayer], None],
 ) -> list[Measured]:
-    """Figures of every layer, in order. One that was traced without numbers has some on the device while it is
-    measured. ``advance`` is called before each. Raises InputError and LimitError."""
+    """Figures of every layer, in order. A layer that was traced without values gets values on the device while it is
+    measured. ``advance`` is called before each layer. Raises InputError and LimitError."""
     clock = clock_of(device)
     if device.type == "cuda":
         repeats = replace(repeats, warm_up_s=_SUSTAINED_S)
@@ -209,8 +209,8 @@ def measured_layers(
 def _followers(
     layers: Sequence[TracedLayer], number: int, signature: str, gradients: Sequence[bool]
 ) -> Sequence[TracedLayer]:
-    """The layers behind one that are equal to it, gradients of inputs as well, and read what the one before them
-    makes."""
+    """The next layers that equal this one, including the gradients of inputs, and that each read the output of the
+    layer before."""
     behind = layers[number + 1 : number + _CHAIN]
     for count, layer in enumerate(behind):
         is_like = len(layer.inputs) == len(gradients) and signature_of(layer, gradients) == signature
@@ -234,7 +234,7 @@ def _figures_of(
         leaves, given = leaves_of(layer.inputs, gradients)
         versions = [tensor._version for tensor in given]
         kept, output_gradients = kept_of(layer, given)
-        # What a layer has written into cannot be its checkpoint.
+        # An input that a layer has written into cannot be its checkpoint.
         intact = versions == [tensor._version for tensor in given]
         with torch.no_grad():
             output_bytes = tuple(output.numel() * output.element_size() for output in layer.module(*leaves))
@@ -273,7 +273,7 @@ def _figures_of(
 
 
 def target_of(request: ProfileRequest, hardware: Hardware, device: torch.device) -> ProfileTarget:
-    """The cluster and the batch, as given or as this machine has them. Raises UsageError."""
+    """The cluster and the batch, as requested or as this machine has them. Raises UsageError."""
     gpu = hardware.gpu(request.gpu) if request.gpu is not None else _recognised(hardware, device)
     if request.degrees and gpu is None:
         raise UsageError(
@@ -300,15 +300,15 @@ def target_of(request: ProfileRequest, hardware: Hardware, device: torch.device)
 
 
 def _memory_bytes(device: torch.device) -> float:
-    """What a plan may use of a device's memory: of a GPU's, what context, communicators and fragments leave."""
+    """The part of a device's memory that a plan may use; for a GPU without context, communicators and fragments."""
     if device.type == "cuda":
         whole = float(torch.cuda.get_device_properties(device).total_memory)
-        return whole - DEFAULT.reserve_bytes(whole)  # as ``estimate`` has it
+        return whole - DEFAULT.reserve_bytes(whole)  # as in ``estimate``
     return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
 def _recognised(hardware: Hardware, device: torch.device) -> Gpu | None:
-    """The GPU of the table that the driver's name is for; None where there is none."""
+    """The GPU of the table that fits the driver's name; None if there is none."""
     if device.type != "cuda":
         return None
     key = find_gpu(torch.cuda.get_device_name(device), hardware.gpus)

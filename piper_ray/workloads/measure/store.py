@@ -1,4 +1,4 @@
-"""What was measured so far, in a file beside the output: a profile that was stopped goes on from there."""
+"""Keeps the figures measured so far in a file next to the output, from which a stopped profile continues."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class LayerFigures:
-    """All that is measured of one layer.
+    """All measured figures of one layer.
 
-    recomputed: None where recomputation saves nothing or the layer overwrites its inputs. output_gradients: whether
-    each of its outputs has a gradient. output_bytes: the bytes of each output. input_gradient_bytes: the bytes of all
-    inputs that have gradients together.
+    recomputed: None if recomputation saves nothing or the layer overwrites its inputs. output_gradients: whether each
+    of its outputs has a gradient. output_bytes: of each output. input_gradient_bytes: of all inputs with gradients
+    together.
     """
 
     plain: MeasuredPasses
@@ -33,7 +33,7 @@ class LayerFigures:
 
 
 class Store:
-    """Figures by signature, one line of JSON each, under a line that says of which model on which machine."""
+    """Figures by signature, one line of JSON each, below a line that names the model and the machine."""
 
     def __init__(self, path: Path, setting: Mapping[str, object]) -> None:
         self.path = path
@@ -48,15 +48,14 @@ class Store:
         return self._figures.get(signature)
 
     def start(self) -> None:
-        """Write an empty file. Raises UsageError if it cannot be written."""
+        """Writes an empty file. Raises UsageError if it cannot be written."""
         try:
             self.path.write_text(json.dumps(self._head) + "\n", encoding="utf-8")
         except OSError as error:
             raise UsageError(f"{self.path}: cannot be written: {error.strerror or error}") from error
 
     def resume(self) -> None:
-        """Take what the file has, without a last line that was cut short. Raises UsageError if it is of another
-        profile."""
+        """Reads the file, except an incomplete last line. Raises UsageError if it belongs to another profile."""
         try:
             lines = self.path.read_text(encoding="utf-8").splitlines()
             head = json.loads(lines[0])
@@ -84,7 +83,7 @@ class Store:
         self.path.unlink(missing_ok=True)
 
     def _rewrite(self) -> None:
-        """Write the file anew, so that nothing is appended to a line that was cut short."""
+        """Writes the file again, so that nothing is appended to an incomplete line."""
         self.start()
         with self.path.open("a", encoding="utf-8") as file:
             file.writelines(_line(signature, figures) for signature, figures in self._figures.items())
@@ -95,7 +94,7 @@ def _line(signature: str, figures: LayerFigures) -> str:
 
 
 def _read(line: str) -> tuple[str, LayerFigures] | None:
-    """The entry of a line; None for a line that was cut short."""
+    """The entry of a line; None for an incomplete line."""
     from pydantic import TypeAdapter
 
     try:

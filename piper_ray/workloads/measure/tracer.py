@@ -1,8 +1,8 @@
-"""Following a forward pass with torch.fx, on real inputs.
+"""Follows a forward pass with torch.fx, on real inputs.
 
-torch.fx's own symbolic trace stops at ``assert x.shape[1] <= self.length`` and the like, because its proxies have no
-values. Ours carry the value that the example inputs give them: what is not a tensor (sizes, types, devices) is that
-value and nothing else, so a graph is good for inputs of these shapes, which is what a profile is of.
+torch.fx's own symbolic trace stops at code such as ``assert x.shape[1] <= self.length``, because its proxies have no
+values. Our proxies carry the values of the example inputs. Values that are not tensors (sizes, types, devices) become
+constants, so a graph is only valid for inputs of these shapes, which is all that a profile needs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.Size, torch.d
 
 @dataclass(frozen=True)
 class Slot:
-    """What stands for one of the tensors that a model returns: the one with this number."""
+    """Stands for tensor number ``index`` among those that a model returns."""
 
     index: int
 
@@ -35,13 +35,13 @@ Trace = tuple[fx.Graph, dict[fx.Node, Any], object]
 
 
 class Unusable(Exception):
-    """A value that cannot be handed from layer to layer."""
+    """A value that cannot be passed from layer to layer."""
 
 
 class ValueTracer(fx.Tracer):
-    """A tracer that computes what it follows. leaves: the modules that it does not look into.
+    """A tracer that computes what it follows. leaves: the modules that it does not enter.
 
-    values: the value of each node that has a tensor, or an object with tensors in it.
+    values: the value of each node whose value is or contains a tensor.
     """
 
     def __init__(self, model: TrainableModel, leaves: Collection[str]) -> None:
@@ -61,7 +61,7 @@ class ValueTracer(fx.Tracer):
         is_module: bool,  # noqa: ARG002 - torch calls it
         concrete_args: Any = None,  # noqa: ARG002
     ) -> tuple[Any, list[Any]]:
-        """A placeholder for each tensor of the inputs, wherever it is in them."""
+        """A placeholder for each tensor of the inputs, at any depth."""
         leaves, spec = pytree.tree_flatten(self._model.inputs)
         given = [
             self._placeholder(i, leaf) if isinstance(leaf, torch.Tensor) else leaf for i, leaf in enumerate(leaves)
@@ -91,8 +91,7 @@ class ValueTracer(fx.Tracer):
         return attr_val if self._running else super().getattr(attr, attr_val, parameter_proxy_cache)
 
     def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **options: Any) -> Any:
-        """The proxy of a node, once what the node stands for is done. Where no tensor is in its value: the value
-        itself."""
+        """Computes the node's value, and returns the node's proxy; or the value itself if it contains no tensor."""
         proxy = super().create_proxy(kind, target, args, kwargs, *rest, **options)
         value = self._value(kind, target, *self._known((args, kwargs)))
         return self._as_seen(proxy, value)
@@ -117,7 +116,7 @@ class ValueTracer(fx.Tracer):
             self._running = False
 
     def _as_seen(self, proxy: fx.Proxy, value: Any) -> Any:
-        """What the code that is followed gets: containers stay containers, with proxies of their items in them."""
+        """What the followed code receives: containers stay containers, with proxies for their items."""
         if isinstance(value, _PLAIN):
             self.graph.erase_node(proxy.node)
             return value
@@ -136,7 +135,8 @@ class ValueTracer(fx.Tracer):
 
 
 class ValueProxy(fx.Proxy):
-    """A proxy that knows its value's length and those of its attributes that are no tensors, and takes assignments."""
+    """A proxy that knows its value's length and the values of attributes that are not tensors, and that supports item
+    assignment."""
 
     def __getattr__(self, k: str) -> Any:
         value = getattr(_value_at(self), k)
@@ -166,11 +166,11 @@ def _value_at(proxy: fx.Proxy) -> Any:
 
 
 def trace(spec: str, model: TrainableModel, leaves: Collection[str]) -> Trace:
-    """The graph of a training pass with leaf modules as nodes, the values at its nodes, and what it returns: a ``Slot``
+    """The graph of a training pass with leaf modules as nodes, the values at its nodes, and its result with a ``Slot``
     for each tensor.
 
-    Raises InputError with the place in the user's code where the pass could not be followed, LimitError if the
-    device's memory is not enough.
+    Raises InputError with the place in the user's code that could not be followed, and LimitError if the device's
+    memory is too small.
     """
     tracer = ValueTracer(model, leaves)
     try:
@@ -184,7 +184,7 @@ def trace(spec: str, model: TrainableModel, leaves: Collection[str]) -> Trace:
 
 
 def out_of_memory(spec: str, what: str) -> LimitError:
-    """The error of a model, or a layer (``what``), that the device does not hold."""
+    """The error for a model, or a layer (``what``), that does not fit on the device."""
     return LimitError(f"{spec}: {what} does not fit in the device's memory; expected a smaller --microbatch-size")
 
 
@@ -203,7 +203,7 @@ def _words(error: Exception, model: TrainableModel) -> str:
 
 
 def proxies_in(value: Any) -> Iterator[fx.Proxy]:
-    """The proxies in what a model returns. Raises Unusable for what may hide tensors."""
+    """The proxies in a model's result. Raises Unusable for values that may hide tensors."""
     for leaf in pytree.tree_leaves(value):
         if isinstance(leaf, fx.Proxy):
             yield leaf
@@ -214,7 +214,7 @@ def proxies_in(value: Any) -> Iterator[fx.Proxy]:
 
 
 def with_slots(value: Any, slots: Iterator[Slot]) -> object:
-    """What a model returns, each of its ``proxies_in`` replaced by the next slot."""
+    """A model's result with each of its ``proxies_in`` replaced by the next slot."""
 
     def slot(leaf: Any) -> object:
         return next(slots) if isinstance(leaf, fx.Proxy) else leaf
@@ -223,7 +223,7 @@ def with_slots(value: Any, slots: Iterator[Slot]) -> object:
 
 
 def with_tensors(result: object, tensors: Sequence[torch.Tensor]) -> Any:
-    """What ``with_slots`` made, with the tensors in their slots."""
+    """A result of ``with_slots`` with tensors in place of its slots."""
     return _mapped(result, lambda leaf: tensors[leaf.index] if isinstance(leaf, Slot) else leaf)
 
 
@@ -251,5 +251,5 @@ def attribute(root: torch.nn.Module, path: str) -> Any:
 
 
 def _like(value: tuple[Any, ...], items: list[Any]) -> Any:
-    """The items as a tuple, with names where ``value`` has names."""
+    """The items as a tuple, a named one if ``value`` is."""
     return type(value)(*items) if hasattr(value, "_fields") else tuple(items)

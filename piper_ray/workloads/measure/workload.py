@@ -35,13 +35,13 @@ def profile(
 ) -> Instance:
     """The workload of a PyTorch model, measured on this machine.
 
-    model: its factory, as "file.py:function" or "package.module:function"; arguments_of_model: what it is called with.
-    microbatch_size, global_batch: in samples. device: "cpu" or "cuda". layers: patterns of module paths; inputs: as
-    "3x224x224" or "1024:int64:50257" each; tensor_parallel: further degrees, for which ``gpu`` names an entry of the
+    model: its factory, as "file.py:function" or "package.module:function"; arguments_of_model: the factory's arguments.
+    microbatch_size, global_batch: in samples. device: "cpu" or "cuda". layers: patterns of module paths; inputs: texts
+    such as "3x224x224" or "1024:int64:50257"; tensor_parallel: further degrees, for which ``gpu`` names an entry of the
     table of hardware. devices, memory_bytes, bandwidth_bytes_per_s: K, M and B; None: this machine's.
 
     Raises UsageError for arguments that make no sense, InputError for a model that cannot be followed, and LimitError
-    where the device's memory is not enough.
+    if the device's memory is too small.
 
     >>> import piper_ray
     >>> piper_ray.profile("models.py:small_gpt", microbatch_size=4)  # doctest: +SKIP

@@ -132,7 +132,7 @@ class EstimatedPrices(StackPrices):
         operator, mode = work.operator, self._mode(side)
         kind, stack = self.of.kind, self.setting.stack
         launch_s = 0.0 if is_captured(operator, stack) else stack.launch_s(self.of.degree)
-        there, back = (launch_s * count for count in launches(operator))
+        there, back = (launch_s * count for count in launches(operator, kind, mode, stack))
         each_s = stack.launch_s(self.of.degree) * stack.software.expert_launches
         routed = [each_s * count for count in expert_launches(operator, kind, mode)]
         routing = routing_host_s(stack) if operator.name == "router" else (0.0, 0.0)

@@ -23,6 +23,7 @@ from piper_ray.model.mode import CHEAP
 from piper_ray.workloads.estimate.families import Microbatch
 from piper_ray.workloads.estimate.operators import (
     LOSS,
+    SOFTMAX,
     TOKEN_EMBEDDING,
     Exchange,
     KeptBytes,
@@ -333,7 +334,7 @@ def core(style: BlockStyle, keys: str = "s", value_size: str = "d", prefix: str 
     dropped = pointwise(f"{prefix}dropout of scores", scores, (5, 5), 3, kept_again=again, again=again)
     return (
         Operator(f"{prefix}scores", (Product("s", keys, "d", "b a", "count"),), again=again),
-        pointwise(f"{prefix}softmax", scores, (4, 6), 2, kept_again=again, again=again, parameters=sinks),
+        pointwise(f"{prefix}{SOFTMAX}", scores, (4, 6), 2, kept_again=again, again=again, parameters=sinks),
         *((dropped,) if style.dropout else ()),
         Operator(f"{prefix}weighted values", (Product("s", value_size, keys, "b a", "count"),), again=again),
     )
