@@ -1,9 +1,9 @@
-"""Independent check of a plan: everything re-derived from the instance, with none of the solver's code.
+"""Independent check of a plan: everything is derived from the instance again, without the solver's code.
 
-Under Piper's own schedule, 2bw, the formulas are those of the paper (NeurIPS 2021), section 3, with what ``model``
-adds: bytes that replicas share out, least data-parallel degrees and tensors with several ends. Under PipeDream's (SOSP
-2019) gradients are summed after each round of a stage's replicas, and each microbatch in flight has a version of the
-weights. Under any other the plan is simulated.
+Under Piper's own schedule, 2bw, the formulas are those of the paper (NeurIPS 2021), section 3, with the additions of
+``model``: bytes that replicas share out, least data-parallel degrees, and tensors with several ends. Under PipeDream's
+(SOSP 2019) gradients are summed after each round of a stage's replicas, and each microbatch in flight has a version of
+the weights. Under any other schedule the plan is simulated.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 MEMORY_TOLERANCE = 1e-9
 """Relative excess over the memory limit that still counts as fitting.
 
-A stage that fits exactly may come out a few ulps over when its bytes are added in another order than the planner's.
+A stage that fits exactly may exceed it by a few ulps if its bytes are added in another order than the planner's.
 """
 
 Binding = Literal["time", "memory"]
 
 TIME_BINDS = 1e-3
-"""Relative. A stage limits the speed when it is slower than all but this share of the slowest one's time."""
+"""Relative. A stage limits the speed if its time is within this share of the slowest one's."""
 
 MEMORY_BINDS = 0.95
 """A stage is short of memory from this share of the limit on."""
@@ -53,15 +53,15 @@ MEMORY_BINDS = 0.95
 
 @dataclass(frozen=True)
 class StageEvaluation:
-    """What one stage costs. time_s = compute_s + communication_s + resync_s, each per sample; under a flush the stage
+    """The cost of one stage. time_s = compute_s + communication_s + resync_s, each per sample; under a flush the stage
     is idle for the rest of the plan's time.
 
     in_flight_microbatches: y, the microbatches whose activations a device of this stage holds at once.
     memory_bytes: on each device of the stage; under a flush the most at any time, all chunks on the device together.
-    activation_bytes: of that, activations of the microbatches in flight; the rest is there all the time.
-    memory_limit_bytes: what each device has.
-    binding: what limits the stage: "time" when it is as slow as the slowest, to within TIME_BINDS, "memory" when it
-    takes MEMORY_BINDS of what there is, or more; either, both or neither.
+    activation_bytes: the part of it for activations of the microbatches in flight; the rest is constant.
+    memory_limit_bytes: the memory of each device.
+    binding: what limits the stage: "time" if it is as slow as the slowest, within TIME_BINDS; "memory" if it uses
+    MEMORY_BINDS of the memory or more; either, both or neither.
 
     >>> import piper_ray
     >>> bert = piper_ray.estimate("bert-large", "A100-80")
@@ -89,8 +89,8 @@ class StageEvaluation:
 class Evaluation:
     """A valid plan's cost: time_per_sample_s in s, devices used, and ``stages`` front to back.
 
-    bottleneck: index of the first stage that no other is slower than. schedule: what all this is under. Where that
-    flushes each batch time_per_sample_s is the simulated step over N.
+    bottleneck: index of the first of the slowest stages. schedule: under which the plan runs. If it flushes each batch,
+    time_per_sample_s is the time of the simulated step divided by N.
 
     >>> import piper_ray
     >>> bert = piper_ray.estimate("bert-large", "A100-80")
@@ -114,12 +114,13 @@ class Evaluation:
 
 
 def in_flight_microbatches(suffix_sum: int, data_parallel_degree: int) -> int:
-    """y = ceil(s/d): the memory rule of asynchronous 1F1B. s sums d over this stage and all later ones."""
+    """Returns y = ceil(s / d), the memory rule of asynchronous 1F1B. suffix_sum: s, the sum of d over this and all
+    later stages."""
     return -(-suffix_sum // data_parallel_degree)
 
 
 def objective_s(stage_times_s: Iterable[float]) -> float:
-    """A pipeline that never drains is as fast as its slowest stage."""
+    """Returns the time of the slowest stage: a pipeline that never drains is as fast as that."""
     return max(stage_times_s)
 
 
@@ -131,13 +132,14 @@ def evaluate(
     schedule: Schedule | ScheduleName | str | None = None,
     step: StepTerms = StepTerms(),
 ) -> Evaluation:
-    """Cost of ``plan`` on ``instance``; raises InvalidPlan with every rule it breaks, stages numbered from 1.
+    """Returns the cost of ``plan`` on ``instance``. Raises InvalidPlan with every rule that the plan violates; stages
+    count from 1.
 
-    instance: may be what ``load`` takes, such as a path. restrictions: further rules. schedule: what the plan runs
-    under, or its name; None: the instance's own, else Piper's, "2bw". Under a flush the plan is simulated. step: terms
-    of such a step.
-    Raises InputError for an instance or plan that is not sound in itself, UsageError for arguments that are something
-    else, and for a schedule that cannot run the batch.
+    instance: an ``Instance``, or what ``load`` takes, such as a path. restrictions: further rules. schedule: the
+    schedule under which the plan runs, or its name; None: the instance's own, or else Piper's, "2bw". Under a flush the
+    plan is simulated. step: the terms of such a step.
+    Raises InputError for an invalid instance or plan, and UsageError for arguments of a wrong type and for a schedule
+    that cannot run the batch.
 
     >>> import piper_ray
     >>> bert = piper_ray.estimate("bert-large", "A100-80")
@@ -178,7 +180,7 @@ def evaluate(
 def evaluation_of(
     instance: Instance, plan: Plan, simulation: Simulation, restrictions: Restrictions = Restrictions()
 ) -> Evaluation:
-    """What a simulated plan costs. Raises InvalidPlan where memory or the restrictions are broken."""
+    """Returns the cost of a simulated plan. Raises InvalidPlan if it violates the memory limit or the restrictions."""
     violations = [*simulation.memory_violations, *restrictions.violations(instance, plan, simulation.schedule)]
     if violations:
         raise InvalidPlan(violations)
@@ -196,7 +198,7 @@ def evaluation_of(
         own, t = instance.cluster.of_kind(plan.stages[number].kind), figures.tensor_parallel_degree
         bandwidth = replicas_bytes_per_s(own, devices, d, t, len(plan.stages) if in_groups else None)
         resync = factor * (d - 1) / d * figures.weights_bytes / (microbatches * bandwidth)
-        if simulation.schedule.asynchronous:  # its passes have it in them
+        if simulation.schedule.asynchronous:  # its passes include the synchronisation
             resync = 0.0
         parts.append((busy - communication, communication, resync))
     of_rank = {stage: rank for rank in reversed(simulation.ranks) for stage in rank.stages}
@@ -242,7 +244,7 @@ def _checked(instance: Instance | Source, plan: Plan, restrictions: Restrictions
 
 
 def _in_flight(plan: Plan) -> list[int]:
-    """y of each stage: what the plan says, else the paper's rule; 0 where a degree is none."""
+    """Returns y of each stage: given by the plan, or else by the paper's rule; 0 if d is less than 1."""
     degrees = [stage.data_parallel_degree for stage in plan.stages]
     if plan.in_flight is not None and len(plan.in_flight) == len(degrees):
         return list(plan.in_flight)
@@ -259,7 +261,8 @@ def _in_flight_violations(plan: Plan) -> list[str]:
 
 
 def _unsustained(instance: Instance, plan: Plan) -> list[str]:
-    """Of an asynchronous plan, run: whether replicas that take turns keep the slowest stage busy."""
+    """Simulates an asynchronous plan. Reports a violation if replicas that take turns do not keep the slowest stage
+    busy."""
     from piper_ray.simulate.run import simulate
 
     found = simulate(instance, plan, PAPERS_SCHEDULE)
@@ -295,9 +298,9 @@ def _degree_violations(instance: Instance, plan: Plan) -> list[str]:
 def _memory_bytes(
     plan: Plan, choices: Sequence[dict[int, Tmpc]], in_flight: Sequence[int], stashed: int | None
 ) -> list[float]:
-    """Of each stage on each of its devices: a y + b, and the d-th part of what the replicas share out; 0 where a degree
-    is none. Where a TMPC is wrong it is that of the layers that are right. stashed: the versions of the weights that b
-    has in it, where each microbatch in flight has one; None: it is b whatever is in flight."""
+    """Returns for each stage the bytes on each of its devices: a y + b, and the d-th part of what the replicas share
+    out; 0 if d is less than 1. Layers with an invalid TMPC are left out. stashed: the number of versions of the weights
+    in b, if each microbatch in flight has one; None: b does not depend on what is in flight."""
     needed = []
     for stage, chosen, y in zip(plan.stages, choices, in_flight, strict=True):
         d = stage.data_parallel_degree
@@ -314,7 +317,7 @@ def _memory_bytes(
 def _memory_violations(
     instance: Instance, plan: Plan, memory_bytes: Sequence[float], in_flight: Sequence[int]
 ) -> list[str]:
-    """Stages over the limit."""
+    """Reports the stages over the limit."""
     violations = []
     for number, (stage, needed, y) in enumerate(zip(plan.stages, memory_bytes, in_flight, strict=True), start=1):
         limit = instance.cluster.of_kind(stage.kind).memory_bytes
@@ -334,7 +337,7 @@ def _fits(needed_bytes: float, limit_bytes: float) -> bool:
 
 
 def binding(limit_bytes: float, slowest_s: float, time_s: float, memory_bytes: float) -> tuple[Binding, ...]:
-    """What limits a stage of so much time and memory. slowest_s: of the plan's stages. limit_bytes: of its devices."""
+    """Returns what limits a stage. slowest_s: of the plan's stages. limit_bytes: of the stage's devices."""
     reasons: dict[Binding, bool] = {
         "time": time_s >= slowest_s * (1.0 - TIME_BINDS),
         "memory": memory_bytes >= limit_bytes * MEMORY_BINDS,
@@ -351,7 +354,8 @@ def _cost(
     *,
     syncs_each_round: bool,
 ) -> Evaluation:
-    """syncs_each_round: replicas of a stage sum their gradients after one microbatch each, and not after all."""
+    """Returns the cost. syncs_each_round: replicas of a stage sum their gradients after one microbatch each, and not
+    after all."""
     devices, crossing = plan.devices, _crossing_bytes(instance, plan, choices)
     parts = []
     for stage, chosen, cut_bytes in zip(plan.stages, choices, crossing, strict=True):
@@ -385,9 +389,9 @@ def _cost(
 
 
 def _crossing_bytes(instance: Instance, plan: Plan, choices: Sequence[dict[int, Tmpc]]) -> list[dict[float, float]]:
-    """comm of each stage by the rate that it is moved at: an edge with one end in it is charged twice (forwards and
-    backwards), with its layer's extras, and a tensor with some ends in the stage and others outside once, whatever
-    their number.
+    """Returns the communicated bytes of each stage, by rate. An edge with one end in the stage is charged twice
+    (forwards and backwards), with its layer's extras. A tensor with some ends in the stage and others outside is
+    charged once, whatever the number of its ends.
     """
     stage_of = {layer: number for number, chosen in enumerate(choices) for layer in chosen}
     terms: list[dict[float, list[float]]] = [defaultdict(list) for _ in choices]
@@ -412,7 +416,7 @@ def _crossing_bytes(instance: Instance, plan: Plan, choices: Sequence[dict[int, 
 
 
 def _between_bytes_per_s(instance: Instance, plan: Plan, source: int, target: int) -> float:
-    """What two stages hand over at: at the rate between kinds, or at that of the links which hold the plan."""
+    """Returns the rate between two stages: that between their kinds, or that of the outermost link of the plan."""
     one, other = plan.stages[source].kind, plan.stages[target].kind
     if one != other and instance.cluster.between_bytes_per_s is not None:
         return instance.cluster.between_bytes_per_s
@@ -426,8 +430,8 @@ def _time_parts_s(
     crossing_bytes: dict[float, float],
     microbatches: int,
 ) -> tuple[float, float, float]:
-    """Compute, communication over the cut, and weight resynchronisation of a stage, in s per sample. links: those that
-    hold the plan. crossing_bytes: by rate. microbatches: those after which gradients are summed.
+    """Returns compute, communication over the cut, and weight resynchronisation of a stage, in s per sample. links:
+    from ``links_holding``. crossing_bytes: by rate. microbatches: the number after which gradients are summed.
 
     4(d-1)/d is PipeDream's parameter-server model of all-reduce: under 2bw for the N microbatches of a batch.
     """
@@ -439,9 +443,10 @@ def _time_parts_s(
 
 
 def links_holding(cluster: Cluster, devices: int) -> list[tuple[int, float]]:
-    """Group sizes and bandwidths, the smallest groups first, up to that which holds a plan of so many devices.
+    """Returns group sizes and bandwidths, the smallest groups first, up to the group that holds a plan on ``devices``
+    devices.
 
-    A plan that fits into one node is placed in one. A search looks at plans of all sizes: it asks for all devices.
+    A plan that fits in one node is placed in one. A search considers plans of all sizes, so it passes all devices.
     """
     links = cluster.links
     found: list[tuple[int, float]] = []
@@ -462,11 +467,12 @@ def replicas_bytes_per_s(cluster: Cluster, devices: int, d: int, t: int, stages:
 
 
 def _ring_bytes_per_s(links: Sequence[tuple[int, float]], d: int, t: int) -> float:
-    """links: those that hold the plan.
+    """Returns the bandwidth of a ring through d replicas. links: from ``links_holding``.
 
-    From the innermost groups outwards: where a ring leaves groups that hold several replicas each, it has that many
-    links out of each of them. Replicas share a group if that is sure, wherever other stages lie: a group is divided by
-    its prime factors, the least first, and the devices of what shares it must be one of these divisors.
+    It proceeds from the innermost groups outwards. Where a ring leaves groups that hold several replicas each, it has
+    that many links out of each group. Replicas count as sharing a group only if they do so wherever other stages are: a
+    group is divided by its prime factors, the least first, and the number of devices of the replicas that share it must
+    be one of these divisors.
     """
     carried, near, sizes = float("inf"), 1, [1]
     *inner, (_, between) = links

@@ -5,8 +5,10 @@ Its profiles ``quick`` and ``all`` draw the same examples on every run; ``HYPOTH
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +27,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so it is for a shell's 
 
 # A first example may compile a kernel: no deadlines.
 _COMMON = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("quick", _COMMON, max_examples=6, derandomize=True, database=None)
-settings.register_profile("all", _COMMON, max_examples=15, derandomize=True, database=None)
+settings.register_profile("quick", _COMMON, max_examples=4, derandomize=True, database=None)
+settings.register_profile("all", _COMMON, max_examples=10, derandomize=True, database=None)
 settings.register_profile("nightly", _COMMON, max_examples=5000, print_blob=True)
 
 
@@ -38,6 +40,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "all" if config.getoption("--all") else "quick"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is collected stays: the garbage collector need not look through it time and again, here and in tests."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

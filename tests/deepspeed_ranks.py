@@ -1,7 +1,7 @@
 """Folders that were exported for DeepSpeed, run by its own engine: each rank a process that trains two steps of every
 case, beside the model in one piece.
 
-    python -m tests.deepspeed_ranks CASES.json RANK
+    python -m tests.ranks deepspeed_ranks CASES.json RANKS
 
 CASES.json: {"port": of rank 0, "ranks": all of every case, "results": folder, "cases": {name: {"folder", "tied",
 "given"}}}. given: the layers as planned, or what is wrong with them. Writes RESULTS/RANK.json, for each case:
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -197,10 +196,10 @@ def compared(case: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def main(case_file: str, rank: str) -> None:
+def main(case_file: str, rank: int) -> None:
     read: dict[str, Any] = json.loads(Path(case_file).read_text())
     os.environ |= {
-        "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": str(read["ranks"]), "MASTER_ADDR": "127.0.0.1",
+        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(read["ranks"]), "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(read["port"]), "GLOO_SOCKET_IFNAME": loopback(),
     }  # fmt: skip
     torch.set_num_threads(1)
@@ -209,7 +208,3 @@ def main(case_file: str, rank: str) -> None:
     deepspeed.init_distributed(dist_backend="gloo", verbose=False)
     found = {name: compared(case) for name, case in read["cases"].items()}
     Path(read["results"], f"{rank}.json").write_text(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

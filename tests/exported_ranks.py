@@ -1,7 +1,7 @@
 """Folders that were exported for torch, run: each rank a process that trains two steps of every case, beside the model
 in one piece.
 
-    python -m tests.exported_ranks CASES.json RANK
+    python -m tests.ranks exported_ranks CASES.json RANKS
 
 CASES.json: {"rendezvous": path, "results": folder, "ranks": processes, "cases": {name: {"folder", "model", "ranks",
 "microbatches", "replicas"}}}. A case of fewer ranks than there are runs on the first ones. Writes RESULTS/RANK.json:
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +108,3 @@ def descend(parameters: Any) -> None:
             if one.grad is not None:
                 one -= RATE * one.grad
                 one.grad = None
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))

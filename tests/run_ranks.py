@@ -1,6 +1,6 @@
 """Real pipelines beside the unpiped model: each rank a process that runs a batch by every job and compares gradients.
 
-    python -m tests.run_ranks JOBS.json RANK
+    python -m tests.ranks run_ranks JOBS.json RANKS
 
 JOBS.json: {"rendezvous": path, "results": folder, "jobs": path of {name: Job}, pickled}. A job of fewer ranks than
 there are runs on the first ones. Writes RESULTS/RANK.json: for each of its jobs the mean loss of its replica (null
@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +106,3 @@ def _own_name(name: str) -> str:
     parts = name.removeprefix("module.").split(".")
     assert parts[0] == "layers"
     return ".".join(parts[2:])
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -62,7 +64,7 @@ def job(
 def results_of_ranks(
     module: str, folder: Path, ranks: int, document: Mapping[str, object], *, strict: bool = True
 ) -> list[Any]:
-    """What each rank writes to RESULTS/RANK.json, as ``python -m tests.MODULE JOB.json RANK``.
+    """What each rank writes to RESULTS/RANK.json, as ``main(JOB.json, RANK)`` of ``tests.MODULE``.
 
     JOB.json: the document with "ranks", "results" (this folder), "rendezvous" (a path that gloo may use) and "port" (a
     free one). strict: warnings are errors.
@@ -73,15 +75,15 @@ def results_of_ranks(
     job_file = folder / "job.json"
     meeting = {"ranks": ranks, "results": str(folder), "rendezvous": str(folder / "rendezvous"), "port": port}
     job_file.write_text(json.dumps(meeting | dict(document)))
-    command = [sys.executable, *(("-W", "error") if strict else ()), "-m", f"tests.{module}", str(job_file)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    processes = [subprocess.Popen([*command, str(rank)], cwd=ROOT, env=environment) for rank in range(ranks)]
-    try:
-        assert [process.wait(timeout=RANKS_TIMEOUT_S) for process in processes] == [0] * ranks
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+    warn = ("-W", "error") if strict else ()
+    command = [sys.executable, *warn, "-m", "tests.ranks", module, str(job_file), str(ranks)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    with subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True) as process:
+        try:
+            assert process.wait(timeout=RANKS_TIMEOUT_S) == 0
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
 
 

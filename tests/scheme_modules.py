@@ -164,6 +164,31 @@ class Language(nn.Module):
         return functional.cross_entropy(self.head(x).flatten(0, 1), words.flatten())
 
 
+class Core(nn.Module):
+    """Attention as a module of its own."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+class Separate(nn.Module):
+    """A module for each projection, some with biases."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.after = nn.RMSNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.q, self.k, self.v = (nn.Linear(WIDTH, WIDTH, bias=bias) for bias in (False, True, True))
+        self.core, self.out = Core(), nn.Linear(WIDTH, WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 64), nn.Linear(64, WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        read = self.before(x)
+        q, k, v = (of(read).view(x.shape[0], TOKENS, -1, 8).transpose(1, 2) for of in (self.q, self.k, self.v))
+        x = x + self.out(self.core(q, k, v).transpose(1, 2).flatten(2))
+        found: Tensor = x + self.down(functional.gelu(self.up(self.after(x))))
+        return found
+
+
 class Twice(nn.Module):
     """One matrix, called twice."""
 
@@ -230,6 +255,10 @@ def cross(microbatch: int) -> Made:
 
 def language(microbatch: int) -> Made:
     return Language(), [torch.randint(40, (microbatch, TOKENS))]
+
+
+def separate(microbatch: int) -> Made:
+    return Separate(), [_tokens(microbatch)]
 
 
 def twice(microbatch: int) -> Made:

@@ -9,7 +9,7 @@ from piper_ray.run.launch import launch
 from piper_ray.run.schemes import SchemeJob, SchemeOutcome
 from piper_ray.workloads.measure.operators import traced_programs
 from piper_ray.workloads.schemes.document import digest_of, in_full
-from piper_ray.workloads.schemes.frontier import BORDERS
+from piper_ray.workloads.schemes.layers import BORDERS
 from piper_ray.workloads.schemes.names import known_divisions, name_of
 from piper_ray.workloads.schemes.program import SchemeProgram
 from piper_ray.workloads.schemes.scheme import PricedGraph

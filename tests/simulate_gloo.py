@@ -1,6 +1,6 @@
 """Real pipelines: each rank a process that works through its list, sleeps for work, and sends over gloo on loopback.
 
-    python -m tests.simulate_gloo JOB.json RANK
+    python -m tests.ranks simulate_gloo JOB.json RANKS
 
 JOB.json: {"rendezvous": path, "results": folder, "runs": [{"lists": [[[kind, stage, microbatch], ...], ...],
 "rank_of_stage": [...], "sleep_s": [[F, B, I, W] of each stage]}, ...]}. Writes RESULTS/RANK.json: for each run
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -70,7 +69,3 @@ def _work_through(dist: Any, torch: Any, run: dict[str, Any], rank: int) -> list
 
 def _tag(kind: int, stage: int, microbatch: int) -> int:
     return (microbatch * 64 + stage) * 2 + (kind != F)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))

@@ -1,6 +1,6 @@
 """Real asynchronous pipelines: each rank a process that runs every job, and says what it used and has at the end.
 
-    python -m tests.stream_ranks JOBS.json RANK
+    python -m tests.ranks stream_ranks JOBS.json RANKS
 
 JOBS.json: as for ``run_ranks``. Writes RESULTS/RANK.json: for each of its jobs the version that each pass used, by kind
 and microbatch; the losses by microbatch, where the last stage is; the newest weights by their names in the model; and
@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +58,3 @@ def told(job: Job) -> dict[str, object]:
         "weights": {name: one.tolist() for name, one in weights.items()},
         "most": stage.weights.most,
     }
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
 from piper_ray.model.instance import Instance
 from piper_ray.workloads.formats import load
@@ -34,14 +34,32 @@ class PublishedGolden:
     Its TMPC choice is greedy: an exact value is at most this one.
     """
 
-    name: str
     workload: str
-    instance: Instance
+    devices: int
+    microbatches: int | None
+    memory_gib: float
+    bandwidth_gib_per_s: float
     time_per_sample_s: float | None
     stages: int
     downsets: int
     pairs: int
     cpu_s: float
+
+    @property
+    def name(self) -> str:
+        microbatches = "" if self.microbatches is None else f" N={self.microbatches}"
+        return f"{self.workload} K={self.devices}{microbatches} M={self.memory_gib}GiB"
+
+    @cached_property
+    def instance(self) -> Instance:
+        """Loaded by the test that needs it, not by each process that collects tests."""
+        return load(
+            WORKLOADS[self.workload],
+            devices=self.devices,
+            microbatches=self.microbatches,
+            memory_bytes=self.memory_gib * GIB,
+            bandwidth_bytes_per_s=self.bandwidth_gib_per_s * GIB,
+        )
 
 
 def random_goldens() -> Iterator[RandomGolden]:
@@ -51,28 +69,7 @@ def random_goldens() -> Iterator[RandomGolden]:
 
 @cache
 def published_goldens() -> tuple[PublishedGolden, ...]:
-    found = []
-    for record in goldens("published"):
-        instance = load(
-            WORKLOADS[record["workload"]],
-            devices=record["devices"],
-            microbatches=record["microbatches"],
-            memory_bytes=record["memory_gib"] * GIB,
-            bandwidth_bytes_per_s=record["bandwidth_gib_per_s"] * GIB,
-        )
-        found.append(
-            PublishedGolden(
-                name=f"{record['workload']} K={instance.devices} N={instance.microbatches} M={record['memory_gib']}GiB",
-                workload=record["workload"],
-                instance=instance,
-                time_per_sample_s=record["time_per_sample_s"],
-                stages=record["stages"],
-                downsets=record["downsets"],
-                pairs=record["pairs"],
-                cpu_s=record["cpu_s"],
-            )
-        )
-    return tuple(found)
+    return tuple(PublishedGolden(**record) for record in goldens("published"))
 
 
 def assert_same_time(found_s: float | None, expected_s: float | None, what: object, relative: float = 1e-9) -> None:

@@ -1,7 +1,7 @@
 """A folder that was exported for torchtitan, trained by torchtitan's own Trainer: each rank a process that runs a step
 on CPUs, beside the model in one piece.
 
-    python -m tests.titan_ranks JOB.json RANK
+    python -m tests.ranks titan_ranks JOB.json RANKS
 
 JOB.json: {"port": of rank 0, "ranks": all of them, "results": folder, "folder": what was exported}. Writes
 RESULTS/RANK.json: the step's loss (null where the last stage is not), that of the model in one piece, how many
@@ -14,7 +14,6 @@ import functools
 import inspect
 import json
 import os
-import sys
 import types
 import warnings
 from pathlib import Path
@@ -31,6 +30,7 @@ TOKENS, WORDS = 32, 64
 
 
 def main(job_file: str, rank: int) -> None:
+    warnings.simplefilter("ignore")
     job: dict[str, Any] = json.loads(Path(job_file).read_text())
     ranks, port = job["ranks"], job["port"]
     own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
@@ -135,8 +135,3 @@ def local(tensor: Any) -> torch.Tensor:
 def batch(words: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     positions = torch.arange(TOKENS).expand(len(words), TOKENS)
     return {"input": words[:, :-1], "positions": positions}, words[:, 1:]
-
-
-if __name__ == "__main__":
-    warnings.simplefilter("ignore")
-    main(sys.argv[1], int(sys.argv[2]))

@@ -1,9 +1,9 @@
-"""A certificate as plain data; which claims can be certified: of Piper's own schedule, under constraints on what a
-stage may be; and the ways in which such a stage may run.
+"""Certificates as plain data; which claims can be certified: of Piper's own schedule, under constraints on single
+stages; and the ways in which a stage may run.
 
-In files certificates are Parquet, a row for each state of a tail, and what they are about as JSON in its metadata. What
-is read may come from anybody. Here it is only found to be in form, and as it was written; whether it proves anything is
-``check``'s to say.
+In files certificates are Parquet, with a row for each state of a tail and the claim as JSON in the metadata. A file may
+come from anybody. This module only checks that it is well-formed and undamaged; ``check`` decides whether it proves
+anything.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from piper_ray.storage.files import kind_unless_file, written_whole
 
 @dataclass(frozen=True, eq=False)
 class Tails:
-    """What tails of the pipeline take at least, in plans on up to ``devices`` devices: one row for each pair.
+    """The least that tails of the pipeline take, in plans on up to ``devices`` devices: one row for each pair.
 
-    layers: the layers that downsets are told apart by, each after its successors: bit v % 8 of byte v // 8 stands for
+    layers: the layers that distinguish downsets, each after its successors: bit v % 8 of byte v // 8 stands for
     layers[v]. joined: each of the other layers, with the one of these whose stage it shares.
     members: uint8[rows, bytes], the tail's layers. used_devices, data_parallel_sum: int64[rows].
 
@@ -61,11 +61,11 @@ class Tails:
 
 @dataclass(frozen=True)
 class PassPrices:
-    """Under a flush, for plans of one d and one t on one group of devices: prices of passes and of memory.
+    """Prices of passes and of memory under a flush, for plans of one d and one t on one group of devices.
 
-    ranks: of the pipeline, under 1f1b and gpipe the most that there may be; each has so many ``chunks``. paths: through
-    the passes, each with a weight. memory: prices of a byte, in seconds, each while a rank runs the pass at a place of
-    its list: rank, place, price.
+    ranks: of the pipeline; under 1f1b and gpipe the largest possible number. chunks: of each rank. paths: through the
+    passes, each with a weight. memory: prices of a byte, in seconds, each while a rank runs the pass at a place of its
+    list: rank, place, price.
     """
 
     devices: int
@@ -79,10 +79,10 @@ class PassPrices:
 
 @dataclass(frozen=True, eq=False)
 class Certificate:
-    """That no plan of a workload that keeps ``restrictions`` takes less than bound_s, seconds per sample, under its
-    schedule.
+    """Claims that no plan of a workload that satisfies ``restrictions`` takes less than bound_s, seconds per sample,
+    under its schedule.
 
-    bound_s: inf where there is no plan at all. digest: the instance's. tails: under 2bw, for each size of group with a
+    bound_s: inf if there is no plan at all. digest: the instance's. tails: under 2bw, for each size of group with a
     link of its own, the smallest first, and last for all devices. prices: under a flush, with the terms of a ``step``.
 
     >>> import piper_ray
@@ -105,9 +105,10 @@ class Certificate:
 
 @dataclass(frozen=True)
 class StageWay:
-    """degree: t. tmpcs: for each layer id what it may run, nothing if it cannot be in such a stage.
+    """A way to run a stage. degree: t. tmpcs: for each layer id those that it may run; empty if it cannot be in such a
+    stage.
 
-    data_parallel_degrees: those at which just these configurations are there, ascending. kind: of the stage's devices.
+    data_parallel_degrees: those with exactly these TMPCs, ascending. kind: of the stage's devices.
     """
 
     degree: int
@@ -117,7 +118,7 @@ class StageWay:
 
 
 def ways_of(instance: Instance, restrictions: Restrictions) -> tuple[StageWay, ...]:
-    """Each stage of each plan that keeps the restrictions is run in one of these, by ``evaluate``'s rules."""
+    """Returns the ways in which stages of plans that satisfy the restrictions may run, by ``evaluate``'s rules."""
     found: list[StageWay] = []
     degrees = restrictions.data_parallel_degrees(instance)
     starts = [*instance.least_data_parallel_degrees, instance.data_parallel_limit + 1]
@@ -143,7 +144,7 @@ _ROLES: Mapping[Recompute, tuple[bool | None, ...]] = {
     Recompute.NEVER: (False,),
     Recompute.ALL_OR_NONE: (False, True),
 }
-"""What the layers of a stage that have the choice do: recompute, or not; under other rules either."""
+"""For each rule, what the layers of a stage that have the choice do: recompute or not; None: either."""
 
 
 def _in_role(row: tuple[Tmpc, ...], role: bool | None) -> tuple[Tmpc, ...]:
@@ -169,7 +170,7 @@ _RULES = (Recompute.AUTO, Recompute.ALWAYS, Recompute.NEVER, Recompute.ALL_OR_NO
 def require_certifiable(
     restrictions: Restrictions, schedule: Schedule = PAPERS_SCHEDULE, contract: Contract = Contract.SAFE
 ) -> None:
-    """Raises UsageError for what no certificate is made for, by name."""
+    """Raises UsageError, with the reason, if no certificate can be made."""
     if schedule.name in ASYNCHRONOUS and schedule != PAPERS_SCHEDULE:
         raise UsageError(f"bounds under {schedule.name.value} have no certificate: give schedule 2bw")
     if contract is not Contract.SAFE:
@@ -182,12 +183,12 @@ def require_certifiable(
 
 
 def charged(instance: Instance, restrictions: Restrictions) -> Instance:
-    """What plans that keep the restrictions are charged for: the chain of its layers where they keep their order."""
+    """Returns the instance that plans are charged for: the chain of its layers, if they must keep their order."""
     return in_order(instance) if restrictions.has(KeepOrder) else instance
 
 
 def levels_of(instance: Instance) -> list[Instance]:
-    """On each group of devices with a link of its own, and on all."""
+    """Returns the instance on each group of devices with a link of its own, and on all devices."""
     if instance.cluster.kinds:
         return [instance]
     sizes = [link.devices for link in instance.cluster.links if link.devices is not None]
@@ -196,7 +197,7 @@ def levels_of(instance: Instance) -> list[Instance]:
 
 
 def restrictions_of(document: object) -> Restrictions:
-    """The way back from ``Restrictions.to_dict``. Raises UsageError, or what Python does for other documents."""
+    """Inverts ``Restrictions.to_dict``. Raises UsageError, or Python's errors for other documents."""
     if not isinstance(document, dict):
         raise UsageError("no restrictions")
     others = []
@@ -219,10 +220,10 @@ FORM, VERSION = "certificate", 2
 _KEY = b"piper_ray"
 _COLUMNS = {"level": pa.int32(), "members": pa.binary(), "devices": pa.int64(), "data_parallel_sum": pa.int64()}
 _MOST = 2**53
-"""What devices and sums are below, so that they are exact in any number."""
+"""Devices and sums must be less, so that they are exact in any number type."""
 
 _LEAST_BYTES, _SPARE_BYTES = 64, 2**20
-"""Of a row beside its members, while it is read; and of a file's own tables."""
+"""Bytes of a row besides its members while it is read, and bytes of a file's own tables."""
 
 _UNREADABLE = (pa.ArrowException, OSError, LookupError, ValueError, TypeError, MemoryError, RecursionError)
 _DAMAGED = "is no certificate, or is cut off or damaged"
@@ -230,7 +231,7 @@ _MALFORMED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticErro
 
 
 def write_certificate(certificate: Certificate, path: str | os.PathLike[str]) -> None:
-    """Whole or not at all. Raises UsageError if the file cannot be written.
+    """Writes the whole file or none. Raises UsageError if the file cannot be written.
 
     >>> import piper_ray
     >>> bert = piper_ray.estimate("bert-large", "A100-80")
@@ -254,10 +255,11 @@ def write_certificate(certificate: Certificate, path: str | os.PathLike[str]) ->
 
 
 def read_certificate(path: str | os.PathLike[str]) -> Certificate:
-    """What ``write_certificate`` wrote, found to be in form; whether it proves anything says ``verify_certificate``.
+    """Reads what ``write_certificate`` wrote, and checks that it is well-formed; ``verify_certificate`` checks the
+    proof.
 
-    Raises CertificateRefused for what is no certificate, of another version, or not as it was written, UsageError for a
-    file that cannot be read, and LimitError for one of more rows than there is memory for.
+    Raises CertificateRefused if it is not a certificate, of another version, or damaged, UsageError if the file cannot
+    be read, and LimitError if there is not enough memory for its rows.
 
     >>> import piper_ray
     >>> bert = piper_ray.estimate("bert-large", "A100-80")
@@ -270,8 +272,8 @@ def read_certificate(path: str | os.PathLike[str]) -> Certificate:
 
 
 def read_after(path: str | os.PathLike[str], look: Callable[[Certificate, int], object]) -> Certificate:
-    """As ``read_certificate``. look: at the certificate without its rows and how many those are, before they are read:
-    a small file can have any number. What it raises is raised."""
+    """Reads like ``read_certificate``. look: called with the certificate without its rows and with their number, before
+    they are read, since a small file can have any number. What it raises is passed on."""
     try:
         kind = kind_unless_file(path)
         if kind is not None:
@@ -306,7 +308,7 @@ def read_after(path: str | os.PathLike[str], look: Callable[[Certificate, int], 
 
 @contextmanager
 def _refused(path: str | os.PathLike[str], kinds: tuple[type[Exception], ...]) -> Iterator[None]:
-    """Raises CertificateRefused for errors of these kinds."""
+    """Raises CertificateRefused in place of errors of these kinds."""
     try:
         yield
     except kinds as error:
@@ -315,20 +317,21 @@ def _refused(path: str | os.PathLike[str], kinds: tuple[type[Exception], ...]) -
 
 
 def free_bytes() -> float:
-    """Of this machine, half of which may be taken."""
+    """Returns half of the free memory of this machine, in bytes."""
     try:
         return 0.5 * os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):  # no such figure here
+    except (AttributeError, ValueError, OSError):  # this system does not report it
         return 4e9
 
 
 def _width(certificate: Certificate) -> int:
-    """Bytes of a row's members, the most."""
+    """Returns the largest number of bytes of a row's members."""
     return max(((len(tails.layers) + 7) // 8 for tails in certificate.tails), default=0)
 
 
 def _rows(metadata: pq.FileMetaData, head: Certificate) -> int:
-    """By what the file says before they are read, which is to be no more bytes than so many rows take."""
+    """Returns the number of rows by the file's metadata, before they are read. Their size must not exceed what this
+    number of rows takes."""
     sizes_bytes = sum(metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups))
     if sizes_bytes > _SPARE_BYTES + metadata.num_rows * (_LEAST_BYTES + _width(head)):
         raise ValueError(f"its {metadata.num_rows:,} rows are said to take {sizes_bytes:,} bytes")
@@ -443,7 +446,7 @@ def _certificate(header: Mapping[str, Any], table: pa.Table) -> Certificate:
 
 
 def _members(column: pa.Array, width: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """uint8[rows, width]."""
+    """Returns uint8[rows, width]."""
     _, ends, data = column.buffers()
     if not len(column):
         return np.zeros((0, width), np.uint8)

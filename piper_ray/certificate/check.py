@@ -1,20 +1,20 @@
-"""Whether a certificate proves its bound: from the instance, by code that shares nothing with the solver.
+"""Checks whether a certificate proves its bound: from the instance, without the solver's code.
 
 Suppose a plan keeps within T: every stage takes less. Build it from the back. Its tails are sets of layers closed under
-successors, each with the devices that its stages use and the sum of their data-parallel degrees. By induction, each
-tail takes at least as much, in both, as some listed state of its layers:
+successors, each with the devices that its stages use and the sum of their d. By induction, each tail takes at least as
+much, in both, as some listed state of its layers:
 
 - the empty one takes (0, 0), which is listed;
 - let a stage with degrees d and t come in front of a tail with layers J that a listed state (n, s) bounds. Its memory
-  grows with the microbatches in flight, y = 1 + ceil(s / d), and these with s: so with s as listed it fits too. The
-  check looks at all stages that fit in front of (n, s), in time and memory by some choice of configurations, and finds
-  of each that (n + d t, s + d) is as much as some listed state, or more than leaves enough for the layers in front,
-  whose work alone takes so many devices and replicas. In a plan the latter cannot be.
+  grows with the microbatches in flight, y = 1 + ceil(s / d), and these with s: so it also fits in front of the listed
+  state. The check considers all stages that fit in front of (n, s), in time and memory by some choice of
+  configurations, and verifies for each that (n + d t, s + d) is at least some listed state, or leaves too little for
+  the layers in front, by the devices and replicas that their work alone needs. The latter is impossible in a plan.
 
-So the whole takes at least a listed state of all layers. There is none within K and min(N, K): there is no such plan.
+So the whole takes at least a listed state of all layers. None is within K and min(N, K), so there is no such plan.
 
-Where a cluster's groups have links of their own, plans that fit into a group are priced by its link: each group size is
-claimed, and checked, by itself. The formulas are the paper's, section 3, as ``evaluate`` has them.
+If groups of a cluster have links of their own, plans that fit in a group are priced by its link: each group size is
+claimed and checked separately. The formulas are those of the paper's section 3, as in ``evaluate``.
 """
 
 from __future__ import annotations
@@ -55,22 +55,24 @@ from piper_ray.workloads.formats import instance_of
 from piper_ray.workloads.formats.load import Source
 
 _FEW_ROWS = 100_000
-"""Of a certificate, which are read whatever the workload is."""
+"""Up to this number of rows, a certificate is read whatever the workload."""
 
 _BYTES_OF_DOWNSET = 96
-"""Further bytes for each mode of a stage that the check keeps."""
+"""Further bytes of a downset for each mode of a stage."""
 
 _AT_ONCE = 64
-"""Tails of a call: a stop is looked at between two."""
+"""Number of tails in a call. Requests to stop are checked between two calls."""
 
 
 @dataclass(frozen=True)
 class CertifiedBound:
-    """What was checked: under ``restrictions`` no plan takes less than bound_s, seconds per sample; inf: there is none.
+    """The result of a check: under ``restrictions`` no plan takes less than bound_s, seconds per sample; inf: there is
+    none.
 
-    downsets: sets of layers that were looked at as tails. tails: those that a plan within the bound might have; under a
-    flush states of them. Under 2bw, stages: looked at in front of these. choices: of them, how often configurations had
-    to be chosen. Under a flush, pairs: of d and t that a plan may have; by_prices: settled without looking at tails.
+    downsets: the sets of layers considered as tails. tails: those that a plan within the bound might have; under a
+    flush the number of their states. Under 2bw, stages: considered in front of these; choices: the number of these for
+    which configurations had to be chosen. Under a flush, pairs: of d and t that a plan may have; by_prices: those
+    settled without tails.
 
     >>> import piper_ray
     >>> bert = piper_ray.estimate("bert-large", "A100-80")
@@ -91,20 +93,20 @@ class CertifiedBound:
     by_prices: int = 0
 
     def gap(self, time_s: float) -> float | None:
-        """How much less than this some plan could take, as a share. None where the bound is not of a plan of such a
-        time: there is none, or none as fast."""
+        """Returns the relative difference by which a plan could be faster than ``time_s``. None if the bound does not
+        concern a plan of such a time: there is no plan, or none as fast."""
         if self.bound_s > time_s * (1.0 + PROOF_TOLERANCE):
             return None
         return relative_gap(time_s, self.bound_s)
 
     @property
     def is_unrestricted(self) -> bool:
-        """Whether it is of all plans under its schedule."""
+        """Whether the bound holds for all plans under its schedule."""
         return self.restrictions == Restrictions()
 
     @property
     def restrictions_text(self) -> str:
-        """What the plans keep that it is of."""
+        """The restrictions of the plans for which the bound holds."""
         return ", ".join(map(repr, self.restrictions.constraints)) or repr(self.restrictions)
 
     def silent_on(
@@ -115,9 +117,9 @@ class CertifiedBound:
         schedule: Schedule | None = None,
         step: StepTerms | None = None,
     ) -> tuple[str, ...]:
-        """Why nothing is said of a plan of that time, a sentence each; of a plan that it does speak of none.
+        """Returns the reasons why the bound says nothing about a plan of that time, a sentence each; none if it does.
 
-        schedule, step: what the plan is valued under; None: what the bound is for.
+        schedule, step: with which the plan is valued; None: those of the bound.
         """
         reasons = list(self.restrictions.violations(instance, plan))
         if schedule is not None and schedule.settled != self.schedule.settled:
@@ -142,9 +144,9 @@ def verify_certificate(
 ) -> CertifiedBound:
     """Checks that a certificate, or one in a file, proves its bound for the instance.
 
-    Takes about as long as the last evaluation of the solve. threads: one for each core if not given.
-    Raises CertificateRefused for a certificate that is damaged, of another workload, or does not prove its bound;
-    LimitError where the downsets do not fit into memory, or a choice of configurations is too hard to make.
+    It takes about as long as the last evaluation of the solve. threads: None: one for each core.
+    Raises CertificateRefused if the certificate is damaged, of another workload, or does not prove its bound;
+    LimitError if the downsets do not fit in memory, or a choice of configurations is too hard to make.
 
     >>> import piper_ray
     >>> bert = piper_ray.estimate("bert-large", "A100-80")
@@ -189,7 +191,8 @@ def verify_certificate(
 
 
 def _levels_of(instance: Instance, certificate: Certificate) -> list[Instance]:
-    """Those that it has tails of. Raises CertificateRefused for one that is not of the instance, or of parts of it."""
+    """Returns the instances for which the certificate has tails. Raises CertificateRefused if it is not of this
+    instance."""
     if certificate.digest != instance.digest:
         raise CertificateRefused(
             f'the certificate is for another workload or cluster ("{certificate.name}"): give the same input, and the '
@@ -211,9 +214,10 @@ def _levels_of(instance: Instance, certificate: Certificate) -> list[Instance]:
 
 
 def _refuse_too_many(instance: Instance, head: Certificate, rows: int) -> None:
-    """Raises CertificateRefused for more states than there can be, before they are read. head: without any.
+    """Raises CertificateRefused if there are more states than possible, before they are read. head: the certificate
+    without its states.
 
-    Of a tail with so many devices only the least sum of d counts, and the other way round.
+    For each number of devices a tail needs only the state of least sum of d, and for each sum that of fewest devices.
     """
     if rows <= _FEW_ROWS:
         return
@@ -230,10 +234,11 @@ def _refuse_too_many(instance: Instance, head: Certificate, rows: int) -> None:
 def _check_level(
     instance: Instance, tails: Tails, certificate: Certificate, threads: int, stop: Stop[Any]
 ) -> tuple[int, int, int, int]:
-    """Downsets, live tails, stages and choices looked at. Raises CertificateRefused if a plan may be faster."""
+    """Returns the numbers of downsets, live tails, stages and choices considered. Raises CertificateRefused if a plan
+    may be faster."""
     ways = ways_of(instance, certificate.restrictions)
     if certificate.bound_s == 0.0 or any(not any(way.tmpcs[layer.id] for way in ways) for layer in instance.layers):
-        return 0, 0, 0, 0  # nothing takes less than no time, and a layer that cannot be run is in no plan
+        return 0, 0, 0, 0  # no plan takes less than no time, and none has a layer that cannot be run
     check_joined(instance, ways, tails.joined, ample_memory=memory_is_ample(instance))
     most = max(2, int(free_bytes() / (_BYTES_OF_DOWNSET + 72 * len(ways))))
     claim = claim_of(instance, ways, tails, certificate.bound_s, most)
@@ -253,14 +258,14 @@ def _check_level(
 
     live = int(claim.tails.live.size)
     with ThreadPoolExecutor(threads) as pool:
-        for _ in pool.map(look, range(0, live, _AT_ONCE)):  # which leaves out the rest where one fails
+        for _ in pool.map(look, range(0, live, _AT_ONCE)):  # if one raises, the rest is left out
             pass
     stages, choices = (sum(int(scratch.tested[what]) for scratch in scratches) for what in (0, 1))
     return int(claim.tails.worth.size), live, stages, choices
 
 
 def _check_ends(instance: Instance, claim: Claim) -> None:
-    """That the empty tail takes nothing, and that all layers together take more than there is."""
+    """Checks that the empty tail takes nothing, and that all layers together take more than there is."""
     tails = claim.tails
     empty, whole = (range(tails.start[at], tails.start[at + 1]) for at in (0, tails.worth.size - 1))
     if not any(tails.devices[at] == tails.data_parallel_sum[at] == 0 for at in empty):
@@ -273,7 +278,7 @@ def _check_ends(instance: Instance, claim: Claim) -> None:
 
 
 def _look(first: int, claim: Claim, scratch: ThreadScratch, ways: tuple[StageWay, ...], tails: Tails) -> None:
-    """At the stages in front of a few live tails, from this one on. Raises CertificateRefused, or ChoiceTooHard."""
+    """Checks the stages in front of a few live tails, from ``first`` on. Raises CertificateRefused or ChoiceTooHard."""
     found = first_gap(first, min(first + _AT_ONCE, claim.tails.live.size), claim, scratch)
     if found == TOO_HARD:
         raise ChoiceTooHard
@@ -282,7 +287,7 @@ def _look(first: int, claim: Claim, scratch: ThreadScratch, ways: tuple[StageWay
 
 
 def _gap_text(claim: Claim, scratch: ThreadScratch, ways: tuple[StageWay, ...], tails: Tails) -> str:
-    """The stage that leads to a tail that is not listed."""
+    """Describes the stage that leads to a tail that is not listed."""
     j, i, r, k = (int(x) for x in scratch.gap)
     bits = [int(word) for word in claim.tails.bits[i] & ~claim.tails.bits[j]]
     layers = [layer for v, layer in enumerate(tails.layers) if bits[v >> 6] >> (v & 63) & 1]

@@ -1,17 +1,17 @@
-"""Whether a certificate proves its bound under a schedule with a flush.
+"""Checks whether a certificate proves its bound under a schedule with a flush.
 
-All stages of such a plan have one d and one t, so each pair of them is looked at by itself. Of a pair nothing is to be
-proved that no layer can run, or whose work alone takes as long. Of others the certificate may have prices: of seconds
-of passes, as a mean of paths through the passes (``passes``), and of bytes held at passes. Each stage holds no more
-than there is. So the sum over the layers, each with the choice and at the stage where it costs least, less the price of
-all memory, is on every plan. Whoever found them, prices bound.
+All stages of such a plan have one d and one t, so each pair of these is checked separately. Nothing has to be proved of
+a pair if some layer cannot run, or its work alone takes as long as the bound. For other pairs the certificate may have
+prices: of seconds of passes, as a mean of paths through the passes (``passes``), and of bytes held at passes. Each
+stage holds no more than the memory. So every plan takes at least the sum over the layers, each with the choice and at
+the stage where it costs least, minus the price of all memory. This holds for any prices, whoever found them.
 
 Under 1f1b and gpipe a pipeline with fewer stages is one with empty stages in front: an empty stage passes a microbatch
-on when it has it and has begun no more than it may, and the stage behind it may begin fewer; so it delays nothing. One
-set of prices is for all numbers of stages. What they leave is looked through, tail by tail and then plan by plan, over
-all tails of the workload (``kernels.flush_plans``).
+on once it has it and has begun no more than it may, and the stage behind it may begin fewer; so it delays nothing. One
+set of prices covers all numbers of stages. Plans that prices do not rule out are enumerated, tail by tail and then plan
+by plan, over all tails of the workload (``kernels.flush_plans``).
 
-Under schedules with chunks the prices are all there is.
+Under schedules with chunks there are only prices.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ from piper_ray.simulate.actions import check_shape
 
 _BYTES_OF_FIGURES = 8
 _MOST_DOWNSETS = 300_000
-"""To look through: more come to more comparisons than are made, unless prices leave next to nothing."""
+"""Largest number of downsets to enumerate: more need too many comparisons, unless prices leave almost none."""
 
 _MOST_LOOKS = 64
-"""At the plans of a pair whose edges' rates hang on where their ends are."""
+"""Largest number of enumerations for a pair in which rates of edges depend on where their ends are."""
 
 _LOOK_S = 0.1
-"""Between two looks at a stop."""
+"""Seconds between two checks for a request to stop."""
 
 Key = tuple[int, int, int, int, int]
-"""Devices, d, t, ranks and chunks of prices."""
+"""Devices, d, t, ranks and chunks of a set of prices."""
 
 
 @dataclass(frozen=True)
 class Counts:
-    """pairs: of d and t that a plan may have. by_prices: settled by prices or work alone. downsets: of those looked
-    through; tails: states of them."""
+    """pairs: of d and t that a plan may have. by_prices: those settled by prices or work alone. downsets, tails: of the
+    enumerated pairs; tails counts states."""
 
     pairs: int = 0
     by_prices: int = 0
@@ -70,7 +70,7 @@ class FlushProblem:
     _tails: dict[int, FlushTails] = field(default_factory=dict)
 
     def pairs(self) -> list[OnDegrees]:
-        """On each group of devices with a link of its own, and on all."""
+        """Returns the pairs on each group of devices with a link of its own, and on all devices."""
         found: list[OnDegrees] = []
         for level in levels_of(charged(self.instance, self.restrictions)):
             ways = ways_of(level, self.restrictions)
@@ -80,11 +80,11 @@ class FlushProblem:
 
     @property
     def is_whole(self) -> bool:
-        """Whether tails and plans can be looked through."""
+        """Whether tails and plans can be enumerated."""
         return self.schedule.name in FLUSHED
 
     def tails_of(self, pair: OnDegrees) -> FlushTails:
-        """Raises LimitError for more downsets than fit."""
+        """Returns the tails. Raises LimitError if the downsets do not fit in memory."""
         devices = pair.instance.devices
         if devices not in self._tails:
             neighbours = max(len(pair.degrees), len(set(pair.borders))) ** 2
@@ -96,13 +96,13 @@ class FlushProblem:
     def look(
         self, pair: OnDegrees, prices: StagePrices | None, limit_s: float, control: Any
     ) -> tuple[int, float, Counts]:
-        """Through the tails and plans of a pair for one that takes no more. As ``look_through``.
+        """Searches the tails and plans of a pair for a plan that takes at most the limit, as ``look_through`` does.
 
-        Where rates hang on the kinds of devices at the ends of edges that skip stages, plans at the fastest rates are
-        none yet: those with an open end on each kind are looked through by themselves.
+        If rates depend on the kinds of devices at the ends of edges that skip stages, a plan found at the fastest rates
+        may not exist: then the plans with an open end on each kind are searched separately.
         """
         tails, looks, total = self.tails_of(pair), 0, 0
-        left = [(np.inf, pair)]  # each with a bound on its plans that take less
+        left = [(np.inf, pair)]  # each with a bound on its plans
         while left:
             (_, part), looks = left.pop(), looks + 1
             tables, order, open_ends = tails.of(part)
@@ -124,12 +124,13 @@ class FlushProblem:
 
 
 def batch_limit_s(instance: Instance, step: StepTerms, bound_s: float) -> float:
-    """Of a batch's passes and synchronisation, where a microbatch takes ``bound_s`` with its part of the optimizer."""
+    """Returns the limit on a batch's passes and synchronisation if a microbatch takes ``bound_s`` with its share of the
+    optimizer."""
     return bound_s * instance.microbatches - step.optimizer_s
 
 
 def shapes_of(pair: OnDegrees) -> list[int]:
-    """Numbers of ranks that prices are for: under 1f1b and gpipe one set is for all."""
+    """Returns the numbers of ranks that need prices: under 1f1b and gpipe one set covers all."""
     if pair.schedule.name in FLUSHED:
         return [pair.most_ranks]
     return [ranks for ranks in range(1, pair.most_ranks + 1) if _can_run(pair, ranks)]
@@ -144,17 +145,18 @@ def _can_run(pair: OnDegrees, ranks: int) -> bool:
 
 
 def least_on_ranks(pair: OnDegrees, ranks: int) -> float:
-    """No batch on so many ranks takes less: a rank has its share of all work."""
+    """Returns a lower bound on a batch on ``ranks`` ranks: some rank has its share of all work."""
     return max(pair.least_s, pair.work_s * pair.microbatches / ranks)
 
 
 def proved_by(prices: StagePrices, pair: OnDegrees) -> float:
-    """Of a batch; inf where by the prices of memory alone nothing fits."""
+    """Returns the bound on a batch that the prices prove; inf if the prices of memory alone prove that no plan fits."""
     return np.inf if least_priced_s(pair, prices.of_memory_alone) > 0.0 else least_priced_s(pair, prices)
 
 
 def check_flush(instance: Instance, certificate: Certificate, threads: int, stop: Stop[Any]) -> Counts:
-    """Raises CertificateRefused if a plan may be faster, LimitError where more tails come than fit."""
+    """Checks a certificate under a flush. Raises CertificateRefused if a plan may be faster, LimitError if more tails
+    occur than fit in memory."""
     problem = FlushProblem(instance, certificate.restrictions, certificate.schedule, certificate.step)
     limit_s = batch_limit_s(instance, certificate.step, certificate.bound_s)
     known = {_key(prices): prices for prices in certificate.prices}
@@ -186,8 +188,8 @@ def check_flush(instance: Instance, certificate: Certificate, threads: int, stop
 
 
 def _by_prices(pair: OnDegrees, known: Mapping[Key, PassPrices], limit_s: float) -> tuple[bool, StagePrices | None]:
-    """Whether they prove the limit, and where tails may do so, those there are. Raises CertificateRefused where nothing
-    else could."""
+    """Whether the prices prove the limit; and the prices for the enumeration of tails, if any. Raises
+    CertificateRefused if tails cannot prove it either."""
     for ranks in shapes_of(pair):
         given = known.get((pair.instance.devices, pair.data_parallel_degree, pair.degrees[0], ranks, pair.schedule.v))
         prices = None if given is None else StagePrices.of(pair, given)
@@ -217,7 +219,8 @@ def _unproved(pair: OnDegrees, status: int) -> str:
 
 
 def in_threads(look: Callable[[int], Any], count: int, threads: int, stop: Stop[Any], control: Any) -> list[Any]:
-    """look(0) .. look(count - 1). Where one raises, or the stop does, the others are told to end by control[0]."""
+    """Returns look(0) .. look(count - 1). If one raises or the stop is requested, control[0] tells the others to
+    end."""
     with ThreadPoolExecutor(threads) as pool:
         futures: list[Future[Any]] = [pool.submit(look, number) for number in range(count)]
         try:

@@ -1,12 +1,12 @@
-"""Stages on devices of several kinds, from the instance alone: at which rates edges and tensors go.
+"""Stages on devices of several kinds, from the instance alone: the rates of edges and tensors.
 
-Between stages on different kinds there is one rate, within a kind that of its outermost link. A way to run a stage is
-taken once for each kind of the stages behind it and in front of it. An edge that no stage can lie between the ends of
-goes to one of these. Any other edge, and a tensor with several ends, goes at the fastest rate that it may have, unless
-all that it may have are one: its *open* ends are the layers that would tell.
+Between stages on different kinds there is one rate; within a kind, that of its outermost link. A way to run a stage is
+repeated for each kind of the stage behind it and in front of it. An edge goes to one of these if no stage can lie
+between its ends. Any other edge, and a tensor with several ends, is charged at the fastest possible rate. If several
+rates are possible, its *open* ends are the layers whose kinds would decide.
 
-On devices of one kind with several links the number of stages behind says which link a border has. There a way is taken
-once for each pair of links behind it and in front of it; edges that a stage can lie between go at the outermost one.
+On devices of one kind with several links, the number of stages behind determines the link of a border. There a way is
+repeated for each pair of links behind it and in front of it; edges that may skip stages use the outermost one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from piper_ray.simulate.borders import border_levels, whole_groups
 
 
 def outermost_bytes_per_s(cluster: Cluster, one: str, other: str) -> float:
-    """Between stages on devices of these kinds."""
+    """Returns the rate between stages on devices of these kinds."""
     if one != other and cluster.between_bytes_per_s is not None:
         return cluster.between_bytes_per_s
     own = cluster.of_kind(one)
@@ -42,7 +42,8 @@ def borders_of(
     outermost link inwards, up to the most of these; and the bandwidth of rings. One of all, with no borders, where
     links do not depend on how many there are.
 
-    Behind the last stage there is no border, nor in front of the first: what stands there, other borders have too.
+    Behind the last stage, and in front of the first, there is no border: the entry there is one that other borders have
+    too.
     """
     held = links_holding(cluster, cluster.devices)
     if len(held) == 1 or cluster.kinds or schedule.name not in FLUSHED:
@@ -62,9 +63,10 @@ def borders_of(
 
 @dataclass(frozen=True)
 class PlacedWays:
-    """way, kind, behind, ahead: int64[r], of a way its number and the numbers of kinds, or of links. in_rate, out_rate:
-    float64[r, e], in bytes per second, for the stage of an edge's head and of its tail. tensor_rate: float64[h].
-    open_ends: the bytes that a layer leaves open which may be on several kinds, and its id, the most first."""
+    """Ways placed between neighbours. way, kind, behind, ahead: int64[r], the number of the way and those of kinds or
+    links. in_rate, out_rate: float64[r, e], in bytes per second, for the stage of an edge's head and of its tail.
+    tensor_rate: float64[h]. open_ends: for layers that may be on several kinds, the bytes whose rate they leave open,
+    and their ids, the most first."""
 
     way: Ints
     kind: Ints
@@ -79,7 +81,7 @@ class PlacedWays:
     def of(
         cls, instance: Instance, vertices: Vertices, ways: Sequence[StageWay], borders: tuple[int, ...]
     ) -> PlacedWays:
-        """borders: of ``borders_of``."""
+        """borders: from ``borders_of``."""
         names = instance.cluster.kind_names
         number = {name: g for g, name in enumerate(names)}
         pairs = sorted({*pairwise(borders)} if borders else product(range(len(names)), repeat=2))
@@ -120,7 +122,7 @@ class PlacedWays:
 
 
 def _joins_neighbours(vertices: Vertices, tail: int, head: int) -> bool:
-    """Whether each layer comes before or with the tail, or after or with the head: none is left for a stage between."""
+    """Whether each other layer comes before the tail or after the head, so that no stage can lie between."""
     before: list[list[int]] = [[] for _ in vertices.layers]
     for u, heads in enumerate(vertices.successors):
         for v in heads:

@@ -1,4 +1,4 @@
-"""What layers may run at one d and one t, from the instance alone: by itself, and over all tails of a pipeline."""
+"""The choices of layers at one d and t, from the instance alone: by layer, and over all tails of a pipeline."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ from piper_ray.simulate.actions import ActionKind
 from piper_ray.simulate.stages import pass_times
 
 FIGURES = 6
-"""Of a choice: seconds forward, of gradients of inputs, of gradients of weights, of synchronisation; bytes for each
-microbatch in flight, and once."""
+"""Number of figures of a choice: seconds forward, of gradients of inputs, of gradients of weights, and of
+synchronisation; bytes for each microbatch in flight, and once."""
 
 _EPSILON = 2.0**-52
 _WHOLE_BACKWARD = frozenset({ScheduleName.INTERLEAVED, ScheduleName.LOOPED_BFS})
 """Schedules with chunks whose backward passes are not split."""
 
 _SUMS_OFF = 1e-12
-"""Relative: what sums of figures of layers may be off, far more than they are."""
+"""Relative error allowed in sums of layers' figures: far more than there is."""
 
 _NO_TIME = 1e-18
 
@@ -75,7 +75,7 @@ class OnDegrees:
 
     @property
     def most_of_kind(self) -> tuple[int, ...]:
-        """Ranks that there may be on each kind of devices."""
+        """The largest number of ranks on each kind of devices."""
         own, most = self.instance.cluster.alike, len(self.layers) // self.schedule.v
         most = min(most, len(self.borders) - 1) if self.borders else most
         return tuple(
@@ -89,7 +89,7 @@ class OnDegrees:
 
     @property
     def memory_bytes(self) -> float:
-        """Of a device; of several kinds the most."""
+        """The memory of a device; the largest if there are several kinds."""
         return max(self.memory_of_kind)
 
     @property
@@ -98,7 +98,7 @@ class OnDegrees:
 
     @cached_property
     def share_of_kind(self) -> Floats:
-        """float64[kinds]: what a second counts there, as a share of what all layers take that it runs."""
+        """float64[kinds]: the value of a second on a kind, as a share of the time of all layers that it can run."""
         found = []
         for name in self.instance.cluster.kind_names:
             rows = [
@@ -109,7 +109,7 @@ class OnDegrees:
 
     @cached_property
     def least_share(self) -> Floats:
-        """float64[layers]: of each, wherever it is."""
+        """float64[layers]: the least share of each layer on any kind."""
         number = {name: g for g, name in enumerate(self.instance.cluster.kind_names)}
         share = {way.kind: float(self.share_of_kind[number[way.kind]]) for way in self.ways}
         return np.array(
@@ -120,12 +120,12 @@ class OnDegrees:
         )
 
     def on_kind(self, layer: int, kind: str) -> OnDegrees:
-        """Those plans that have a layer on one kind of devices."""
+        """Returns the plans that have a layer on one kind of devices."""
         ways = tuple(x if x.kind == kind else replace(x, tmpcs={**x.tmpcs, layer: ()}) for x in self.ways)
         return replace(self, ways=ways)
 
     def row(self, tmpc: Tmpc) -> tuple[float, ...]:
-        """Its figures."""
+        """Returns the figures of a TMPC."""
         passes = pass_times(tmpc)
         return (
             passes.forward_s,
@@ -137,13 +137,13 @@ class OnDegrees:
         )
 
     def stage_row(self, tmpc: Tmpc) -> tuple[float, ...]:
-        """Its figures where the backward pass is one."""
+        """Returns the figures of a TMPC with an unsplit backward pass."""
         forward_s, input_s, weight_s, *others = self.row(tmpc)
         return forward_s, input_s + weight_s, *others
 
     @cached_property
     def rows(self) -> tuple[Floats, ...]:
-        """Of each layer float64[choices, FIGURES], in whichever way."""
+        """float64[choices, FIGURES] for each layer, over all ways."""
         return tuple(
             np.array([self.row(x) for way in self.ways for x in way.tmpcs[layer]], np.float64).reshape(-1, FIGURES)
             for layer in self.layers
@@ -151,21 +151,21 @@ class OnDegrees:
 
     @property
     def is_possible(self) -> bool:
-        """Whether each layer has a choice, and there is a device for a rank."""
+        """Whether each layer has a choice, and there are devices for a rank."""
         return self.most_ranks >= 1 and all(rows.shape[0] > 0 for rows in self.rows)
 
     @cached_property
     def work_s(self) -> float:
-        """The least forward and backward seconds of all layers, of one microbatch."""
+        """The least forward and backward seconds of all layers, for one microbatch."""
         return sum(float(rows[:, :3].sum(axis=1).min()) for rows in self.rows) * (1.0 - _SUMS_OFF)
 
     @cached_property
     def least_s(self) -> float:
-        """No batch takes less, whatever the memory.
+        """A time that no batch is below, whatever the memory.
 
-        Some rank has a share of the work of all m microbatches, and one microbatch passes through all layers. Where the
-        backward pass is split, the gradients of weights wait for nobody on its way. Under 1f1b and gpipe more is
-        known: see ``room``.
+        Some rank has its share of the work of all m microbatches, and one microbatch passes through all layers. If
+        backward passes are split, nothing on that way waits for gradients of weights. Under 1f1b and gpipe there is a
+        closer bound: see ``room``.
         """
         if self.schedule.name not in (ScheduleName.ONE_F_ONE_B, ScheduleName.GPIPE):
             once = slice(0, 3 if self.schedule.name in _WHOLE_BACKWARD else 2)
@@ -178,12 +178,12 @@ class OnDegrees:
     def room(self) -> Floats:
         """float64[most_ranks + 1]: see ``FlushShape``.
 
-        The path through a stage takes all stages' t once, those in front on the way in and out. Under gpipe at the
-        stage m - 1 times more: batch >= sum t + (m - 1) t_j, as max f + max b is no less than t_j. Under 1f1b, with
-        w = min(m, q + 1), m - w times more at the stage itself; and twice it may go either to the last stage, or stay
-        for w - 1 more forward passes, or backward passes. To the last stage once gives sum t; the other time
-        max((w - 1) f_j, (w - 1) b_j) is at least half of (w - 1) t_j. So
-        batch >= sum t + (m - w + (w - 1) / 2) t_j = sum t + (m - 1 - (w - 1) / 2) t_j.
+        The path through a stage includes all stages' t once, those in front on the way in and out. Under gpipe it adds
+        m - 1 times the stage: batch >= sum t + (m - 1) t_j, as max f + max b is no less than t_j. Under 1f1b, with w =
+        min(m, q + 1), it adds m - w times the stage itself; and twice it may either go to the last stage, or stay for w
+        - 1 more forward or backward passes. Going to the last stage once gives sum t; the other time max((w - 1) f_j,
+        (w - 1) b_j) is at least half of (w - 1) t_j. So batch >= sum t + (m - w + (w - 1) / 2) t_j = sum t + (m - 1 -
+        (w - 1) / 2) t_j.
         """
         m, q = self.microbatches, np.arange(self.most_ranks)
         more = m - 1.0 - (np.zeros(q.size) if self.schedule.name is ScheduleName.GPIPE else np.minimum(q, m - 1) / 2.0)
@@ -193,7 +193,8 @@ class OnDegrees:
 def pairs_of(
     instance: Instance, schedule: Schedule, step: StepTerms, ways: Sequence[StageWay], degrees: Iterable[int]
 ) -> list[OnDegrees]:
-    """For each d and t, or t of each kind of devices, that a plan may have. On a kind where no stage can be t is 0."""
+    """Yields the plans for each d and t that a plan may have, or t of each kind of devices; t is 0 for a kind without
+    stages."""
     layers, found = _after_successors(instance), []
     names, own = instance.cluster.kind_names, instance.cluster.alike
     for d in sorted(degrees):
@@ -244,17 +245,18 @@ def _after_successors(instance: Instance) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class StagePrices:
-    """Of the figures of a choice at each stage, front to back, float64[FIGURES, stages]; room_s: of the memory of the
-    ranks, float64[ranks]: how much of the sum is paid for what there is."""
+    """Prices of the figures of a choice at each stage, front to back: float64[FIGURES, stages]. room_s: float64[ranks],
+    the price of the memory of each rank, to be subtracted."""
 
     of_figures: Floats
     room_s: Floats
 
     @classmethod
     def of(cls, pair: OnDegrees, prices: PassPrices, known: PassGraph | None = None) -> StagePrices:
-        """Raises CertificateRefused for paths that are none, and prices below 0. known: their graph, if it is there.
+        """Computes the prices. Raises CertificateRefused for invalid paths and negative prices. known: the graph of
+        passes, if it exists.
 
-        Weights are taken as shares of their sum: a mean of paths, each of which is a bound.
+        Weights are divided by their sum, which gives a mean of paths. Each path is a bound.
         """
         if prices.ranks * pair.microbatches * pair.schedule.v > MOST_PASSES:
             raise CertificateRefused("a path of the certificate is through more passes than are looked at")
@@ -272,20 +274,20 @@ class StagePrices:
 
     @property
     def of_memory_alone(self) -> StagePrices:
-        """With seconds for nothing."""
+        """Returns the prices without those of seconds."""
         of_figures = self.of_figures.copy()
         of_figures[:4] = 0.0
         return StagePrices(of_figures, self.room_s)
 
 
 MOST_PASSES = 2_000_000
-"""Of a batch that a path is followed through."""
+"""Largest number of passes of a batch through which paths are followed."""
 
 
 def priced_figures(
     pair: OnDegrees, graph: PassGraph, mean: PassCounts, memory: Sequence[tuple[int, int, float]]
 ) -> tuple[Floats, Floats]:
-    """memory: rank, place in its list, seconds of a byte at that pass."""
+    """Returns the prices of figures. memory: rank, place in its list, seconds per byte at that pass."""
     found, room_s = np.zeros((FIGURES, graph.stages)), np.zeros(graph.ranks)
     by_kind = mean.passes
     found[0] = by_kind[:, ActionKind.F]
@@ -309,14 +311,14 @@ def priced_figures(
 
 
 def least_priced_s(pair: OnDegrees, prices: StagePrices) -> float:
-    """No batch takes less: each layer where it costs least, less the price of all memory."""
+    """Returns a lower bound on a batch: each layer where it costs least, minus the price of all memory."""
     of_layers = sum(float((rows @ prices.of_figures).min()) for rows in pair.rows)
     room_s = float(prices.room_s.sum())
     return of_layers - room_s - _SUMS_OFF * (of_layers + room_s)
 
 
 class FlushTails:
-    """Of the downsets of an instance's layers; raises LimitError past ``most`` of them."""
+    """The downsets of an instance's layers. Raises LimitError if there are more than ``most``."""
 
     def __init__(self, instance: Instance, layers: tuple[int, ...], most: int) -> None:
         nothing = np.zeros(0, np.int64)
@@ -331,7 +333,8 @@ class FlushTails:
         return np.asarray(sums_over(self._parent, self._added, np.ascontiguousarray(values)))
 
     def of(self, pair: OnDegrees) -> tuple[StageTables, Ints, tuple[int, ...]]:
-        """For these degrees, the order of the downsets in them, and the open ends (``flush_kinds``)."""
+        """Returns the tables for these degrees, the order of the downsets in them, and the open ends
+        (``flush_kinds``)."""
         vertices = self.vertices
         placed = PlacedWays.of(self._instance, vertices, pair.ways, pair.borders)
         ways, n, edges = len(pair.ways), len(vertices.layers), len(vertices.edges)
@@ -379,7 +382,7 @@ class FlushTails:
         return tables, order, tuple(v for _, v in placed.open_ends)
 
     def priced(self, pair: OnDegrees, prices: StagePrices | None, order: Ints) -> PositionPrices:
-        """Of positions, whose stages are counted from the back."""
+        """Returns the prices of positions, which count stages from the back."""
         if prices is None:
             none, downsets = np.zeros(pair.most_ranks), order.size
             nothing = np.zeros((downsets, none.size + 1))
@@ -398,7 +401,7 @@ class FlushTails:
         left[:, positions] = np.where(whole, -2.0 * off_s, np.inf)
         return PositionPrices(
             forward=of_figures[0].copy(),
-            # B is an I and a W; where both cost the same there is one price.
+            # B is an I and a W; if both have the same cost, there is one price.
             backward=np.minimum(of_figures[1], of_figures[2]),
             sync=of_figures[3].copy(),
             room_s=room_s,
@@ -408,7 +411,7 @@ class FlushTails:
 
 
 def shape_of(pair: OnDegrees, limit_s: float) -> FlushShape:
-    """For plans that take no more."""
+    """Returns the shape of plans that take at most the limit."""
     return FlushShape(
         gpipe=pair.schedule.name is ScheduleName.GPIPE,
         microbatches=pair.microbatches,
@@ -425,7 +428,7 @@ def shape_of(pair: OnDegrees, limit_s: float) -> FlushShape:
 
 
 def _least_of(choices: ChoiceTable, r: int, v: int) -> Floats:
-    """The columns of ``StageTables.sums``."""
+    """Returns the columns of ``StageTables.sums``."""
     first, end = choices.start[r, v], choices.start[r, v + 1]
     if first == end:
         return np.array([0.0] * SUM.missing + [1.0] + [0.0] * (len(SUM) - SUM.missing - 1))

@@ -1,16 +1,16 @@
-"""Layers that share a neighbour's stage at no cost: whether a certificate's may.
+"""Checks whether layers of a certificate may share a neighbour's stage at no cost.
 
-Let z cost nothing: in each way that a stage may run v it has a configuration without time, weights and memory. Take any
-plan, and move z from its stage to v's.
+Let z cost nothing: in each way in which a stage may run v, z has a configuration without time, weights and memory. Take
+any plan, and move z from its stage to v's.
 
-*Forwards*: there is an edge from z to v, and v comes before all else that z has edges to, or is the same. Then v's
-stage is z's or a later one, none of z's edges runs backwards, and whatever read z does so from no earlier stage than
-before. *Backwards* the same with all edges turned round.
+*Forwards*: there is an edge from z to v, and v is, or comes before, every other layer to which z has an edge. Then v's
+stage is z's or a later one, none of z's edges runs backwards, and layers that read z are in no earlier stage.
+*Backwards* is the same with all edges reversed.
 
-If of z's edges only the one to v costs anything, and each tensor of z that does has v among its ends, no stage pays
-more: z's stage had the cut to v and has it no longer, v's likewise, others see what they saw. If z was all of its
-stage, that goes, and less is in flight in front of it. So some best plan has z where v is. Now they are one layer, and
-the next may join.
+If of z's edges only the one to v costs anything, and each tensor of z that costs anything has v among its ends, no
+stage pays more: z's stage and v's no longer have the cut between them, and for other stages nothing changes. If z was
+all of its stage, the stage disappears, and less is in flight in front of it. So some best plan has z where v is. They
+then count as one layer, and the next may join.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from piper_ray.model.instance import Instance, Tmpc
 def check_joined(
     instance: Instance, ways: Sequence[StageWay], joined: Mapping[int, int], *, ample_memory: bool
 ) -> None:
-    """Raises CertificateRefused unless all of these may join, some after others. ample_memory: it counts for nothing.
+    """Raises CertificateRefused unless all of these layers may join, some after others. ample_memory: memory counts as
+    free.
 
     joined: layer ids, each with that of the layer it ends up with, which joins none.
     """
@@ -55,7 +56,7 @@ def check_joined(
 
 
 def memory_is_ample(instance: Instance) -> bool:
-    """Whether a device holds all layers at their largest, with as many microbatches in flight as there are replicas."""
+    """Whether a device holds all layers at their largest, with the most microbatches in flight."""
     largest = [
         max(
             (x.activation_bytes * instance.data_parallel_limit + x.fixed_bytes + x.shared_bytes for x in _all(tmpcs)),
@@ -67,7 +68,7 @@ def memory_is_ample(instance: Instance) -> bool:
 
 
 def edge_charges(instance: Instance) -> dict[tuple[int, int], float]:
-    """The most that an edge, by its ends, can cost a stage, in bytes."""
+    """Returns the most bytes that an edge, given by its ends, can cost a stage."""
     found: dict[tuple[int, int], float] = {}
     for edge in instance.edges:
         source, target = instance.layer_by_id[edge.source], instance.layer_by_id[edge.target]
@@ -112,7 +113,7 @@ class _JoinedGraph:
         return sorted(self._after[z] | self._before[z])
 
     def may_join(self, z: int, v: int) -> bool:
-        """Whether moving z to v's stage costs no plan anything; z has free configurations."""
+        """Whether moving z to v's stage never costs anything; z has free configurations."""
         if not self._dear[z] <= {v} or any(z in ends and v not in ends and len(ends) > 1 for ends in self._tensors):
             return False
         return any(v in ahead[z] and ahead[z] <= _reached(v, ahead) for ahead in (self._after, self._before))
@@ -133,7 +134,7 @@ class _JoinedGraph:
 
 
 def _reached(v: int, ahead: Mapping[int, set[int]]) -> set[int]:
-    """``v`` and whatever paths lead to."""
+    """Returns ``v`` and all layers that paths from it lead to."""
     seen, pending = {v}, [v]
     while pending:
         for x in ahead[pending.pop()] - seen:

@@ -1,8 +1,8 @@
-"""The passes of a batch as a graph, and paths through it: each is a bound on what a batch takes.
+"""The passes of a batch as a graph, and paths through it: the length of each path is a lower bound on a batch.
 
 Each rank runs its list in order, and a pass waits for the same microbatch's pass at the neighbouring stage. So a batch
-takes at least as long as the passes of any path take together, and what a rank does after its last pass, where the path
-ends with that. Which passes there are says ``simulate.actions``: it states the problem, and knows nothing of plans.
+takes at least as long as the passes of any path together, including what a rank does after its last pass if the path
+ends there. ``simulate.actions`` defines the passes: it states the problem, and knows nothing of plans.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _BACKWARD = (ActionKind.B, ActionKind.I)
 
 @dataclass(frozen=True)
 class PathSteps:
-    """A path: it begins with a rank's pass, by its place in the list; then by turns so many steps along the list of the
-    rank where it is, and so many steps onward with the same microbatch."""
+    """A path. It begins with a rank's pass, by its place in the list, and then alternates: a number of steps along the
+    list of the current rank, and a number of steps onward with the same microbatch."""
 
     rank: int
     place: int
@@ -34,14 +34,15 @@ class PathSteps:
 
 @dataclass(frozen=True)
 class PassCounts:
-    """How often passes are on a path, or on paths on average. passes: float64[stages, kinds]. sync: float64[ranks]."""
+    """How often passes are on a path, or on average on several. passes: float64[stages, kinds]. sync:
+    float64[ranks]."""
 
     passes: Floats
     sync: Floats
 
 
 class PassGraph:
-    """Of a schedule on so many ranks, each with so many microbatches."""
+    """The passes of a schedule on ``ranks`` ranks with ``microbatches`` microbatches each."""
 
     def __init__(self, schedule: Schedule, ranks: int, microbatches: int) -> None:
         self.ranks, self.stages = ranks, ranks * schedule.v
@@ -71,20 +72,20 @@ class PassGraph:
 
     @cached_property
     def held(self) -> Ints:
-        """int64[passes, v]: microbatches of each chunk that the pass's rank holds activations of, at the pass."""
+        """int64[passes, v]: the microbatches of each chunk whose activations the pass's rank holds during the pass."""
         chunks = int(self._chunk.max()) + 1
         found = np.zeros((self._kind.size, chunks), np.int64)
         adds = self._kind == ActionKind.F
         ends = np.isin(self._kind, (ActionKind.B, ActionKind.W))
         for chunk in range(chunks):
             mine = self._chunk == chunk
-            # What a pass frees it holds until its end.
+            # A pass holds what it frees until its end.
             added, ended = np.cumsum(adds & mine), np.cumsum(ends & mine)
             found[:, chunk] = added - np.append(0, ended[:-1])
         return found
 
     def walked(self, walk: PathSteps) -> PassCounts:
-        """What is on the path. Raises CertificateRefused for steps that lead nowhere."""
+        """Counts the passes on the path. Raises CertificateRefused for steps that lead nowhere."""
         start = self.start
         if not (0 <= walk.rank < self.ranks and 0 <= walk.place < start[walk.rank + 1] - start[walk.rank]):
             raise CertificateRefused("a path of the certificate begins with no pass")
@@ -98,7 +99,7 @@ class PassGraph:
         return PassCounts(counts, sync)
 
     def longest(self, seconds: Floats, sync_s: Floats, most: int) -> list[tuple[float, PathSteps]]:
-        """The longest paths through some pass of each stage, longest first. seconds: float64[stages, kinds]."""
+        """Returns the longest paths through some pass of each stage, longest first. seconds: float64[stages, kinds]."""
         longest = longest_through(self.events, seconds, sync_s)
         found: dict[PathSteps, float] = {}
         for stage in np.argsort(-longest.through_s, kind="stable").tolist():

@@ -1,4 +1,4 @@
-"""An instance as the check's kernels read it: the formulas of the paper's section 3, from the instance alone."""
+"""Tables of an instance for the check's kernels: the formulas of the paper's section 3, from the instance alone."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from piper_ray.model.errors import CertificateRefused, LimitError
 from piper_ray.model.instance import Instance, Tensor, Tmpc
 
 MARGIN_S = 5e-11
-"""Relative. What stages may take in the check is more by that than the bound: far more than the
-rounding of such sums, and less than the solver's own margin."""
+"""Relative. In the check stages may take this much more than the bound. It is far more than the rounding of such sums,
+and less than the solver's own margin."""
 
 MARGIN_BYTES = 2.5e-10
-"""The same of memory."""
+"""The same for memory."""
 
 _figures: Callable[[Tmpc], tuple[float, ...]] = attrgetter(
     "time_per_sample_s", "weights_bytes", "activation_bytes", "fixed_bytes", "shared_bytes"
 )
 _FIGURES = ("time_s", "weights_bytes", "a_bytes", "b_bytes", "shared_bytes")
-"""Their names in kernels."""
+"""The names of the figures in kernels."""
 
 _EPSILON = 2.0**-52
 _FIRST_ROOM = 1 << 14
@@ -39,7 +39,7 @@ _FACTOR = 0x9E3779B97F4A7C15
 
 @dataclass(frozen=True)
 class Vertices:
-    """Layers that downsets are told apart by, each after its successors, and the edges that cost something."""
+    """The layers that distinguish downsets, each after its successors, and the edges that cost something."""
 
     layers: tuple[int, ...]
     successors: tuple[frozenset[int], ...]
@@ -47,7 +47,7 @@ class Vertices:
 
     @classmethod
     def of(cls, instance: Instance, tails: certificate.Tails) -> Vertices:
-        """Raises CertificateRefused for layers that are not the instance's, or not in such an order."""
+        """Raises CertificateRefused if the layers are not the instance's, or not in such an order."""
         joined = tails.joined
         if sorted([*tails.layers, *joined]) != sorted(layer.id for layer in instance.layers):
             raise CertificateRefused("the certificate's layers are not those of the workload")
@@ -69,14 +69,15 @@ class Vertices:
 
 
 def count_downsets(instance: Instance, tails: certificate.Tails, most: int) -> int:
-    """Of the layers that do not join others. Raises as ``claim_of``."""
+    """Counts the downsets of the layers that do not join others. Raises as ``claim_of``."""
     return int(downsets_of(Vertices.of(instance, tails), most)[0].shape[0])
 
 
 def claim_of(
     instance: Instance, ways: Sequence[StageWay], tails: certificate.Tails, bound_s: float, most: int
 ) -> Claim:
-    """Raises CertificateRefused for tails that are none, and LimitError past ``most`` downsets.
+    """Makes the tables of a claim. Raises CertificateRefused for invalid tails, and LimitError for more than ``most``
+    downsets.
 
     instance: on the devices of ``tails``. bound_s: above 0.
     """
@@ -91,8 +92,9 @@ def claim_of(
 
     worth, worth_replicas = (_worth(instance, vertices, ways, budget_s, by_degree=x) for x in (True, False))
     of_vertex, of_replicas = sums_over(parent, added, worth), sums_over(parent, added, worth_replicas)
-    # By what they are worth; of equal ones the smaller first. Sums are made in the order of the vertices and rounded in
-    # one direction alike, so no set is worth less than one in it: the empty one comes first, and the whole last.
+    # Downsets are sorted by worth; of equal ones the smaller comes first. Sums are made in the order of the vertices
+    # and all rounded in the same direction, so no set is worth less than a subset: the empty set comes first, and the
+    # whole last.
     order = np.lexsort((np.bitwise_count(bits).sum(axis=1), of_vertex))
     rounding = 4.0 * (len(vertices.layers) + 1) * _EPSILON * max(1.0, instance.devices)
     least = _least(instance, vertices, choices, lambda values: np.ascontiguousarray(summed(values)[:, order]))
@@ -123,13 +125,14 @@ def claim_of(
 
 
 def _limit(available: int, worth: Floats, rounding: float) -> Ints:
-    """What the layers in front leave; below 0 where they leave nothing."""
+    """Returns what the layers in front leave; negative if nothing."""
     found: Ints = np.floor(np.maximum(available - (worth[-1] - worth) + rounding, -1.0)).astype(np.int64)
     return found
 
 
 def downsets_of(vertices: Vertices, most: int) -> tuple[Bits, Ints, Ints]:
-    """Each with the one that it was made from, and by which vertex. Raises LimitError past ``most``."""
+    """Returns the downsets, each with the one from which it was made, and the added vertex. Raises LimitError past
+    ``most``."""
     words = max(1, (len(vertices.layers) + 63) // 64)
     successors = as_bits(vertices.successors, words)
     before: list[list[int]] = [[] for _ in vertices.layers]
@@ -157,13 +160,13 @@ def downsets_of(vertices: Vertices, most: int) -> tuple[Bits, Ints, Ints]:
 
 
 def flat(lists: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:
-    """Where each list begins in all of them one after the other, and these: int64[lists + 1], int64[..]."""
+    """Concatenates lists. Returns the start of each, int64[lists + 1], and the values, int64[..]."""
     start = np.cumsum([0, *map(len, lists)]).astype(np.int64)
     return start, np.array([x for listed in lists for x in listed], np.int64)
 
 
 def as_bits(rows: Sequence[Iterable[int]], words: int) -> Bits:
-    """uint64[rows, words]."""
+    """Returns uint64[rows, words]."""
     found = np.zeros((len(rows), words), np.uint64)
     for row, members in enumerate(rows):
         for v in members:
@@ -182,8 +185,8 @@ def _graph(instance: Instance, vertices: Vertices, tails: certificate.Tails) -> 
 
 
 def tensors_of(instance: Instance, vertices: Vertices, joined: Mapping[int, int]) -> tuple[Bits, Floats]:
-    """Ends of tensors that a stage can cut, uint64[h, words], and the bytes that it moves then, forward and backward,
-    float64[h, 2]."""
+    """Returns the ends of tensors that a stage can cut, uint64[h, words], and the bytes that they then move, forward
+    and backward, float64[h, 2]."""
     number = {layer: v for v, layer in enumerate(vertices.layers)}
     ends: list[set[int]] = []
     moved: list[tuple[float, float]] = []
@@ -197,12 +200,12 @@ def tensors_of(instance: Instance, vertices: Vertices, joined: Mapping[int, int]
 
 
 def crossing_tensors(instance: Instance) -> list[Tensor]:
-    """Those of several layers, none of which joins others."""
+    """Returns the tensors of several layers that do not join others."""
     return [tensor for tensor in instance.tensors if len(set(tensor.layers)) > 1]
 
 
 def between_bytes_per_s(instance: Instance) -> float:
-    """Of the link between stages."""
+    """Returns the bandwidth of the link between stages."""
     _, found = links_holding(instance.cluster, instance.devices)[-1]
     return found
 
@@ -212,10 +215,10 @@ def _degrees(ways: Sequence[StageWay]) -> Ints:
 
 
 class ChoiceTable(NamedTuple):
-    """Choices of layers that no other is as good as. Those of vertex v in way r are start[r, v] .. start[r, v + 1] - 1.
+    """The undominated choices of layers. Those of vertex v in way r are start[r, v] .. start[r, v + 1] - 1.
 
-    figures: float64[choices, 5]. edge: the edges of each vertex, from edge_start[v] on. charge_bytes: of each of
-    these in turn, in one direction, from charge_start[choice] on.
+    figures: float64[choices, 5]. edge: the edges of each vertex, from edge_start[v] on. charge_bytes: of each of these
+    in turn, in one direction, from charge_start[choice] on.
     """
 
     start: Ints
@@ -229,7 +232,7 @@ class ChoiceTable(NamedTuple):
 def choice_table(
     instance: Instance, vertices: Vertices, ways: Sequence[StageWay], figures: Callable[[Tmpc], tuple[float, ...]]
 ) -> ChoiceTable:
-    """figures: five of a TMPC, each of them better where it is less."""
+    """Makes the table. figures: returns five figures of a TMPC, of which less is better."""
     edge_bytes = edge_bytes_of(instance)
     edges_of: list[list[int]] = [[] for _ in vertices.layers]
     for e, (u, v) in enumerate(vertices.edges):
@@ -267,7 +270,7 @@ _Paid = tuple[tuple[float, ...], tuple[float, ...]]
 
 
 def _unbeaten(choices: Sequence[_Paid]) -> list[_Paid]:
-    """Those that no other is as good as; of equal ones one."""
+    """Returns the choices that no other dominates; of equal ones one."""
     kept: list[_Paid] = []
     for choice in sorted(choices):
         if not any(_is_as_good(other, choice) for other in kept):
@@ -280,7 +283,8 @@ def _is_as_good(one: _Paid, other: _Paid) -> bool:
 
 
 def least_charge_bytes(vertices: Vertices, choices: ChoiceTable) -> tuple[Floats, Floats]:
-    """float64[r, e]: what each edge costs at least, in one direction, in the stage of its head and of its tail."""
+    """Returns float64[r, e]: the least cost of each edge, in one direction, in the stage of its head and of its
+    tail."""
     ways = choices.start.shape[0]
     incoming, outgoing = np.zeros((ways, len(vertices.edges))), np.zeros((ways, len(vertices.edges)))
     for v in range(len(vertices.layers)):
@@ -317,7 +321,7 @@ def _ways(instance: Instance, ways: Sequence[StageWay], choices: ChoiceTable) ->
 
 
 def edge_bytes_of(instance: Instance) -> Mapping[tuple[int, int], float]:
-    """By the ends of edges, whatever the TMPCs."""
+    """Returns bytes by the ends of edges, whatever the TMPCs."""
     found: dict[tuple[int, int], float] = {}
     for edge in instance.edges:
         ends = edge.source, edge.target
@@ -326,7 +330,7 @@ def edge_bytes_of(instance: Instance) -> Mapping[tuple[int, int], float]:
 
 
 def _charge_bytes(vertices: Vertices, e: int, v: int, tmpc: Tmpc, edge_bytes: Mapping[tuple[int, int], float]) -> float:
-    """Bytes in one direction that edge e costs the stage of its end v."""
+    """Returns the bytes, in one direction, that edge e costs the stage of its end v."""
     u, w = (vertices.layers[end] for end in vertices.edges[e])
     more = tmpc.forward_sync_bytes.get(u, 0.0) if vertices.edges[e][1] == v else tmpc.backward_sync_bytes.get(w, 0.0)
     return edge_bytes[u, w] + more
@@ -335,7 +339,8 @@ def _charge_bytes(vertices: Vertices, e: int, v: int, tmpc: Tmpc, edge_bytes: Ma
 def _worth(
     instance: Instance, vertices: Vertices, ways: Sequence[StageWay], budget_s: float, *, by_degree: bool
 ) -> Floats:
-    """float64[n]: devices, or replicas, that a layer takes at least: a stage of d replicas has d budgets of time."""
+    """Returns float64[n]: the least devices, or replicas, that a layer takes: a stage of d replicas has d budgets of
+    time."""
     found = np.zeros(len(vertices.layers))
     for v, layer in enumerate(vertices.layers):
         least_s = min(
@@ -347,7 +352,7 @@ def _worth(
 
 
 def _least(instance: Instance, vertices: Vertices, choices: ChoiceTable, summed: Callable[[Floats], Floats]) -> Least:
-    """summed: float64[r, m], of float64[r, n]."""
+    """Returns the least sums. summed: float64[r, m], of float64[r, n]."""
     ways, layers = choices.start.shape[0], len(vertices.layers)
     least, missing = np.zeros((len(_FIGURES), ways, layers)), np.zeros((ways, layers))
     for r in range(ways):
@@ -359,7 +364,7 @@ def _least(instance: Instance, vertices: Vertices, choices: ChoiceTable, summed:
     of_vertex = dict(zip(_FIGURES, least, strict=True))
     per_byte = 2.0 / between_bytes_per_s(instance)
     incoming, outgoing = (per_byte * found for found in least_charge_bytes(vertices, choices))
-    # A vertex that is added to a set has all behind it there: what came into these from it crosses no more.
+    # When a vertex is added to a set, all vertices behind it are there: edges from it to these cross no more.
     into = np.zeros((ways, layers))
     for e, (u, v) in enumerate(vertices.edges):
         into[:, v] += incoming[:, e]
@@ -379,11 +384,11 @@ def _least(instance: Instance, vertices: Vertices, choices: ChoiceTable, summed:
 
 
 def _listed(bits: Bits, tails: certificate.Tails) -> tuple[Ints, Ints, Ints]:
-    """The states by downset. Raises CertificateRefused for a row whose layers are no tail."""
+    """Returns the states by downset. Raises CertificateRefused for a row whose layers are not a tail."""
     padded = np.zeros((tails.members.shape[0], 8 * bits.shape[1]), np.uint8)
     padded[:, : tails.members.shape[1]] = tails.members
     rows = padded.view("<u8").astype(np.uint64)
-    # Found by a hash, and then compared.
+    # Rows are found by a hash, and then compared.
     known = _hashed(bits)
     by_key = np.argsort(known)
     at = np.searchsorted(known[by_key], _hashed(rows))
@@ -397,7 +402,7 @@ def _listed(bits: Bits, tails: certificate.Tails) -> tuple[Ints, Ints, Ints]:
 
 
 def _hashed(bits: Bits) -> npt.NDArray[np.uint64]:
-    """uint64[rows]. Mixed after each word, so that sets that are alike are told apart."""
+    """Returns uint64[rows]. Mixed after each word, so that similar sets have different hashes."""
     found = np.zeros(bits.shape[0], np.uint64)
     for word in bits.T:
         found = (found ^ word) * np.uint64(_FACTOR)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -55,11 +55,17 @@ class SchemeOptions:
     out: Path | None = option(
         "FILE",
         "Write all schemes in full (.json), or the model's workload with each scheme as a further TMPC and in full, "
-        "which solve takes (.toml).",
+        "which solve takes (.toml); with --show, the sharding of a PyTorch module by module path, which torchtitan "
+        "takes (.py).",
         "-o",
         "--out",
     )
     strict: bool = flag("Refuse a module of PyTorch that has an operator without a rule, in place of a note.")
+    plan: Path | None = option(
+        "FILE",
+        "Also find the schemes that are cheaper at the prices of memory of a plan: FILE is what solve wrote for the "
+        "workload of the same command, under 1f1b or gpipe. Says how much of a stage other schemes could save.",
+    )
     zero: str | None = option(
         "REPLICAS", "Offer sharing the optimizer's state among all replicas of a stage, too (.toml): all."
     )
@@ -76,11 +82,12 @@ def schemes(
 
     An integer program over a table of rules gives the schemes that no other beats in time and memory, and the names of
     those that runtimes have. MODEL may be a module of PyTorch, as model.py:factory, which is traced: its layers are
-    found as profile finds them. No runtime here takes a scheme that is called new.
+    found as profile finds them. Megatron takes no scheme that is called new; torchtitan takes those of modules that a
+    sharding by module path can say.
     """
     from piper_ray.report.schemes import draw_scheme, print_scheme, print_schemes
-    from piper_ray.report.terminal import console
-    from piper_ray.workloads.schemes.document import SchemesSubject, digest_of, schemes_document
+    from piper_ray.report.terminal import console, print_lines
+    from piper_ray.workloads.schemes.document import SchemesSubject, digest_of, saved_text, schemes_document
     from piper_ray.workloads.schemes.frontier import find_schemes
 
     in_flight = _numbers("--in-flight", asked.in_flight, 4096)
@@ -105,19 +112,24 @@ def schemes(
 
         for _, find_one in finds:
             known.append(find_one(tell))
-        return known
+        if asked.plan is None or estimate is None:
+            return known
+        asked_for.append(_asked_by_plan(asked.plan, estimate, known, asked.zero is not None, stop.check))
+        return asked_for[0][0]
 
+    asked_for: list[tuple[list[KindSchemes], float]] = []
     with working("finding schemes") as line:
         found = current().run(find)
     interrupted = current().number is not None
     if not interrupted and not any(one.found for one in found):
         raise UsageError("\n".join(f"{one.name}, t = {one.degree}: {one.refused}" for one in found))
-    if asked.out is not None:
+    if asked.out is not None and asked.out.suffix.lower() != ".py":
         _write(asked, subject, estimate, found, complete=not interrupted)
     if told_as.json:
         from piper_ray.report.document import to_text
 
-        typer.echo(to_text(schemes_document(subject, found, __version__, not interrupted)), nl=False)
+        save = asked_for[0][1] if asked_for else None
+        typer.echo(to_text(schemes_document(subject, found, __version__, not interrupted, save)), nl=False)
     elif asked.show is not None:
         shown = [one for of in found for one in of.found if digest_of(one.scheme).startswith(asked.show)]
         if not shown:
@@ -128,8 +140,15 @@ def schemes(
             (of,) = (one.priced for one in found if shown[0] in one.found)
             assert of is not None
             draw_scheme(shown[0], of, asked.picture)
+        if asked.out is not None and asked.out.suffix.lower() == ".py":
+            from piper_ray.export.torchtitan_sharding import sharding_text
+
+            samples = trained.samples or 1
+            write_atomically(asked.out, sharding_text(modelled.model, samples, shown[0].name, shown[0].scheme))
     else:
         print_schemes(console(), subject, found)
+        if asked_for:
+            print_lines(console(), ["", f"{asked.plan}: {saved_text(asked_for[0][1])}"])
     if interrupted:
         current().tell("these are the schemes of the layers that were done")
         raise typer.Exit(EXIT_INTERRUPTED)
@@ -147,8 +166,13 @@ def _refuse_mistakes(modelled: ModelOptions, asked: SchemeOptions, running: Runn
     if len(modelled.gpus) > 1 or ":" in modelled.gpus[0]:
         raise UsageError(f"--gpu {','.join(modelled.gpus)}: schemes are of one kind of GPU; expected one name")
     if asked.out is not None:
-        if asked.out.suffix.lower() not in (".toml", ".json"):
-            raise UsageError(f"--out {asked.out}: unknown kind of file; expected a path that ends in .json or .toml")
+        kind = asked.out.suffix.lower()
+        if kind not in (".toml", ".json", ".py"):
+            raise UsageError(
+                f"--out {asked.out}: unknown kind of file; expected a path that ends in .json, .toml or .py"
+            )
+        if kind == ".py" and (asked.show is None or not _is_module(modelled.model)):
+            raise UsageError(f"--out {asked.out}: expected a module of PyTorch, as model.py:factory, and --show ID")
         refuse_unwritable("--out", asked.out)
         if asked.out.suffix.lower() == ".toml" and modelled.nodes is None:
             raise UsageError(f"--out {asked.out}: a workload is for a cluster; expected --nodes COUNT, too")
@@ -164,6 +188,8 @@ def _refuse_mistakes(modelled: ModelOptions, asked: SchemeOptions, running: Runn
         raise UsageError("--precision fp8: what is kept in 8 bits has no rules yet; expected bf16 or fp16")
     if _is_module(modelled.model) and asked.out is not None and asked.out.suffix.lower() == ".toml":
         raise UsageError(f"--out {asked.out}: a workload of a module is of profile; expected a path that ends in .json")
+    if asked.plan is not None and (_is_module(modelled.model) or modelled.nodes is None):
+        raise UsageError(f"--plan {asked.plan}: of a model that estimate knows, on the cluster of --nodes COUNT")
     if asked.strict and not _is_module(modelled.model):
         raise UsageError("--strict is for modules of PyTorch, as model.py:factory")
 
@@ -238,6 +264,46 @@ def _estimated(
     for text in found.instance.notes:
         note(text)
     return found, _degrees(asked, found.setting.stack.domain)
+
+
+def _asked_by_plan(
+    path: Path, estimate: Estimate, kinds: list[KindSchemes], zero: bool, check: Callable[[], None]
+) -> tuple[list[KindSchemes], float]:
+    """The kinds with the schemes of a plan and those that are cheaper at its prices of memory, and the share of a
+    stage's time that others save at most. Raises UsageError, InputError and InvalidPlan."""
+    import piper_ray
+    from piper_ray.model.schedule import FLUSHED
+    from piper_ray.proposal.scheme_prices import SimulatedPlan, asked_at_prices
+    from piper_ray.workloads.formats.load import plan_claims
+    from piper_ray.workloads.schemes.kept import planned_schemes
+    from piper_ray.workloads.schemes.tmpcs import SchemeOffer, with_more, with_schemes
+
+    claims = plan_claims(path)
+    if claims.schedule is None or claims.schedule.name not in FLUSHED:
+        raise UsageError(f"--plan {path}: expected a plan that solve wrote under --schedule 1f1b or gpipe")
+    own = {one.digest: planned_schemes(claims.schemes, one.priced, one.degree) for one in kinds if one.priced}
+    known = [with_more(one, own[one.digest]) if one.priced else one for one in kinds]
+    instance = with_schemes(estimate, known, zero)
+    plan = piper_ray.load_plan(path, instance)
+    options = piper_ray.SimulationOptions.of(claims.step)
+    simulation = piper_ray.simulate(instance, plan, claims.schedule, options=options)
+    rows = [
+        (instance.layer_by_id[x].tmpcs[y.tensor_parallel_degree], z) for y in plan.stages for x, z in y.tmpc_ids.items()
+    ]
+    modes = [next(one.mode for one in row if one.id == tmpc_id) for row, tmpc_id in rows]
+    if len({mode.sequence_parallel or mode.context > 1 for mode in modes}) > 1:
+        note(
+            f"{path}: values between layers lie in shards of tokens here and replicated there; what it takes to bring "
+            "them from one to the other is not counted: solve --runtime megatron finds plans of one of both"
+        )
+    best = SimulatedPlan(replace(estimate, instance=instance), plan, simulation, claims.step)
+    offer, save = asked_at_prices(best, SchemeOffer(zero, own), check)
+    if save is None:
+        raise UsageError(
+            f"--plan {path}: a stage has t = 1, several stages are on a rank, or the optimizer's state is on the host: "
+            "no scheme is asked for there"
+        )
+    return [with_more(one, offer.more.get(one.digest, ())) if one.priced else one for one in known], save
 
 
 def _write(

@@ -1,1 +1,1 @@
-"""What a stage takes and holds."""
+"""The time and memory of a stage."""

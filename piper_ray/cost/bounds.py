@@ -1,4 +1,4 @@
-"""What no plan's time per sample is above, and no stage's memory."""
+"""Upper limits on any plan's time per sample, and on any stage's memory."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from piper_ray.model.instance import Instance
 
 
 def ceiling_s(instance: Instance) -> float:
-    """No plan is slower: every layer's slowest TMPC, every edge crossing twice, and all weights synchronised, over the
-    slowest link."""
+    """Returns a time that no plan exceeds: every layer's slowest TMPC, every edge crossing twice, and all weights
+    synchronised, over the slowest link."""
     total_s = 0.0
     for layer in instance.layers:
         tmpcs = [tmpc for of_degree in layer.tmpcs.values() for tmpc in of_degree]
@@ -20,11 +20,12 @@ def ceiling_s(instance: Instance) -> float:
     crossing_bytes = 4.0 * sum(edge.communication_bytes for edge in instance.edges)
     crossing_bytes += sum(tensor.forward_bytes + tensor.backward_bytes for tensor in instance.tensors)
     ceiling = (total_s + instance.cluster.transfer_s(crossing_bytes)) * (1.0 + 1e-9)
-    return max(ceiling, RESOLUTION)  # above the lower bound of 0 where nothing takes any time
+    return max(ceiling, RESOLUTION)  # above the lower bound of 0 if nothing takes any time
 
 
 def ceiling_bytes(instance: Instance, in_flight: int) -> float:
-    """No stage holds more: every layer's largest TMPC, with as many microbatches in flight as there can be."""
+    """Returns the bytes that no stage exceeds: every layer's largest TMPC, with ``in_flight`` microbatches in
+    flight."""
     return sum(
         max(
             (

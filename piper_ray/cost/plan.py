@@ -1,7 +1,7 @@
-"""What a whole plan takes and holds under Piper's schedule, as the solver has it. Source: Piper, section 3.
+"""The time and memory of a whole plan under Piper's schedule, as the solver computes them. Source: Piper, section 3.
 
-Sums are exactly rounded, so they are the same in any order: the referee, which has formulas of its own, comes to the
-same bits.
+Sums are exactly rounded, so they are the same in any order: the referee, which has its own formulas, gets the same
+bits.
 """
 
 from __future__ import annotations
@@ -19,30 +19,32 @@ from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.plan_rules import as_planned, chosen_tmpcs
 
 _Chosen = Sequence[dict[int, Tmpc]]
-"""Of each stage the TMPC of each layer."""
+"""For each stage the TMPC of each layer."""
 
 
 def places(instance: Instance) -> dict[int, int]:
-    """Of each layer id the place in the file."""
+    """Returns the place of each layer id in the file."""
     return {layer.id: index for index, layer in enumerate(instance.layers)}
 
 
 def stage_of(place: Mapping[int, int], tmpc_ids: Mapping[int, str], d: int, t: int, kind: str = "") -> Stage:
-    """Layers in file order. place: see ``places``. kind: of the devices, where there are several."""
+    """Makes a stage, with layers in the order of the file. place: see ``places``. kind: of the devices, if there are
+    several."""
     layers = tuple(sorted(tmpc_ids, key=place.__getitem__))
     return Stage(layers, d, t, {layer: tmpc_ids[layer] for layer in layers}, kind)
 
 
 class PlanCost(NamedTuple):
-    """sample_s: seconds per sample, those of the slowest stage. fault: what keeps the plan from these devices; None:
-    nothing does."""
+    """The cost of a plan. sample_s: seconds per sample, those of the slowest stage. fault: why the plan does not fit on
+    these devices; None: it does."""
 
     sample_s: float
     fault: str | None
 
 
 def cost_of(instance: Instance, plan: Plan) -> PlanCost:
-    """Of a plan of the instance's layers, which may be too large for its devices, or have TMPCs that are not there."""
+    """Returns the cost of a plan of the instance's layers. The plan may be too large for the devices, or have unknown
+    TMPCs."""
     chosen: list[dict[int, Tmpc]] = []
     for number, stage in enumerate(plan.stages, start=1):
         tmpcs, faults = chosen_tmpcs(instance, stage, number)
@@ -69,7 +71,7 @@ def _sample_s(instance: Instance, plan: Plan, chosen: _Chosen) -> float:
 
 
 def _fault(instance: Instance, plan: Plan, chosen: _Chosen) -> str | None:
-    """Degrees or memory."""
+    """Returns a fault of degrees or memory, if there is one."""
     if plan.devices > instance.devices or plan.data_parallel_sum > instance.data_parallel_limit:
         return "it has more devices or replicas than there are"
     later_sum = 0
@@ -87,8 +89,8 @@ def _fault(instance: Instance, plan: Plan, chosen: _Chosen) -> str | None:
 
 
 def _crossing_bytes(cluster: Cluster, instance: Instance, plan: Plan, chosen: _Chosen) -> list[dict[float, float]]:
-    """Of each stage, by the rate that it goes at: twice each edge that crosses its border, with its layer's extras, and
-    once each tensor that has ends on both sides."""
+    """Returns for each stage its bytes by rate: each edge that crosses its border twice, with its layer's extras, and
+    each tensor with ends both inside and outside once."""
     stage_of = {layer: number for number, tmpcs in enumerate(chosen) for layer in tmpcs}
     edges: list[dict[float, list[float]]] = [defaultdict(list) for _ in chosen]
     tensors: list[dict[float, list[float]]] = [defaultdict(list) for _ in chosen]

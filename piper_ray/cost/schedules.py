@@ -1,5 +1,5 @@
-"""Plans with one d and one t for all stages: which degrees and how many ranks they may have, and
-how long they take to sum gradients."""
+"""Plans with one d and one t for all stages: the degrees and numbers of ranks that they may have, and the time to sum
+their gradients."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName, StepTerms
 
 MOST_CHUNKS = 8
-"""Of a rank, where nobody asks for more: runtimes seldom go further, as each chunk costs transfers and launches."""
+"""The most chunks of a rank that are tried by default. Runtimes seldom use more, as each chunk costs transfers and
+launches."""
 
 
 def most_chunks(given: Schedule | ScheduleName | str) -> int | None:
-    """Of a rank, where a solve looks for their number; None where that is given, by the schedule's own rule too."""
+    """Returns the most chunks of a rank that a solve tries; None if the number is given, or follows from the
+    schedule."""
     schedules = chunk_schedules(given)
     return max(schedule.v for schedule in schedules) if len(schedules) > 1 else None
 
 
 def chunk_schedules(given: Schedule | ScheduleName | str) -> tuple[Schedule, ...]:
-    """A schedule as it is; where its chunks are open those with every number of them that may pay."""
+    """Returns the schedule; or, if its number of chunks is open, a schedule for each number that may pay."""
     usual = Schedule.of(given)
     if not usual.chunks_are_open:
         return (usual,)
@@ -34,8 +36,8 @@ def chunk_schedules(given: Schedule | ScheduleName | str) -> tuple[Schedule, ...
 def degree_choices(
     instance: Instance, restrictions: Restrictions, variants: Sequence[Variant]
 ) -> Iterator[tuple[int, tuple[int, ...], tuple[int, ...]]]:
-    """Each d that stages may have with each choice of a t for each kind of devices (0: stages of no t have room on
-    these), and the numbers of the variants that have both."""
+    """Yields each d that stages may have, with each choice of a t for each kind of devices (0: no stages on this kind),
+    and the numbers of the variants with these degrees."""
     names = instance.cluster.kind_names
     for d in restrictions.data_parallel_degrees(instance):
         there = {k: x for k, x in enumerate(variants) if _has_degree(x, d)}
@@ -50,7 +52,8 @@ def degree_choices(
 
 
 def choices_of_kinds(of_kinds: Sequence[Sequence[int]], restrictions: Restrictions) -> Iterator[tuple[int, ...]]:
-    """A t for each kind of devices, of those that there are: one for all kinds, or each its own. 0: none."""
+    """Returns choices of a t for each kind of devices, from those that are possible: one t for all kinds, or each its
+    own. 0: none."""
     if SameDegrees() in restrictions.constraints:
         for t in sorted({t for found in of_kinds for t in found}):
             yield tuple(t if t in found else 0 for found in of_kinds)
@@ -63,8 +66,8 @@ def _has_degree(variant: Variant, d: int) -> bool:
 
 
 def rank_counts(instance: Instance, restrictions: Restrictions, *devices: int) -> range:
-    """p, the ranks of a pipeline, where none is without a layer. devices: that each rank takes, on each kind of devices
-    if there are several; 0: there are no ranks on these."""
+    """Returns the possible numbers of ranks p, with a layer on each. devices: that each rank takes, on each kind of
+    devices if there are several; 0: there are no ranks on this kind."""
     clusters = [instance.cluster.of_kind(kind).devices for kind in instance.cluster.kind_names]
     counts = [there // taken if taken > 0 else 0 for there, taken in zip(clusters, devices, strict=True)]
     most, wanted = sum(counts), restrictions.stage_count

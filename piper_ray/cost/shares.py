@@ -1,4 +1,4 @@
-"""A bound from what ranks can hold: of a rank with little memory for what is in flight others do the work."""
+"""A bound from memory: a rank with little memory for microbatches in flight leaves work to others."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _FloatArray = npt.NDArray[np.float64]
 
 
 def surely_in_flight(schedule: Schedule, ranks: int, microbatches: int) -> _FloatArray:
-    """float64[p], from the first rank to the last: so many microbatches are in flight at least in each of its chunks
-    when it begins its first backward pass.
+    """Returns float64[p], from the first rank to the last: a lower bound on the microbatches in flight in each of its
+    chunks when it begins its first backward pass.
 
-    Of interleaved chunks the last one has the fewest: 2 q - 1 on rank q from the end, and no more than
-    the batch or a group has, which has p at least. 1 where nothing more is known.
+    With interleaved chunks the last one has the fewest: 2 q - 1 on rank q from the end, but no more than the batch or a
+    group, which has at least p. 1 if nothing more is known.
     """
     from_end, found = np.arange(ranks, 0, -1.0), np.ones(ranks)
     if schedule.name is ScheduleName.GPIPE:
@@ -32,9 +32,9 @@ def surely_in_flight(schedule: Schedule, ranks: int, microbatches: int) -> _Floa
 
 @dataclass(frozen=True)
 class HeldLayers:
-    """Layers that ranks share out, in one way to run them or several. counts: float64[kind], of layers with the same
-    figures; seconds: float64[.., kind], the least that a layer takes of a batch; fixed_bytes, activation_bytes:
-    float64[.., kind, TMPC], inf where a kind has fewer.
+    """Layers that ranks share out, for one or several ways to run them. counts: float64[kind], the number of layers
+    with the same figures. seconds: float64[.., kind], the least time of a layer in a batch. fixed_bytes,
+    activation_bytes: float64[.., kind, TMPC], inf where a kind has fewer.
     """
 
     counts: _FloatArray
@@ -43,20 +43,21 @@ class HeldLayers:
     activation_bytes: _FloatArray
 
     def whole_s(self, ranks: int) -> _FloatArray:
-        """float64[..]. No batch takes less on so many ranks: of each kind some rank has its share, in whole layers."""
+        """Returns float64[..]: a lower bound on a batch on ``ranks`` ranks, since of each kind some rank has its share
+        in whole layers."""
         found: _FloatArray = (np.ceil(self.counts / ranks) * self.seconds).max(axis=-1)
         return found
 
     def least_s(self, flight: _FloatArray, memory_bytes: float) -> _FloatArray:
-        """float64[..]. No batch takes less in which each rank does its layers' work in T seconds and holds them in M
-        bytes, with y_q microbatches in flight on rank q, or more. inf: none fits. flight: float64[ranks], the y_q,
-        descending.
+        """Returns float64[..]: a lower bound on a batch in which each rank does its layers' work in T seconds and holds
+        them in M bytes, with at least y_q microbatches in flight on rank q. inf: none fits. flight: float64[ranks], the
+        y_q, descending.
 
-        A rank that has the layers l takes as many seconds as the sum of their v_l, and as many bytes as the sum of
-        f_l + y_q a_l. Of the k ranks that can hold the least the bytes are looked at, as shares of what all layers
-        would hold there; of the others the seconds, as shares of what all layers take, V. A layer takes at least the
-        least of these shares, wherever it is. So all layers together take at least the sum of the least ones, and at
-        most the sum of M / (F + y_q A) over the k ranks and (p - k) T / V. That bounds T for each k.
+        A rank with the layers l takes the sum of their v_l in seconds, and the sum of f_l + y_q a_l in bytes. For the k
+        ranks that can hold least, bytes are counted, as shares of what all layers would hold there; for the others
+        seconds, as shares of V, the time of all layers. A layer takes at least the least of these shares, wherever it
+        is. So all layers together take at least the sum of the least ones, and at most the sum of M / (F + y_q A) over
+        the k ranks and (p - k) T / V. That bounds T for each k.
         """
         ranks, every_s = flight.size, self.seconds @ self.counts
         fixed_bytes, activation_bytes = (
@@ -68,7 +69,7 @@ class HeldLayers:
         bytes_at = (self.fixed_bytes[..., None] + flight * self.activation_bytes[..., None]).min(axis=-2)
         shares = np.minimum.accumulate(
             bytes_at / part_bytes[..., None, :], axis=-1
-        )  # [.., kind, ranks looked at less 1]
+        )  # [.., kind, ranks by bytes less 1]
         capacity = np.cumsum(memory_bytes / part_bytes, axis=-1)
         taken = self.counts @ np.minimum(shares[..., :-1], (self.seconds / part_s[..., None])[..., None])
         others_s = (taken - capacity[..., :-1]) * part_s[..., None] / np.arange(ranks - 1, 0, -1)

@@ -1,8 +1,8 @@
 """Stage variants: a tensor-parallel degree together with the TMPCs that a stage of that degree may choose from.
 
-Constraints take degrees and TMPCs away. "All or none" makes two variants of each degree, one that recomputes and one
-that does not, "first k" one for each place in the layers' order; TMPCs that ask for a least data-parallel degree make
-one for each range of these. The solver knows nothing else of roles, or of least degrees.
+Constraints remove degrees and TMPCs. "All or none" makes two variants of each degree, one that recomputes and one that
+does not, "first k" one for each place in the layers' order; TMPCs with a least data-parallel degree make one for each
+range of these degrees. The solver handles recomputation and least degrees only through variants.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from piper_ray.model.solution import Infeasibility
 _Kind = TypeVar("_Kind")
 
 ANY_DEGREE = 2**62
-"""Above every data-parallel degree."""
+"""Larger than any data-parallel degree."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """degree: t. tmpcs: for each layer id what it may run; empty if it cannot be in such a stage.
+    """degree: t. tmpcs: for each layer id those that it may run; empty if it cannot be in such a stage.
 
-    least_data_parallel_degree, most_data_parallel_degree: its stages have so many replicas. All its TMPCs are there at
-    all these degrees. recompute: the role asked of its layers; None: any.
-    kind: that of its devices, where the cluster has several.
+    least_data_parallel_degree, most_data_parallel_degree: the range of d of its stages. All its TMPCs are allowed at
+    all these degrees. recompute: what its layers must do; None: either. kind: of its devices, if the cluster has
+    several.
     """
 
     degree: int
@@ -42,7 +42,7 @@ class Variant:
 
 
 def stage_variants(instance: Instance, restrictions: Restrictions) -> tuple[Variant, ...]:
-    """All variants that the restrictions leave, by ascending degree, non-recomputing before recomputing."""
+    """Returns all variants that the restrictions leave, by ascending degree, non-recomputing before recomputing."""
     degrees = [t for t in instance.degrees if restrictions.admits_tensor_parallel_degree(t)]
     variants: list[Variant] = []
     for degree, kind in product(degrees, instance.cluster.kind_names):
@@ -61,7 +61,7 @@ def stage_variants(instance: Instance, restrictions: Restrictions) -> tuple[Vari
 
 
 def usable_variants(instance: Instance, restrictions: Restrictions) -> tuple[Variant, ...]:
-    """Those whose stages there are devices enough for."""
+    """Returns the variants whose stages do not need more devices than there are."""
     return tuple(
         variant
         for variant in stage_variants(instance, restrictions)
@@ -70,10 +70,11 @@ def usable_variants(instance: Instance, restrictions: Restrictions) -> tuple[Var
 
 
 def _first_of_all(instance: Instance, rows: Mapping[int, tuple[Tmpc, ...]]) -> Iterator[dict[int, tuple[Tmpc, ...]]]:
-    """For each number of layers that have the choice, but none and all: the first so many of them recompute.
+    """Makes a variant for each number of layers that have the choice, except none and all: the first ones up to it
+    recompute.
 
-    The first k of any stage are those of its layers that stand before some place in the order of all; so the variants
-    of all places hold each k of each stage, and nothing else.
+    The first k layers of any stage are those before some place in the order of all layers. So the variants of all
+    places include each k of each stage, and nothing else.
     """
     free = [layer for layer in layers_in_order(instance) if len({tmpc.recompute for tmpc in rows[layer]}) == 2]
     for count in range(1, len(free)):
@@ -82,7 +83,7 @@ def _first_of_all(instance: Instance, rows: Mapping[int, tuple[Tmpc, ...]]) -> I
 
 
 def layer_without_choice(instance: Instance, variants: Sequence[Variant]) -> Infeasibility | None:
-    """A layer that no allowed stage can hold, whatever the memory."""
+    """Returns why there is no plan if some layer fits in no allowed stage, whatever the memory; else None."""
     for layer in instance.layers:
         if not any(variant.tmpcs[layer.id] for variant in variants):
             degrees = ", ".join(str(t) for t in sorted(layer.tmpcs) if layer.tmpcs[t])
@@ -95,9 +96,9 @@ def layer_without_choice(instance: Instance, variants: Sequence[Variant]) -> Inf
 
 
 def replica_ranges(instance: Instance, restrictions: Restrictions) -> tuple[tuple[int, int], ...]:
-    """The ranges of data-parallel degrees within which the same TMPCs are there, if a stage can have such a degree.
+    """Returns the ranges of data-parallel degrees with the same TMPCs, if a stage can have a degree in them.
 
-    Together they hold all degrees that a stage can have.
+    Together they cover all degrees that a stage can have.
     """
     starts = instance.least_data_parallel_degrees
     ranges = zip(starts, (*(start - 1 for start in starts[1:]), ANY_DEGREE), strict=True)
@@ -113,9 +114,10 @@ def link_ranges(
     most: int = ANY_DEGREE,
     kind: str = "",
 ) -> tuple[tuple[int, int], ...]:
-    """The ranges of data-parallel degrees within which the replicas of a stage with t devices each have the same link.
+    """Returns the ranges of data-parallel degrees for which the replicas of a stage, with t devices each, use the same
+    link.
 
-    Together they are least .. most. kind: of the devices, where there are several.
+    Together they cover least .. most. kind: of the devices, if there are several.
     """
     cluster = instance.cluster.of_kind(kind) if kind else instance.cluster.levels()[-1]
     if len(cluster.links) == 1:
@@ -131,7 +133,7 @@ def link_ranges(
 
 
 def by_links(instance: Instance, restrictions: Restrictions, variants: Sequence[Variant]) -> tuple[Variant, ...]:
-    """Each variant once for each link that the replicas of its stages may have; as they are where there is one."""
+    """Returns each variant once for each link that its stages' replicas may use; unchanged if there is one link."""
     if not instance.cluster.kinds and len(instance.cluster.levels()[-1].links) == 1:
         return tuple(variants)
     return tuple(
@@ -149,7 +151,7 @@ def by_links(instance: Instance, restrictions: Restrictions, variants: Sequence[
 
 
 def _by_replicas(instance: Instance, whole: Variant, restrictions: Restrictions) -> Iterator[Variant]:
-    """A variant once for each range of data-parallel degrees with its own TMPCs."""
+    """Returns a variant once for each range of data-parallel degrees with the same TMPCs."""
     found: Variant | None = None
     for least, most in replica_ranges(instance, restrictions):
         tmpcs = {
@@ -167,14 +169,14 @@ def _by_replicas(instance: Instance, whole: Variant, restrictions: Restrictions)
 
 
 def _allowed(tmpcs: tuple[Tmpc, ...], recompute: bool | None) -> tuple[Tmpc, ...]:
-    """A layer without the choice keeps what it has."""
+    """Returns the TMPCs with this recomputation. A layer without the choice keeps all."""
     if recompute is None:
         return tmpcs
     return tuple(tmpc for tmpc in tmpcs if tmpc.recompute == recompute) or tmpcs
 
 
 def unbeaten(listed: Iterable[_Kind], never_loses: Callable[[_Kind, _Kind], bool]) -> tuple[_Kind, ...]:
-    """Drops each that another one never loses to; of equal ones the first stays."""
+    """Drops each that another one dominates; of equal ones the first stays."""
     kept: list[_Kind] = []
     for one in listed:
         if not any(never_loses(other, one) for other in kept):
@@ -183,16 +185,16 @@ def unbeaten(listed: Iterable[_Kind], never_loses: Callable[[_Kind, _Kind], bool
 
 
 def undominated(tmpcs: Iterable[Tmpc]) -> tuple[Tmpc, ...]:
-    """Drops each TMPC that another one never loses to, in any stage of a variant; of equal ones the first stays."""
+    """Drops each TMPC that another one dominates in any stage of a variant; of equal ones the first stays."""
     return unbeaten(tmpcs, never_worse)
 
 
 def never_worse(one: Tmpc, other: Tmpc, least_in_flight: int = 1) -> bool:
     """Whether a layer that runs ``one`` in place of ``other`` costs no more in any stage of a variant.
 
-    Memory is a*y + b + shared/d with y >= least_in_flight (while its rank holds the most, a chunk may have nothing in
-    flight) and d >= 1. It is linear in y and in 1/d, so no more at the least y, for d = 1 and for d without bound, and
-    no more a, mean no more memory anywhere.
+    Memory is a*y + b + shared/d with y >= least_in_flight and d >= 1. (While its rank holds the most, a chunk may have
+    nothing in flight.) It is linear in y and in 1/d. So if it is no more at the least y, both for d = 1 and for
+    infinite d, and a is no more, it is no more anywhere.
     """
     kept_bytes = one.activation_bytes * least_in_flight + one.fixed_bytes
     others_bytes = other.activation_bytes * least_in_flight + other.fixed_bytes
@@ -208,12 +210,12 @@ def never_worse(one: Tmpc, other: Tmpc, least_in_flight: int = 1) -> bool:
 
 
 PassesOf = Callable[[Tmpc], Sequence[float]]
-"""Seconds of each pass of a TMPC."""
+"""Returns the seconds of each pass of a TMPC."""
 
 
 def fastest_first(tmpc: Tmpc, passes_s: PassesOf, *, sync_first: bool = False) -> tuple[float, ...]:
-    """A key that sorts so. sync_first: of equally fast ones with the same weights those that send least come first, not
-    those that hold least."""
+    """Returns a key that sorts by time. sync_first: equally fast ones with the same weights are sorted by what they
+    send, and not by what they hold."""
     held_bytes = tmpc.activation_bytes + tmpc.fixed_bytes + tmpc.shared_bytes
     sync_bytes = sum(tmpc.forward_sync_bytes.values()) + sum(tmpc.backward_sync_bytes.values())
     last = (sync_bytes, held_bytes) if sync_first else (held_bytes, sync_bytes)
@@ -227,8 +229,8 @@ def least_by_passes(
     *,
     sync_first: bool = False,
 ) -> tuple[Tmpc, ...]:
-    """Those that no other is as good as in any stage, where each pass counts; ``fastest_first``, of equal ones one.
-    least_in_flight: as in ``never_worse``."""
+    """Returns the TMPCs that no other dominates in any stage if each pass counts, in order of ``fastest_first``; of
+    equal ones one. least_in_flight: as in ``never_worse``."""
 
     def never_loses(one: Tmpc, other: Tmpc) -> bool:
         shorter = all(mine <= theirs for mine, theirs in zip(passes_s(one), passes_s(other), strict=True))

@@ -1,1 +1,1 @@
-"""The exact solver: lattice, tables, evaluations of thresholds, the search over them, and who does the work."""
+"""The exact solver: lattice, tables, evaluations of thresholds, the search over them, and the workers."""

@@ -1,9 +1,9 @@
-"""Prices for a certificate of plans under a flush, by linear programming.
+"""Finds prices for a certificate of plans under a flush, by linear programming.
 
-Layers, or parts of them, are at any stages of a pipeline, each part with a choice of its own. All layers are there; no
-rank holds more than its memory at any pass; no path through the passes is longer than the batch, which is least. Paths
-and passes that turn out to be longer, or to hold more, are added, and the program is solved again. Its dual prices are
-what the certificate has. It is made of the check's own tables; whatever the prices are, the check believes none.
+Layers, or parts of them, are at any stages of a pipeline, each part with its own choice. All layers are placed; at no
+pass does a rank hold more than its memory; no path through the passes is longer than the batch, which is minimised.
+Paths and passes that turn out to be longer, or to hold more, are added, and the program is solved again. Its dual
+prices go into the certificate. The program uses the check's own tables; the check trusts no prices.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from piper_ray.simulate.actions import ActionKind
 
 _MOST_ROUNDS = 60
 _NEAR = 1e-5
-"""A path that is longer by no more, relative, is not added; nor is a pass that holds no more."""
+"""Relative. A path is added only if it is longer by more than this, and a pass only if it holds more by this."""
 
 _PATHS_AT_ONCE = 8
 _MOST_COLUMNS = 60_000
 _EXCESS = 1e4
-"""What memory that is not there costs, all of a device's, in times of all work: more than any plan."""
+"""The price of exceeding a device's memory by its whole size, in units of all work: more than any plan."""
 
 
 def find_prices(pair: OnDegrees, ranks: int, wanted_s: float, look: Callable[[], object]) -> PassPrices | None:
-    """Such as prove ``wanted_s`` of a batch, or as much as may be; None where they would take too long. look: between
-    two programs."""
+    """Returns prices that prove ``wanted_s`` of a batch, or as much as possible; None if it would take too long. look:
+    called between two programs; it may raise."""
     schedule, m = pair.schedule, pair.microbatches
     stages = ranks * schedule.v
     layers, copies = _kinds(pair)
@@ -50,7 +50,7 @@ def find_prices(pair: OnDegrees, ranks: int, wanted_s: float, look: Callable[[],
         prices = program.prices
         of_stages = StagePrices.of(pair, prices, graph)
         if least_priced_s(pair, of_stages.of_memory_alone) > 0.0:
-            return prices  # they prove that nothing fits
+            return prices  # they prove that no plan fits
         proved_s = least_priced_s(pair, of_stages)
         if proved_s > best_s:
             best, best_s = prices, proved_s
@@ -60,7 +60,7 @@ def find_prices(pair: OnDegrees, ranks: int, wanted_s: float, look: Callable[[],
 
 
 def _kinds(pair: OnDegrees) -> tuple[list[FloatArray], FloatArray]:
-    """Choices of layers, equal layers once, and how many of each there are."""
+    """Returns the choices of layers, with equal layers once, and the number of each."""
     found: dict[bytes, int] = {}
     rows: list[FloatArray] = []
     copies: list[float] = []
@@ -75,7 +75,8 @@ def _kinds(pair: OnDegrees) -> tuple[list[FloatArray], FloatArray]:
 
 
 def _first_paths(pair: OnDegrees, graph: PassGraph) -> list[PathSteps]:
-    """To each rank, through all of its list; and in one-chunk schedules on to the end, or as far down as there is."""
+    """Returns a path to each rank, through its whole list; under one-chunk schedules also to the end, or as far down as
+    possible."""
     m, p = pair.microbatches, graph.ranks
     found = []
     for rank in range(p):
@@ -95,10 +96,10 @@ def _first_paths(pair: OnDegrees, graph: PassGraph) -> list[PathSteps]:
 
 
 class _StageProgram:
-    """In units of the work of all layers, and of the memory of a device.
+    """The program, in units of the work of all layers and of the memory of a device.
 
-    Columns: parts of layers by stage and choice; the figures of each stage; the batch; memory that is not there. Rows:
-    each layer is there; what the figures are; then paths, and passes with what their ranks hold.
+    Columns: parts of layers by stage and choice; the figures of each stage; the batch; the excess over the memory.
+    Rows: each layer is placed; the definitions of the figures; then paths, and passes with what their ranks hold.
     """
 
     def __init__(self, pair: OnDegrees, graph: PassGraph, layers: list[FloatArray], copies: FloatArray) -> None:
@@ -156,7 +157,7 @@ class _StageProgram:
 
     @property
     def _stage_figures(self) -> FloatArray:
-        """float64[stages, FIGURES], of the solution."""
+        """float64[stages, FIGURES]: the figures of the solution."""
         found: FloatArray = self._values[self._first : self._batch].reshape(self._graph.stages, FIGURES)
         return np.maximum(found, 0.0)
 
@@ -182,7 +183,7 @@ class _StageProgram:
         )
 
     def extend(self) -> bool:
-        """With what the solution breaks; False: nothing."""
+        """Adds paths and passes that the solution violates. Returns whether there are any."""
         paths = self._add_paths(self._stage_figures, self._values[self._batch] * (1.0 + _NEAR))
         passes = self._add_passes(self._stage_figures, 1.0 + self._values[self._batch + 1] + _NEAR)
         return paths or passes
@@ -217,7 +218,7 @@ class _StageProgram:
         self._add_row(0.0, np.inf, np.concatenate(columns), np.concatenate(values))
 
     def _add_passes(self, figures: FloatArray, least: float) -> bool:
-        """The passes at which ranks hold most."""
+        """Adds the passes at which ranks hold most."""
         graph, added = self._graph, False
         for rank in range(graph.ranks):
             stages = np.array(self._pair.schedule.stages_of_rank(rank, graph.ranks))

@@ -1,5 +1,6 @@
-"""What proves a solution's bound, as a certificate: under 2bw the states of one more evaluation, just below it; under a
-flush prices, for each d and t, and as much of the bound as the check can prove with them."""
+"""Makes the certificate that proves a solution's bound. Under 2bw it has the states of one more evaluation, just below
+the bound; under a flush it has prices for each d and t, and the bound may be lower, if the check can prove only
+that."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ _NOT_OF_THIS = (
     "solved for"
 )
 _ANY_TIME_S = 1e200
-"""What every stage keeps within."""
+"""A threshold that every stage keeps."""
 
 
 def certify(
@@ -59,16 +60,17 @@ def certify(
     backend: Backend | None = None,
     stop: Stop[Any] | None = None,
 ) -> Certificate:
-    """What proves the solution's lower bound; of an optimal one, that nothing below (1 - 1e-9) of its time exists, and
-    of an infeasible one that there is no plan.
+    """Returns a certificate of the solution's lower bound. For an optimal solution it proves that no plan takes less
+    than (1 - 1e-9) of its time, and for an infeasible one that there is no plan.
 
-    instance, restrictions: those that it was solved for. Under 2bw it takes one evaluation of the lattice: as long as
-    the last ones of the solve, or longer where these knew more of what a plan may still use. Under a flush the bound
-    may be less than the solution's, where the check could not look through all plans between them.
-    threads: one for each core if not given. memory_limit: as for ``solve``. backend: who does the work; None: threads
-    of this process.
-    Raises UsageError for what has no certificate: "pipedream", constraints on more than a stage, blocks of operators;
-    and for a solution of another instance. LimitError where, under 2bw, the downsets, all of them, do not fit.
+    instance, restrictions: those of the solve. Under 2bw one evaluation of the lattice is made. It takes as long as the
+    last ones of the solve, or longer if these had closer bounds on what a plan may still use. Under a flush the bound
+    may be lower than the solution's, if the check cannot look through all plans between the two.
+    threads: None: one for each core. memory_limit: as for ``solve``. backend: does the work; None: threads of this
+    process.
+    Raises UsageError if there is no certificate for "pipedream", for constraints on more than a stage or for blocks of
+    operators, or if the solution is of another instance. Raises LimitError if, under 2bw, all downsets do not fit in
+    memory.
 
     >>> import piper_ray
     >>> bert = piper_ray.estimate("bert-large", "A100-80")
@@ -152,15 +154,15 @@ def _under_flush(
 
 
 def require_listable(instance: Instance, restrictions: Restrictions, memory_limit_bytes: float | None) -> None:
-    """Raises LimitError where more downsets than fit are known to come: a certificate is of all of them, also where a
-    solve looks at a few."""
+    """Raises LimitError if there are more downsets than fit in memory. A certificate covers all of them, even if a
+    solve lists only the useful ones."""
     for level in instances(charged(instance, restrictions)):
         outline = Outline.of(level, restrictions)
         downset_limit(outline.graph, len(outline.variants), outline.downsets, memory_limit_bytes)
 
 
 def certifiable_s(solution: Solution) -> float:
-    """What can be proved of all plans' times, somewhat below what the search has found."""
+    """Returns the bound to prove for all plans, slightly below the one that the search proved."""
     if solution.status is Status.OPTIMAL and solution.time_per_sample_s is not None:
         return solution.time_per_sample_s * (1.0 - PROOF)
     return solution.lower_bound_s * (1.0 - PROOF)
@@ -200,7 +202,7 @@ def _tails(
 
 
 _States = tuple[BitArray, IndexArray, IndexArray]
-"""Of each state its downset, uint64[states, words], its devices and its sum of data-parallel degrees."""
+"""For each state: its downset, uint64[states, words], its devices, and its sum of d."""
 
 _EMPTY_SET_ALONE: _States = np.zeros((1, 1), np.uint64), np.zeros(1, np.int64), np.zeros(1, np.int64)
 

@@ -1,4 +1,4 @@
-"""What a solve will need, before it starts; and the refusal of what does not fit."""
+"""Forecasts what a solve will need, and refuses a solve that does not fit in memory."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _WAY_OUT = (
 
 
 def bytes_per_downset(graph: LayerGraph, variants: int) -> float:
-    """Peak bytes for each downset: bit sets (with scratch of the same size, and once more when
-    they are cut to their number), crossing edges, sums, states and buckets.
+    """Returns the peak bytes for each downset: bit sets (with scratch of the same size, and once more when they are cut
+    to their number), crossing edges, sums, states and buckets.
 
-    The eight-byte figures of LatticeArrays, StageSums, CostArrays, FrontArrays, MemberArrays and, at worst, one bucket
-    and one group a downset.
+    It counts the eight-byte figures of LatticeArrays, StageSums, CostArrays, FrontArrays, MemberArrays and, at worst,
+    one bucket and one group per downset.
     """
     words = max(1, (graph.size + 63) // 64)
     crossing = 2.0 * len(graph.edges) / max(1, graph.size)
@@ -39,7 +39,7 @@ def bytes_per_downset(graph: LayerGraph, variants: int) -> float:
 
 
 def forecast(graph: LayerGraph, downsets: int | None, variants: int) -> Forecast:
-    """Exact counts where they come quickly; memory from them; time as a rough guess for one core and little slack."""
+    """Returns exact counts if they are quick, the memory that follows from them, and a rough time for one core."""
     if downsets is None:
         return Forecast(None, None, None, None)
     bucket_bounds = _EVALUATIONS * _OPEN_SHARE * downsets * (downsets / 32.0 + 1.0) * variants
@@ -52,12 +52,12 @@ def forecast(graph: LayerGraph, downsets: int | None, variants: int) -> Forecast
 
 
 def memory_bytes(graph: LayerGraph, variants: int, downsets: int) -> float:
-    """What a solve that lists so many downsets takes at its peak."""
+    """Returns the peak memory, in bytes, of a solve that lists ``downsets`` downsets."""
     return _PROCESS_BYTES + downsets * bytes_per_downset(graph, variants)
 
 
 def downset_limit(graph: LayerGraph, variants: int, downsets: int | None, memory_limit_bytes: float | None) -> int:
-    """How many downsets fit into the limit. Raises LimitError if more are known to come."""
+    """Returns how many downsets fit in the limit. Raises LimitError if it is known that there are more."""
     limit = downsets_within(graph, variants, memory_limit_bytes)
     if downsets is not None and downsets > limit:
         raise LimitError(
@@ -68,7 +68,7 @@ def downset_limit(graph: LayerGraph, variants: int, downsets: int | None, memory
 
 
 def downsets_within(graph: LayerGraph, variants: int, memory_limit_bytes: float | None) -> int:
-    """How many fit into the limit, or the machine."""
+    """Returns how many downsets fit in the limit, or in the machine if there is none."""
     room_bytes = max(0.0, _limit_bytes(memory_limit_bytes) - _PROCESS_BYTES)
     return int(room_bytes / bytes_per_downset(graph, variants))
 
@@ -78,24 +78,24 @@ def _limit_bytes(memory_limit_bytes: float | None) -> float:
 
 
 def note_of_many(downsets: int | None) -> str:
-    """What a solve says that does not list them all. downsets: None if they are too many to count."""
+    """Returns the note of a solve that lists only useful downsets. downsets: None if they are too many to count."""
     counted = "more downsets than can be counted quickly" if downsets is None else f"{downsets:,} downsets"
     return f"{counted}: those alone are listed that plans as good as the best can use"
 
 
 def machine_memory_bytes() -> float:
-    """Physical memory of this machine."""
+    """Returns the physical memory of this machine, in bytes."""
     return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 
 def _gib(size_bytes: float) -> str:
-    if size_bytes < 0.1 * 2**30:  # else it would be none
+    if size_bytes < 0.1 * 2**30:  # would be shown as 0.0 GiB
         return f"{size_bytes / 2**20:,.1f} MiB"
     return f"{size_bytes / 2**30:,.1f} GiB"
 
 
 def tell_of_options(tmpcs: Sequence[Sequence[Sequence[Tmpc]]], began_s: float, listener: Listener) -> float:
-    """Of the tables of stage costs, made since ``began_s``: the seconds. tmpcs: by variant and vertex."""
+    """Reports the tables of stage costs. Returns the seconds since ``began_s``. tmpcs: by variant and vertex."""
     seconds = time.perf_counter() - began_s
     count = sum(len(of_vertex) for of_variant in tmpcs for of_vertex in of_variant)
     listener(StepFinished("stage costs", seconds, f"{count:,} TMPCs that none beats in {len(tmpcs)} variants"))
@@ -110,9 +110,10 @@ def lattice_within(
     listener: Listener,
     began_s: float,
 ) -> tuple[GrownLattice, float]:
-    """The lattice and the seconds since ``began_s``. variants: how many; expected: downsets, where they were counted.
+    """Builds the lattice. Returns it, and the seconds since ``began_s``. variants: their number. expected: the number
+    of downsets, if known.
 
-    Raises LimitError if the downsets do not fit into the limit, or the machine.
+    Raises LimitError if the downsets do not fit in the limit or in the machine.
     """
     limit = downset_limit(graph, variants, expected, memory_limit_bytes)
     try:
@@ -124,7 +125,7 @@ def lattice_within(
 
 
 def tell_of_lattice(lattice: Lattice, began_s: float, listener: Listener) -> float:
-    """Made since ``began_s``: the seconds."""
+    """Reports the lattice. Returns the seconds since ``began_s``."""
     seconds = time.perf_counter() - began_s
     listener(StepFinished("lattice", seconds, f"{lattice.size:,} downsets in {lattice.levels:,} levels"))
     return seconds

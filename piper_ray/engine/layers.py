@@ -1,4 +1,4 @@
-"""A solve under 2bw on single layers: on all downsets, or where these are many on those that plans as good can use."""
+"""Solves under 2bw on single layers: on all downsets or, if these are many, only on the useful ones."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ from piper_ray.model.solution import Infeasibility, Solution, SolveStats
 from piper_ray.model.stop import StopSearch
 
 _MANY, _MANY_A_LAYER = 1_000_000, 10_000
-"""Downsets from which those alone that count have been measured to be sooner told than all are evaluated: in all, and
-for each layer, as dual prices take longer the more layers there are."""
+"""Numbers of downsets above which, by measurement, finding the useful ones is faster than evaluating all: in total, and
+for each layer, since dual prices take longer the more layers there are."""
 
 LISTED = 50_000
-"""Downsets that are listed of a graph whose own could not be counted: well under a second's."""
+"""If the downsets of a graph cannot be counted, up to this number are listed: this takes well under a second."""
 
 _UNEXPLAINED = Infeasibility("no plan fits (the search for the memory that would do was stopped)", None)
 _NONE_FITS = Infeasibility("no plan fits (the graph is too wide to find how much memory would be enough)", None)
 
 
 def solve_layers(request: SolveRequest, prepared: Preparation | None = None) -> Solution:
-    """The plan of least time, or the best one found. prepared: shared with other solves, and no part of this one's
-    time.
+    """Returns the plan of least time, or the best one found. prepared: tables shared with other solves, whose time does
+    not count in this one's.
 
-    Raises as ``engine.solve.solve``.
+    Raises what ``engine.solve.solve`` raises.
     """
     if prepared is not None and not prepared.serves(request.instance, request.restrictions):
         raise UsageError("prepared for another graph, or under other restrictions: prepare anew, or leave it out")
@@ -57,10 +57,10 @@ def solve_layers(request: SolveRequest, prepared: Preparation | None = None) -> 
 
 
 def is_wide(outline: Outline) -> bool:
-    """Whether there are so many downsets that it is better not to list them all, fit they or not."""
+    """Whether there are so many downsets that listing only the useful ones is better, even if all fit in memory."""
     downsets = outline.downsets
     if downsets is None:
-        # Too many to count, or too entangled: traced operators have few.
+        # Either too many to count or too entangled, as graphs of traced operators are, which have few downsets.
         try:
             build_lattice(outline.graph, LISTED)
         except LimitError:
@@ -71,10 +71,10 @@ def is_wide(outline: Outline) -> bool:
 
 @dataclass
 class _LayerSolve:
-    """One solve under way: what is found, and what it took so far. tables: of the lattice, once there is one.
+    """A solve in progress. tables: of the lattice, once it exists.
 
-    lower_s: no plan is faster, by what came before the search on the lattice. began_s: the step under way, by
-    ``time.perf_counter``. looked_wide: whether downsets that count were looked for.
+    lower_s: a bound proved before the search on the lattice. began_s: the start of the current step, by
+    ``time.perf_counter``. looked_wide: whether useful downsets were sought.
     """
 
     request: SolveRequest
@@ -90,9 +90,10 @@ class _LayerSolve:
     looked_wide: bool = False
 
     def on_all_or_those_that_count(self) -> Solution:
-        """On all downsets, or where there are many on those that count. Raises LimitError if neither fit."""
+        """Solves on all downsets or, if these are many, on the useful ones. Raises LimitError if neither fit in
+        memory."""
         request, options = self.request, self.request.options
-        is_many = options.resume is None and is_wide(self.outline)  # a checkpoint keeps what is known of all downsets
+        is_many = options.resume is None and is_wide(self.outline)  # a checkpoint records states of all downsets
         if is_many and self._has_room and layer_without_choice(request.instance, self.outline.variants) is None:
             found = self._on_those_that_count()
             if found is not None:
@@ -115,10 +116,11 @@ class _LayerSolve:
         return self._on_all(made)
 
     def on_shared(self, made: Preparation) -> Solution:
-        """On all downsets, with what other solves have found. Their answers are the same without."""
+        """Solves on all downsets, beginning with the findings of other solves. The answer is the same as without
+        them."""
         request, instance, restrictions = self.request, self.request.instance, self.request.restrictions
         request.stop.check()
-        # With several links more devices may be a slower way between them.
+        # If there are several links, communication between more devices may be slower.
         if made.workload is None or len(instance.cluster.links) > 1:
             return self._on_all(made)
         told = request.options.resume is None and (request.limits.are_none or made.findings.thorough)
@@ -139,18 +141,18 @@ class _LayerSolve:
 
     @property
     def _has_room(self) -> bool:
-        """Whether the downsets of one chain fit, at least."""
+        """Whether the downsets of a chain fit in memory."""
         return self._room > self.outline.graph.size
 
     @property
     def _room(self) -> int:
-        """How many downsets fit."""
+        """The number of downsets that fit in memory."""
         limit_bytes = self.request.options.memory_limit_bytes
         return downset_limit(self.outline.graph, len(self.outline.variants), None, limit_bytes)
 
     def _on_those_that_count(self) -> Solution | None:
-        """The answer; or None where all downsets are wanted: where those that count are more than fit, or take too long
-        to tell, and where there is no plan, to tell why.
+        """Returns the answer on useful downsets. None if all downsets are needed: because the useful ones do not fit or
+        take too long to find, or to explain why there is no plan.
         """
         request, instance, graph, ledger = self.request, self.request.instance, self.outline.graph, self.ledger
         count = self.outline.downsets
@@ -178,11 +180,11 @@ class _LayerSolve:
         request.listener(StepFinished("lattice", self.lattice_s, f"{wide.workload.lattice.size:,}{of_all} downsets"))
         shape = PointShape.of(instance, request.restrictions)
         made = Preparation(instance.layers, instance.edges, shape, self.outline, wide.workload, None, 0.0, 0.0)
-        # As if there were no other downsets.
+        # The useful downsets are searched as if there were no others.
         return self._search(made, wide.workload, None, is_likely=True)
 
     def _on_all(self, made: Preparation, *, is_likely: bool = False) -> Solution:
-        """On all downsets of a lattice. is_likely: whether the plan known is likely to be the best."""
+        """Solves on all downsets of a lattice. is_likely: whether the known plan is likely to be the best."""
         request, instance = self.request, self.request.instance
         if made.workload is None:  # some layer has no TMPC that is allowed
             return no_plan(made.impossible, stats_of_nothing(instance, self.outline.graph.size))
@@ -205,8 +207,8 @@ class _LayerSolve:
         return self.answer(why or _UNEXPLAINED, when_asked(made.count_pairs))
 
     def _explained(self) -> Infeasibility | None:
-        """Why there is no plan. An interrupt, the time limit or a TMPC choice too hard costs the figure, not the
-        answer."""
+        """Explains why there is no plan. None after an interrupt, the time limit or a TMPC choice that is too hard: the
+        answer then lacks only the figure."""
         assert self.search is not None
         problem, evaluations = self.search.problem, self.search.evaluations
         try:
@@ -215,7 +217,7 @@ class _LayerSolve:
             return None
 
     def answer(self, infeasibility: Infeasibility = _UNEXPLAINED, pairs: int | None = None) -> Solution:
-        """At any moment, for other threads too. infeasibility: for the case that there is no plan."""
+        """Returns the answer at any moment, also to other threads. infeasibility: the reason if there is no plan."""
         graph, tables, stats = self.outline.graph, self.tables, () if self.search is None else self.search.stats
         downsets, levels = self.outline.downsets or 0, graph.size + 1
         if tables is not None:
@@ -246,9 +248,10 @@ def _valid(instance: Instance, plans: Iterable[Plan]) -> Iterator[ValuedPlan]:
 
 
 class LayerSeries:
-    """Solves of one workload on several numbers of devices: one lattice for all points of a shape, and findings.
+    """Solves one workload on several numbers of devices. All points of a shape share one lattice, and all share
+    findings.
 
-    preparation_s: what is shared took so long to make, since somebody asked.
+    preparation_s: the time to make the shared tables.
     """
 
     def __init__(self) -> None:
@@ -257,14 +260,14 @@ class LayerSeries:
         self._prepared: dict[PointShape, Preparation | None] = {}
 
     def solve(self, request: SolveRequest) -> Solution:
-        """As ``solve_layers``, with the same plan for the same request."""
+        """Solves like ``solve_layers``, with the same plan for the same request."""
         shape = PointShape.of(request.instance, request.restrictions)
         if shape not in self._prepared:
             self._prepared[shape] = self._prepare(request)
         return solve_layers(request, self._prepared[shape])
 
     def _prepare(self, request: SolveRequest) -> Preparation | None:
-        """None where not all downsets are listed, or some on the way only."""
+        """Prepares the tables; None if not all downsets are listed or they do not fit in memory."""
         instance, restrictions, limit_bytes = request.instance, request.restrictions, request.options.memory_limit_bytes
         outline = Outline.of(instance, restrictions)
         if request.data_parallel_limit is None and is_wide(outline):

@@ -34,9 +34,12 @@ NO_PLAN_FITS = Infeasibility("no plan fits", None)
 
 @dataclass(frozen=True)
 class Limits:
-    """gap: relative, between the best plan and the bound. deadline_s: on the clock of ``time.perf_counter``. stop:
-    the user's request. within_s: time per sample; a search ends once no plan can be that fast. passes: the most that a
-    search may simulate."""
+    """What ends a search before its proof.
+
+    gap: relative, between the best plan and the bound. deadline_s: on the clock of ``time.perf_counter``. stop: the
+    user's request. within_s: time per sample; a search ends once no plan can be that fast. passes: the largest number
+    of passes that a search may simulate.
+    """
 
     gap: float = 0.0
     deadline_s: float | None = None
@@ -66,15 +69,17 @@ class Limits:
         return StoppedBy.TIME_LIMIT if late else None
 
     def check(self) -> None:
-        """Raises StopSearch where ``reached``."""
+        """Raises StopSearch if the user asks to stop or the deadline has passed."""
         reached = self.reached
         if reached is not None:
             raise StopSearch(reached)
 
 
 class FoundPlan(Protocol):
-    """A plan as a search has it. value_s: the time that the search minimises. rank: among equally fast plans the one of
-    least rank is preferred."""
+    """A plan found by a search.
+
+    value_s: the time that the search minimises. rank: the plan of least rank is preferred among equally fast ones.
+    """
 
     @property
     def value_s(self) -> float: ...
@@ -90,7 +95,8 @@ class FoundPlan(Protocol):
 
 
 class OpenCase(Protocol):
-    """Some of the plans. lower_s: a proved bound, which only rises: none of them takes less. inf: it holds no plan."""
+    """A set of plans with a proved bound. lower_s: no plan of the set takes less; inf: the set is empty. It only
+    rises."""
 
     @property
     def lower_s(self) -> float: ...
@@ -98,17 +104,20 @@ class OpenCase(Protocol):
 
 @dataclass(frozen=True)
 class Bounded:
-    """Plans of which only a bound is known."""
+    """A case of which nothing but a bound is known."""
 
     lower_s: float = 0.0
 
 
 class Rule(Protocol):
-    """Which efforts a search makes, in which order. It offers what they find to its ledger, whose cases are its own."""
+    """Decides which efforts a search makes, in which order. It offers the plans it finds to its ledger and sets its
+    cases."""
 
     def efforts(self) -> Generator[None, None, None]:
-        """Makes one effort between two yields. Closed early, it keeps what it has found. What an effort raises ends the
-        search: StopSearch and KeyboardInterrupt with an answer from what is known, all else without an answer.
+        """Makes one effort between two yields.
+
+        If it is closed early, it keeps what it has found. If an effort raises StopSearch or KeyboardInterrupt, the
+        search ends with an answer from what is known; any other exception is passed on.
         """
         ...
 
@@ -128,16 +137,16 @@ def preference(found: FoundPlan) -> tuple[float, ...]:
 
 @dataclass
 class Ledger(Generic[P]):
-    """What a search knows: valid at every moment, for other threads too.
+    """What a search knows. Its answer is valid at every moment, also when another thread reads it.
 
-    Its own times are of a batch of ``microbatches`` (under 2bw of one microbatch). Events, limits and answers have the
-    time of one microbatch: that time and ``optimizer_s``, divided by ``microbatches``.
+    Times in the ledger are of a batch of ``microbatches`` (of one microbatch under 2bw). Events, limits and answers use
+    the time of one microbatch: the sum of that time and ``optimizer_s``, divided by ``microbatches``.
 
     started_s: events count from here, on the clock of ``time.perf_counter``. cases: together they hold all plans; a
-    change of the cases is a new mapping. passes: simulated so far. best: the best plan. whole: if this search has only
-    some of the plans, the ledger of all, to which plans are passed on. may_prefer: whether the search goes on after the
-    proof, for the preferred one among equally fast plans. left_open: why no effort was left. ended: no effort was left,
-    or the search was stopped.
+    change of the cases is a new mapping. passes: the number simulated so far. best: the best plan. whole: the ledger of
+    the whole search, if this one searches only some of the plans; plans are passed on to it. may_prefer: whether the
+    search goes on after the proof, to find the preferred one among equally fast plans. left_open: why no effort was
+    left. ended: whether no effort was left or the search was stopped.
     """
 
     microbatches: int = 1
@@ -161,9 +170,9 @@ class Ledger(Generic[P]):
 
     @property
     def lower_s(self) -> float:
-        """The bound: no plan takes less, up to rounding. inf: there is no plan."""
+        """The proved bound: no plan takes less, up to rounding. inf: there is no plan."""
         lower_s = min((case.lower_s for case in self.cases.values()), default=np.inf)
-        # Among equally fast plans the one that is kept may take longer by rounding than the one that was found first.
+        # Among equally fast plans the preferred one may take longer, by rounding, than the one found first.
         return self.upper_s if lower_s >= self.upper_s * (1.0 - TIE) else lower_s
 
     @property
@@ -178,20 +187,20 @@ class Ledger(Generic[P]):
 
     @property
     def beaten_from_s(self) -> float:
-        """A plan of this time or more does not beat the best one."""
+        """The time from which on a plan does not beat the best one."""
         return self.upper_s * (1.0 - PROOF)
 
     def sample_s(self, value_s: float) -> float:
-        """The time of one microbatch, with its share of the optimizer, if the batch takes value_s."""
+        """Returns the time of one microbatch with its share of the optimizer, if a batch takes ``value_s``."""
         return (value_s + self.optimizer_s) / self.microbatches
 
     def begin_with(self, known: P) -> None:
-        """Takes a plan of another search, without an event."""
+        """Takes a plan that another search found, without an event."""
         if self._is_preferred(known):
             self.best = known
 
     def offer(self, found: P, origin: str) -> None:
-        """Keeps the plan if it is preferred to the best one; a faster one is an event. origin: what found it."""
+        """Keeps the plan if it is preferred to the best one. If it is faster, an event reports it, with ``origin``."""
         if self.whole is not None:
             self.whole.offer(found, origin)
             self.best = self.whole.best
@@ -211,17 +220,17 @@ class Ledger(Generic[P]):
         return found.value_s <= best.value_s * (1.0 + TIE) and found.rank < best.rank
 
     def bounds(self) -> Bounds:
-        """Both bounds, for events."""
+        """Both bounds and the elapsed time, as events report them."""
         upper_s = None if self.best is None else self.sample_s(self.upper_s)
         return Bounds(self.sample_s(self.lower_s), upper_s, time.perf_counter() - self.started_s)
 
     def settle(self, found: P) -> None:
-        """Takes the preferred one among the plans that are as fast as the best one."""
+        """Replaces the best plan by ``found``, the preferred one among equally fast plans."""
         self.best, self.may_prefer = found, False
 
     def ends(self) -> bool:
-        """Whether the search ends: by the user's request, the deadline, its limit of work, or because no plan can be as
-        fast as asked. Sets ``stopped_by``."""
+        """Whether the search ends: by the user's request, at the deadline, at its limit of work, or because no plan can
+        be within the limit on time. Sets ``stopped_by``."""
         if self.stopped_by is None:
             self.stopped_by = self.limits.reached
         if self.stopped_by is None and self.passes >= self.limits.passes:
@@ -237,8 +246,7 @@ class Ledger(Generic[P]):
             raise StopSearch(self.stopped_by)
 
     def is_near(self, wanted_s: float) -> bool:
-        """Whether the search has ended. It ends here, with GAP as ``stopped_by``, if the bound is within the gap of
-        wanted_s."""
+        """Whether the search has ended. Ends it with GAP if the bound is within the gap of ``wanted_s``."""
         near = self.lower_s >= wanted_s * (1.0 - self.limits.gap) and np.isfinite(wanted_s) and not self.proved
         if self.stopped_by is None and near:
             self.stopped_by = StoppedBy.GAP
@@ -265,7 +273,7 @@ class Ledger(Generic[P]):
         step: StepTerms = StepTerms(),
         infeasibility: Infeasibility | None = NO_PLAN_FITS,
     ) -> Solution:
-        """The solution by what is known now. infeasibility: the reason to give if there is no plan."""
+        """Makes the solution from what is known now. infeasibility: the reason to give if there is no plan."""
         best, lower_s = self.best, self.lower_s
         status = status_of(self.upper_s, lower_s)
         reason = self.stopped_by or (self.left_open if self.ended else StoppedBy.INTERRUPT)
@@ -288,8 +296,11 @@ _NONE_LEFT = object()
 
 @dataclass(frozen=True)
 class Round:
-    """Efforts that events report together. index: from 1. count: how many efforts. threshold_s: the most that their
-    plans may take; None: the time of the best plan known. began_s: on the clock of ``time.perf_counter``."""
+    """A group of efforts that events report together.
+
+    index: from 1. count: the number of efforts. threshold_s: the largest time that their plans may take; None: the time
+    of the best plan known. began_s: on the clock of ``time.perf_counter``.
+    """
 
     ledger: Ledger[Any]
     index: int
@@ -302,13 +313,13 @@ class Round:
         return self.ledger.sample_s(self.ledger.upper_s if self.threshold_s is None else self.threshold_s)
 
     def tell_of_progress(self, done: int, running: int) -> None:
-        """done, running: how many of its efforts are."""
+        """Reports how many of the efforts are done and how many are running."""
         ledger, seconds = self.ledger, time.perf_counter() - self.began_s
         bounds = ledger.bounds()
         ledger.listener(DegreesAdvanced(self.index, self._sample_s, done, self.count, running, bounds, seconds))
 
     def tell_of_end(self) -> None:
-        """An event, which says whether a plan within the threshold is known."""
+        """Reports whether a plan within the threshold is known."""
         ledger, seconds = self.ledger, time.perf_counter() - self.began_s
         within_s = np.inf if self.threshold_s is None else self.threshold_s * (1.0 + TIE)
         feasible = ledger.best is not None and ledger.upper_s <= within_s
@@ -316,7 +327,7 @@ class Round:
 
 
 def status_of(upper_s: float, lower_s: float) -> Status:
-    """The status by the best plan's time (inf: there is none) and a bound for all plans."""
+    """Returns the status for the best plan's time (inf: there is none) and a bound that holds for all plans."""
     if upper_s == math.inf:
         return Status.INFEASIBLE if lower_s == math.inf else Status.UNKNOWN
     return Status.OPTIMAL if lower_s >= upper_s * (1.0 - PROOF) else Status.FEASIBLE
@@ -328,7 +339,7 @@ def no_plan(
     schedule: Schedule = PAPERS_SCHEDULE,
     step: StepTerms = StepTerms(),
 ) -> Solution:
-    """The answer that there is no plan, proved without a search."""
+    """Returns the answer for a problem that was proved infeasible without a search."""
     return Solution(Status.INFEASIBLE, None, float("inf"), None, stats, infeasibility, schedule=schedule, step=step)
 
 
@@ -338,12 +349,12 @@ def stats_of_nothing(instance: Instance, contracted_layers: int = 0) -> SolveSta
 
 
 def no_search(lower_s: float, stats: SolveStats, schedule: Schedule) -> Solution:
-    """The answer before a search: no plan takes less than ``lower_s`` for a microbatch, and no plan is known."""
+    """Returns the answer before a search: no plan is known, and none takes less than ``lower_s`` for a microbatch."""
     return Solution(Status.UNKNOWN, None, lower_s, None, stats, schedule=schedule)
 
 
 class Inexact(LimitError):
-    """found: what shows it, in words."""
+    """Raised if figures differ so much in size that their sums are too inexact. found: the evidence, in words."""
 
     def __init__(self, found: str) -> None:
         super().__init__(
@@ -354,9 +365,9 @@ class Inexact(LimitError):
 
 @contextmanager
 def keeping_known(ledger: Ledger[Any], forget_bounds: Callable[[], None]) -> Iterator[None]:
-    """A context in which two errors end the search with the best plan known: a TMPC choice that is too hard to make
-    exactly, and figures too far apart to be summed exactly. Without a plan they are raised. forget_bounds: drops the
-    bounds that came from such sums.
+    """Ends the search with the best plan known, in place of two errors: ChoiceTooHard and Inexact.
+
+    They are raised if no plan is known. forget_bounds: drops the bounds that came from inexact sums.
     """
     try:
         yield

@@ -1,9 +1,9 @@
-"""A solve under 2bw on devices of several kinds: each stage has a d, a t and a kind of its own.
+"""Solves under 2bw on devices of several kinds: each stage has its own d, t and kind.
 
-A threshold is evaluated as on one kind (ARCHITECTURE.md), but a tail has a number of devices of each kind where it has
-one number there. Variants are placed between neighbours as under a flush (``flush/mixes.py``), and bytes are counted
-in a common measure: those that a device holds as shares of the largest memory, those that cross a border at the
-fastest rate. So stages are costed, and their TMPCs chosen, by the code for one kind.
+A threshold is evaluated as on one kind (ARCHITECTURE.md), but a tail has a number of devices of each kind and not just
+one number. Variants are placed between neighbours as under a flush (``flush/mixes.py``). Bytes are counted in common
+units: those that a device holds as shares of the largest memory, those that cross a border at the fastest rate. So the
+code for one kind computes the costs of stages and chooses their TMPCs.
 """
 
 from __future__ import annotations
@@ -57,14 +57,15 @@ from piper_ray.model.solution import EvaluationStats, Infeasibility, Solution
 from piper_ray.model.stop import StoppedBy
 
 _MOST_CELLS = 20_000_000
-"""Fronts times mixes of devices: some 650 MB."""
+"""Largest number of fronts times mixes of devices: some 650 MB."""
 
 _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
 class MixedWorkload:
-    """problem: its variants are those of ``placed``, at ``rates`` (none slower than a plan's own)."""
+    """A workload on several kinds. problem: has the variants ``placed``, at ``rates``, of which none is slower than in
+    a plan."""
 
     instance: Instance
     lattice: Lattice
@@ -88,7 +89,7 @@ class MixedWorkload:
 
     @cached_property
     def mixes(self) -> MixArrays:
-        """Raises LimitError where there are too many."""
+        """The mixes of devices. Raises LimitError if there are too many."""
         devices = np.array([kind.cluster.devices for kind in self.instance.cluster.kinds], np.int64)
         cells = float(np.prod(devices + 1.0))
         if cells * devices.size**2 > _MOST_CELLS:
@@ -106,7 +107,7 @@ class MixedWorkload:
 
     @cached_property
     def _kind_work_s(self) -> FloatArray:
-        """float64[n, g]: of each vertex the least seconds times devices on each kind; inf: it cannot run there."""
+        """float64[n, g]: the least seconds times devices of each vertex on each kind; inf: it cannot run there."""
         least, degree = self.problem.workload.options.least, self.problem.options.degree
         of_variant = np.where(least.missing > 0, np.inf, least.work_s * degree)
         kinds = range(len(self.instance.cluster.kinds))
@@ -115,7 +116,8 @@ class MixedWorkload:
 
     @cached_property
     def _prices(self) -> FloatArray:
-        """float64[g]: what a device is worth; all together 1. The less, the longer all layers take on its kind."""
+        """float64[g]: the price of a device; all together cost 1. The longer all layers take on a kind, the less it
+        costs."""
         finite = np.where(np.isfinite(self._kind_work_s), self._kind_work_s, 0.0).sum(axis=0)
         prices = 1.0 / np.maximum(finite, np.finfo(np.float64).tiny * 1e8)
         devices = [kind.cluster.devices for kind in self.instance.cluster.kinds]
@@ -124,14 +126,15 @@ class MixedWorkload:
 
     @cached_property
     def share_s(self) -> FloatArray:
-        """float64[m]: no plan does a downset's work in less, at the prices; of the whole graph that is a bound."""
+        """float64[m]: a bound on the seconds of a downset's work, at the prices; that of the whole graph bounds
+        plans."""
         each = (self._kind_work_s * self._prices).min(axis=1, keepdims=True)
         share_s: FloatArray = self.lattice.sums(each)[:, 0]
         return share_s
 
     def missed_s(self, plan: Plan) -> FloatArray:
-        """float64[n]: of each vertex the seconds that the search may have left out for each byte of its edges and
-        tensors, all of them as large."""
+        """Returns float64[n]: for each vertex the seconds that the search may have left out per byte of its edges and
+        tensors, if all are equally large."""
         instance, graph = self.instance, self.lattice.graph
         kinds, names = possible_kinds(graph, self.placed), instance.cluster.kind_names
         kind_of = {layer: stage.kind for stage in plan.stages for layer in stage.layers}
@@ -145,7 +148,8 @@ class MixedWorkload:
 
 
 def _with_bytes_as_shares(instance: Instance) -> Instance:
-    """What TMPCs hold in bytes of the kind with the most memory: as large a share there as on their own."""
+    """Returns the instance with the memory of TMPCs scaled to the kind with the most, so that each share of a device is
+    the same."""
     cluster = instance.cluster
     times = {kind.name: cluster.memory_bytes / kind.cluster.memory_bytes for kind in cluster.kinds}
     layers = [
@@ -170,8 +174,8 @@ def _with_bytes_as_shares(instance: Instance) -> Instance:
 
 
 def solve_mixed(request: SolveRequest) -> Solution:
-    """The plan of least time, or the best one found. Raises as ``engine.solve.solve``, and LimitError where there are
-    too many mixes of devices."""
+    """Returns the plan of least time, or the best one found. Raises what ``engine.solve.solve`` raises, and LimitError
+    if there are too many mixes of devices."""
     instance, restrictions, began_s = request.instance, request.restrictions, time.perf_counter()
     graph = build_graph(instance, without_contraction())
     impossible = layer_without_choice(instance, usable_variants(instance, restrictions))
@@ -185,7 +189,7 @@ def solve_mixed(request: SolveRequest) -> Solution:
     )
     began_s = time.perf_counter()
     workload = MixedWorkload.of(instance, restrictions, lattice)
-    workload.mixes  # noqa: B018 - or too many
+    workload.mixes  # noqa: B018 - raises LimitError if they are too many
     made_s, ledger, stats = time.perf_counter() - began_s, request.ledger(), list[EvaluationStats]()
     began_s = time.perf_counter()
 
@@ -228,7 +232,7 @@ def solve_mixed(request: SolveRequest) -> Solution:
 
 @dataclass
 class MixedSearch:
-    """The rule of a search that keeps ``ledger``, and begins with its plan. stats: gets its evaluations."""
+    """The rule of a search that keeps ``ledger`` and begins with its plan. stats: its evaluations are added."""
 
     workload: MixedWorkload
     ledger: Ledger[ValuedPlan]
@@ -249,7 +253,7 @@ class MixedSearch:
         self.ledger.cases, self.ledger.may_prefer = {0: self.bracket}, workload.rates.are_exact
 
     def efforts(self) -> Generator[None, None, None]:
-        """Closes the bracket, or stops at the gap; then picks a plan of fewest devices among those as fast."""
+        """Closes the bracket, or stops at the gap; then picks a plan of fewest devices among equally fast ones."""
         with keeping_known(self.ledger, self.bracket.forget):
             while not self.bracket.is_done(self.ledger.limits.gap):
                 yield
@@ -263,13 +267,13 @@ class MixedSearch:
                     self.bracket.record_feasible(threshold_s, found.value_s)
             if self.bracket.closed and self.workload.rates.are_exact and self.bracket.upper is not None:
                 stages = self._evaluate(self.bracket.upper)
-                if stages is not None:  # the best plan may be another search's
+                if stages is not None:  # the best plan may come from another search
                     found = self._valued(stages)
                     self.bracket.settle(found.value_s)
                     self.ledger.settle(found)
 
     def _valued(self, stages: Iterable[TracedStage]) -> ValuedPlan:
-        """At its own rates; where these are not known of single stages, at those of the search."""
+        """Values a plan at its own rates or, if these do not follow from single stages, at those of the search."""
         listed, problem = list(stages), self.workload.problem
         if self.workload.rates.are_exact:
             return self.planning.valued(problem, listed)
@@ -285,7 +289,7 @@ class MixedSearch:
         return own if own.value_s <= slowest_s * (1.0 + _ROUNDING) else ValuedPlan(plan, slowest_s)
 
     def _evaluate(self, threshold_s: float) -> list[TracedStage] | None:
-        """The stages of a plan of fewest devices that keeps the threshold; None: there is none."""
+        """Returns the stages of a plan of fewest devices that keeps the threshold; None if there is none."""
         began_s, workload, problem = time.perf_counter(), self.workload, self.workload.problem
         keep_s, mixes, share_s = kept_s(threshold_s), workload.mixes, workload.share_s
         room = 1.0 - (share_s[-1] - share_s) / keep_s + _ROUNDING
@@ -321,7 +325,7 @@ class MixedSearch:
 
 
 def _traced(tails: MixedTails, state: int, threshold_s: float) -> Iterable[TracedStage]:
-    """The stages of a tail, front to back."""
+    """Yields the stages of a tail, front to back."""
     ends = tails.start[:, -1]
     i = int(np.searchsorted(ends, state, side="right"))
     while i > 0:

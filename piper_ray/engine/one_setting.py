@@ -1,4 +1,4 @@
-"""One setting for all layers: the settings that are worth a solve, each a sub-problem."""
+"""One setting for all layers: selects the settings that are worth a solve. Each is a sub-problem."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from piper_ray.model.solution import Solution
 
 
 class Worth(NamedTuple):
-    """Of a setting, a sample in s. about_s: what a plan of equal ranks takes; least_s: no plan takes less. inf: none
-    fits."""
+    """Times per sample of a setting, in s; inf: no plan fits. about_s: the estimate for a plan of equal ranks. least_s:
+    a lower bound for all plans."""
 
     about_s: float
     least_s: float
@@ -40,8 +40,8 @@ class Worth(NamedTuple):
 
 @dataclass(frozen=True)
 class AlikeLayers:
-    """Layers that differ in their places alone. sample: the whole instance with one layer of each kind; places: of all
-    layers of each kind."""
+    """Groups layers that differ only in their places. sample: the instance with one layer of each group ("kind of
+    layer"). places: those of all layers of each kind."""
 
     whole: Instance
     sample: Instance
@@ -49,7 +49,7 @@ class AlikeLayers:
 
     @classmethod
     def of(cls, whole: Instance) -> AlikeLayers:
-        """The kinds in the order of their first layers."""
+        """Returns the kinds of layers, in the order of their first layers."""
         found: dict[object, list[int]] = {}
         for place, layer in enumerate(whole.layers):
             found.setdefault((layer.experts, layer.key_heads, _rows_seen_from(layer)), []).append(place)
@@ -59,11 +59,11 @@ class AlikeLayers:
 
     @cached_property
     def counts(self) -> FloatArray:
-        """float64[kind], of layers."""
+        """float64[kind]: the number of layers of each kind."""
         return np.array([len(places) for places in self.places], float)
 
     def in_all(self, narrowed: Instance) -> Instance:
-        """The whole instance, each layer with the TMPCs that a narrowed sample leaves to its kind."""
+        """Returns the whole instance, with the TMPCs that a narrowed sample leaves to each kind of layer."""
         layers = list(self.whole.layers)
         for kind, own, places in zip(self.sample.layers, narrowed.layers, self.places, strict=True):
             left = {}
@@ -91,8 +91,8 @@ _all_of = attrgetter(*_FIGURES, "id", "kind", "recompute", "forward_s", "backwar
 
 
 def _rows_seen_from(layer: Layer) -> tuple[object, ...]:
-    """All of a layer's TMPCs, with their neighbours by their distance from the layer."""
-    known: dict[int, tuple[object, ...]] = {}  # by the identity of a table, which many TMPCs have in common
+    """Returns all TMPCs of a layer in comparable form. Neighbours are given by their distance from the layer."""
+    known: dict[int, tuple[object, ...]] = {}  # by the identity of a table, which many TMPCs share
 
     def seen(sizes: Mapping[int, float]) -> tuple[object, ...]:
         if id(sizes) not in known:
@@ -107,7 +107,7 @@ def _rows_seen_from(layer: Layer) -> tuple[object, ...]:
 
 @dataclass(frozen=True)
 class ModeSetting:
-    """One mode for all layers. sample: that of the kinds with the mode's TMPCs alone. tables: their figures, by
+    """One mode for all layers. sample: the kinds' sample with only the mode's TMPCs. tables: their figures, by
     tensor-parallel degree."""
 
     kinds: AlikeLayers
@@ -116,12 +116,12 @@ class ModeSetting:
 
     @cached_property
     def instance(self) -> Instance:
-        """All layers, with the mode's TMPCs alone."""
+        """The instance with all layers and only the mode's TMPCs."""
         return self.kinds.in_all(self.sample)
 
     @cached_property
     def text(self) -> str:
-        """The ids of its TMPCs, the commonest first."""
+        """The ids of its TMPCs, the most common first."""
         counts = Counter[str]()
         for layer, places in zip(self.sample.layers, self.kinds.places, strict=True):
             for tmpc in chain.from_iterable(layer.tmpcs.values()):
@@ -129,12 +129,12 @@ class ModeSetting:
         return ", ".join(tmpc_id for tmpc_id, _ in counts.most_common())
 
     def worth(self, restrictions: Restrictions, schedule: Schedule, step: StepTerms) -> Worth:
-        """What may be had of it. restrictions: the others."""
+        """Returns the estimated and the least time of its plans. restrictions: without ``OneMode``."""
         (found,) = worths_of([self], restrictions, schedule, step)
         return found
 
     def never_loses(self, other: ModeSetting) -> bool:
-        """Whether each plan of the other one is one of this, at no more cost, with some TMPCs changed for others."""
+        """Whether each plan of the other setting becomes one of this, at no more cost, by exchanging some TMPCs."""
         for t, theirs in other.tables.items():
             if t not in self.tables or (self.tables[t].totals > theirs.totals * (1.0 + PROOF)).any():
                 return False
@@ -143,19 +143,19 @@ class ModeSetting:
 
 @dataclass(frozen=True)
 class ChangedSetting(ModeSetting):
-    """A mode whose TMPCs have other figures. sample, tables: as ``ModeSetting`` has them, the former without and the
-    latter with the change. change: of an instance's TMPCs, each to another or to none."""
+    """A mode whose TMPCs have changed figures. sample: without the change. tables: with it. change: maps each TMPC of
+    an instance to another or to none."""
 
     change: Callable[[Instance], Instance]
 
     @cached_property
     def instance(self) -> Instance:
-        """All layers, with the mode's TMPCs alone, changed."""
+        """The instance with all layers and only the mode's TMPCs, changed."""
         return self.change(self.kinds.in_all(self.sample))
 
 
 def changed(settings: Sequence[ModeSetting], change: Callable[[Instance], Instance]) -> list[ModeSetting]:
-    """Each of these settings of one instance with the change, which is made in all layers when it is solved."""
+    """Returns these settings of one instance with the change. It is made for all layers when a setting is solved."""
     if not settings:
         return []
     kinds = settings[0].kinds
@@ -164,15 +164,16 @@ def changed(settings: Sequence[ModeSetting], change: Callable[[Instance], Instan
 
 
 class Settings(NamedTuple):
-    """worth_a_solve: but for those that another one never loses to, and each without degrees at which one before it has
-    the same TMPCs. others: those with a TMPC for each layer, each with one that never loses to it."""
+    """The settings of an instance. worth_a_solve: those that no other setting dominates, each without degrees at which
+    an earlier one has the same TMPCs. others: the dominated ones that have a TMPC for each layer, each with one that
+    dominates it."""
 
     worth_a_solve: tuple[ModeSetting, ...]
     others: tuple[tuple[ModeSetting, ModeSetting], ...]
 
 
 def solve_one_setting(request: SolveRequest, schedule: Schedule, solve: Solver) -> Solution:
-    """The best of all settings but those that another one never loses to."""
+    """Returns the best plan of all settings that no other one dominates."""
     restrictions = request.restrictions.without(OneMode)
     settings = settings_of(request.instance, request.restrictions).worth_a_solve
     worths = worths_of(settings, restrictions, schedule, request.step)
@@ -186,7 +187,7 @@ def solve_one_setting(request: SolveRequest, schedule: Schedule, solve: Solver) 
 
 
 def settings_of(instance: Instance, restrictions: Restrictions) -> Settings:
-    """The plainest first. restrictions: with their ``OneMode``."""
+    """Returns the settings, the plainest first. restrictions: with their ``OneMode``."""
     kinds, samples = AlikeLayers.of(instance), list[Instance]()
     for constraint in restrictions.constraints:
         if isinstance(constraint, OneMode):
@@ -205,7 +206,8 @@ def settings_of(instance: Instance, restrictions: Restrictions) -> Settings:
 
 
 def _without_twins(settings: Iterable[ModeSetting]) -> Iterator[ModeSetting]:
-    """Each without degrees at which one before it has the same TMPCs, as at t = 1 there is no sequence parallelism."""
+    """Drops degrees at which an earlier setting has the same TMPCs; at t = 1, for example, there is no sequence
+    parallelism."""
     seen = set[tuple[object, ...]]()
     for one in settings:
         rows = {t: (t, *(tuple(map(id, layer.tmpcs[t])) for layer in one.sample.layers)) for t in one.tables}
@@ -227,7 +229,7 @@ def _without(narrowed: Instance, degrees: Collection[int]) -> Instance:
 
 
 def _with_tables(kinds: AlikeLayers, samples: Sequence[Instance]) -> list[ModeSetting]:
-    """With tables that are alike in their numbers of TMPCs. samples: narrowed ones of the kinds."""
+    """Returns settings whose tables have equally many TMPCs. samples: narrowed ones of the kinds."""
     widths = Counter[int]()
     for sample in samples:
         for t, row in chain.from_iterable(layer.tmpcs.items() for layer in sample.layers):
@@ -244,7 +246,7 @@ def _with_tables(kinds: AlikeLayers, samples: Sequence[Instance]) -> list[ModeSe
 
 
 def _padded(rows: Sequence[Sequence[Tmpc]], width: int) -> FloatArray:
-    """float64[row, TMPC, figure], inf where a row has fewer."""
+    """Returns float64[row, TMPC, figure], padded with inf."""
     found = np.full((len(rows), width, len(_FIGURES)), math.inf)
     for number, row in enumerate(rows):
         if row:
@@ -253,9 +255,9 @@ def _padded(rows: Sequence[Sequence[Tmpc]], width: int) -> FloatArray:
 
 
 def _under_rule(rule: Recompute, whole: Instance, narrowed: Instance) -> Instance:
-    """The setting's instance without the degrees at which it breaks the rule of recomputation.
+    """Returns the setting's instance without the degrees at which it violates the rule of recomputation.
 
-    The rule speaks of layers that have the choice, and in the setting's instance none has it any more.
+    The rule is about layers that have the choice; in the setting's instance no layer has it any more.
     """
     if rule is Recompute.AUTO:
         return narrowed
@@ -272,7 +274,7 @@ def _under_rule(rule: Recompute, whole: Instance, narrowed: Instance) -> Instanc
 def worth_of(
     instance: Instance, restrictions: Restrictions, schedule: Schedule, step: StepTerms = StepTerms()
 ) -> Worth:
-    """Of all plans of an instance."""
+    """Returns the estimated and the least time of all plans of an instance."""
     kinds = AlikeLayers.of(instance)
     (found,) = worths_of(_with_tables(kinds, [kinds.sample]), restrictions, schedule, step)
     return found
@@ -281,10 +283,10 @@ def worth_of(
 def worths_of(
     settings: Sequence[ModeSetting], restrictions: Restrictions, schedule: Schedule, step: StepTerms
 ) -> list[Worth]:
-    """Of each setting of one instance. restrictions: the others.
+    """Returns the estimated and the least time for each setting of one instance. restrictions: without ``OneMode``.
 
-    Where plans have not one d and one t for all stages, all devices together do the work; so, too, under PipeDream's
-    schedule, where a stage may hold fewer versions of its weights than fixed memory has.
+    Unless all stages have one d and one t, all devices are assumed to share the work. The same holds under PipeDream's
+    schedule, where a stage may hold fewer versions of its weights than its fixed memory includes.
     """
     if schedule.name is ScheduleName.PIPEDREAM or (schedule.asynchronous and not restrictions.has(SameDegrees)):
         return [_on_all_devices(one, restrictions) for one in settings]
@@ -310,16 +312,16 @@ def _on_all_devices(one: ModeSetting, restrictions: Restrictions) -> Worth:
 
 @dataclass(frozen=True)
 class FigureTable:
-    """The TMPCs of all layers at one degree. rows: float64[kind of layer, TMPC, figure], inf where a layer has fewer;
-    counts: float64[kind of layer], how many layers there are."""
+    """The TMPCs of all layers at one degree. rows: float64[kind of layer, TMPC, figure], inf where a layer has fewer.
+    counts: float64[kind of layer], the number of layers."""
 
     rows: FloatArray
     counts: FloatArray
 
     @cached_property
     def totals(self) -> FloatArray:
-        """float64[figure], sums over layers of the least of each figure that ``never_worse`` compares: memory with one
-        microbatch in flight, for many replicas and for one."""
+        """float64[figure]: sums over layers of the least of each figure that ``never_worse`` compares. Memory is with
+        one microbatch in flight, for many replicas and for one."""
         held = self.rows[:, :, _ACTIVATION] + self.rows[:, :, _FIXED]
         plain = self.rows[:, :, [_TIME, _ACTIVATION, _WEIGHTS]]
         every = np.concatenate([plain, held[:, :, None], (held + self.rows[:, :, _SHARED])[:, :, None]], axis=2)
@@ -328,8 +330,8 @@ class FigureTable:
 
 
 def _worths_at(rows: FloatArray, t: int, kinds: AlikeLayers, restrictions: Restrictions, under: _Terms) -> FloatArray:
-    """float64[setting, 2], as ``Worth`` has them, of plans with that t in all stages. rows: float64[setting, kind of
-    layer, TMPC, figure]."""
+    """Returns float64[setting, 2], the fields of ``Worth``, for plans with this t in all stages. rows: float64[setting,
+    kind of layer, TMPC, figure]."""
     instance, schedule = kinds.whole, under.schedule
     memory_bytes, batch = instance.memory_bytes * (1.0 + MEMORY_TOLERANCE), instance.microbatches
     in_flight, fill = (1.5, 0.5) if schedule.name in CHUNKED else (1.0, 1.0)  # with two chunks on each rank
@@ -359,7 +361,7 @@ def _worths_at(rows: FloatArray, t: int, kinds: AlikeLayers, restrictions: Restr
 
 
 def _worths_on_kinds(settings: Sequence[ModeSetting], restrictions: Restrictions, under: _Terms) -> FloatArray:
-    """float64[setting, 2], as ``Worth`` has them, on devices of several kinds."""
+    """Returns float64[setting, 2], the fields of ``Worth``, on devices of several kinds."""
     kinds, schedule = settings[0].kinds, under.schedule
     instance, names = kinds.whole, kinds.whole.cluster.kind_names
     clusters = [instance.cluster.of_kind(name) for name in names]
@@ -395,11 +397,12 @@ def _worths_on_kinds(settings: Sequence[ModeSetting], restrictions: Restrictions
 
 
 def _longest_on_kinds(of_kinds: Sequence[FloatArray], most: Sequence[int], counts: FloatArray) -> FloatArray:
-    """float64[setting]. Of the stages on each kind, no more than ``most``, the longest takes no less. of_kinds:
-    float64[setting, kind of layer], the least seconds that a layer takes on a kind of devices, inf: none can be there.
+    """Returns float64[setting]: a lower bound on the time of the longest stage, if at most ``most`` stages are on each
+    kind. of_kinds: for each kind of devices float64[setting, kind of layer], the least seconds of a layer there; inf:
+    no layer of it can be there.
 
-    A stage on devices g that takes x has x / W_g of what all layers take there, W_g, and each layer has at least the
-    least of its shares. So the longest takes at least the sum of these over that of the p_g / W_g.
+    A stage on devices g that takes x has the share x / W_g of W_g, the time of all layers there. Each layer has at
+    least the least of its shares. So the longest stage takes at least the sum of these divided by the sum of p_g / W_g.
     """
     shares, ranks = np.full(of_kinds[0].shape, math.inf), np.zeros(len(of_kinds[0]))
     for seconds, stages in zip(of_kinds, most, strict=True):
@@ -411,14 +414,14 @@ def _longest_on_kinds(of_kinds: Sequence[FloatArray], most: Sequence[int], count
 
 
 def _rows_on(settings: Sequence[ModeSetting], t: int, name: str) -> FloatArray:
-    """float64[setting, kind of layer, TMPC, figure], of the TMPCs on one kind of devices."""
+    """Returns float64[setting, kind of layer, TMPC, figure]: the TMPCs on one kind of devices."""
     every = [[[x for x in layer.tmpcs.get(t, ()) if x.kind == name] for layer in one.sample.layers] for one in settings]
     width = max((len(row) for rows in every for row in rows), default=0)
     return np.stack([_padded(rows, max(width, 1)) for rows in every])
 
 
 class _Terms(NamedTuple):
-    """What a batch's time depends on besides the stages."""
+    """What a batch's time depends on apart from the stages."""
 
     schedule: Schedule
     step: StepTerms
@@ -426,8 +429,9 @@ class _Terms(NamedTuple):
 
 @dataclass(frozen=True)
 class _OfReplicas:
-    """The figures for d replicas, with what they share out under fixed bytes. rows: float64[setting, kind of layer,
-    TMPC, figure]; least: float64[setting, kind of layer, figure], of each by itself; counts: of layers, by kind."""
+    """The figures for d replicas; fixed bytes include each one's share of the shared bytes. rows: float64[setting, kind
+    of layer, TMPC, figure]. least: float64[setting, kind of layer, figure], each by itself. counts: of layers, by
+    kind."""
 
     least: FloatArray
     rows: FloatArray
@@ -440,43 +444,43 @@ class _OfReplicas:
         return cls(rows.min(axis=2), rows, counts)
 
     def only(self, settings: npt.NDArray[np.intp]) -> _OfReplicas:
-        """Of these settings alone."""
+        """Returns the figures of these settings alone."""
         return replace(self, least=self.least[settings], rows=self.rows[settings])
 
     def total(self, figure: int) -> FloatArray:
-        """float64[setting], over all layers."""
+        """Returns float64[setting]: the sum over all layers."""
         found: FloatArray = self.least[..., figure] @ self.counts
         return found
 
     @property
     def held_bytes(self) -> FloatArray:
-        """float64[setting, kind of layer], with one microbatch in flight."""
+        """float64[setting, kind of layer]: the least bytes with one microbatch in flight."""
         found: FloatArray = (self.rows[..., _ACTIVATION] + self.rows[..., _FIXED]).min(axis=2)
         return found
 
     def least_batch_s(self, counts: range, m: int, schedule: Schedule, sum_s: float, memory_bytes: float) -> FloatArray:
-        """float64[setting]. No batch of m microbatches takes less; inf: none fits. counts: that ranks may have. sum_s:
-        of the gradients of each byte of a rank's weights."""
+        """Returns float64[setting]: a lower bound on a batch of m microbatches; inf: none fits. counts: the possible
+        numbers of ranks. sum_s: seconds to sum the gradients per byte of a rank's weights."""
         seconds = m * self.least[..., _TIME] + sum_s * self.least[..., _WEIGHTS]
         held = HeldLayers(self.counts, seconds, self.rows[..., _FIXED], self.rows[..., _ACTIVATION])
         found = np.full(len(self.rows), math.inf)
         for ranks in reversed(counts):
             so_many_s = self._least_on_s(held, ranks, m, schedule, memory_bytes)
-            if (so_many_s >= found).all():  # so it is on fewer
+            if (so_many_s >= found).all():  # then fewer ranks are no better
                 break
             found = np.minimum(found, np.maximum(so_many_s, held.whole_s(ranks)))
         return found
 
     def _least_on_s(self, held: HeldLayers, ranks: int, m: int, schedule: Schedule, memory_bytes: float) -> FloatArray:
-        """float64[setting]. No batch takes less on so many ranks, or fewer.
+        """Returns float64[setting]: a lower bound on a batch on at most ``ranks`` ranks.
 
-        Under a flush without chunks the stages before one have each passed a microbatch on before it begins, and go
-        backwards through one after it ends: with stage times x_1 .. x_p the batch takes T >= x_1 + .. + x_(q-1) + m x_q
-        for each q. So what is left of T behind the first q stages, which is T - x_1 - .. - x_q, is at least (1 - 1/m)
-        of what is left behind q - 1, and T - w >= (1 - 1/m)^p T.
+        Under a flush without chunks, the stages in front of a stage have each passed a microbatch on before it begins,
+        and run a backward pass after it ends. With stage times x_1 .. x_p the batch takes T >= x_1 + .. + x_(q-1) + m
+        x_q for each q. So what is left of T after the first q stages, T - x_1 - .. - x_q, is at least (1 - 1/m) of what
+        is left after q - 1 of them. Hence T - w >= (1 - 1/m)^p T, where w is the sum of all x.
         """
         flight = surely_in_flight(schedule, ranks, m)
-        if schedule.name is ScheduleName.INTERLEAVED:  # with fewer ranks it may be less, but no less than this
+        if schedule.name is ScheduleName.INTERLEAVED:  # fewer ranks may have less in flight, but no less than this
             flight = np.minimum(flight, np.arange(ranks, 0, -1.0))
         found, work_s = held.least_s(flight, memory_bytes), self.total(_TIME)
         if schedule.name in FLUSHED and not schedule.asynchronous:
@@ -487,7 +491,7 @@ class _OfReplicas:
 
 
 def _never_loses(one: Instance, other: Instance) -> bool:
-    """Whether each plan of ``other`` is one of ``one``, at no more cost, with some of its TMPCs changed for others."""
+    """Whether each plan of ``other`` becomes one of ``one``, at no more cost, by exchanging some TMPCs."""
     return all(
         any(_as_good(better, tmpc) for better in mine.tmpcs.get(t, ()))
         for mine, layer in zip(one.layers, other.layers, strict=True)
@@ -497,7 +501,7 @@ def _never_loses(one: Instance, other: Instance) -> bool:
 
 
 def _as_good(one: Tmpc, other: Tmpc) -> bool:
-    """In every stage, under any schedule."""
+    """Whether a TMPC is as good as another in every stage under any schedule."""
     if one is other:
         return True
     mine, theirs = passes_of(one), passes_of(other)

@@ -1,7 +1,7 @@
-"""What solves of one graph share: variants, contraction, lattice and stage sums; and what they found so far.
+"""What solves of one graph share: variants, contraction, lattice, stage sums, and findings.
 
-The former do not depend on M or B, nor on N where there is one link. Of K they depend in one way: tensor-parallel
-degrees above K are left out.
+All but the findings do not depend on M or B, nor on N if there is one link. They depend on K only in that
+tensor-parallel degrees above K are left out.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from piper_ray.model.solution import Infeasibility
 
 _KEPT = 4096
 _ROUNDING = 1e-12
-"""Relative. At another bandwidth the same stages' times are sums of other figures."""
+"""Relative. At another bandwidth the times of the same stages are sums of other figures, and round differently."""
 
 
 class FindingsPoint(NamedTuple):
-    """data_parallel_limit: of the sum of data-parallel degrees."""
+    """The parameters of a solve to which findings belong. data_parallel_limit: on the sum of d."""
 
     devices: int
     data_parallel_limit: int
@@ -54,7 +54,7 @@ class FindingsPoint(NamedTuple):
     def of(
         cls, instance: Instance, restrictions: Restrictions, data_parallel_limit: int | None = None
     ) -> FindingsPoint:
-        """data_parallel_limit: None: min(N, K)."""
+        """data_parallel_limit: None stands for min(N, K)."""
         limit = instance.data_parallel_limit
         return cls(
             instance.devices,
@@ -76,7 +76,7 @@ class FindingsPoint(NamedTuple):
         )
 
     def holds(self, plan: Plan) -> bool:
-        """Whether there are devices and degrees enough for it."""
+        """Whether the plan fits in the devices and the sum of d."""
         return plan.devices <= self.devices and plan.data_parallel_sum <= self.data_parallel_limit
 
 
@@ -88,8 +88,9 @@ class _Found(NamedTuple):
 
 
 class Known(NamedTuple):
-    """lower_s: no plan is faster; 0 where nothing is known. plans: to be tried in turn until one is a plan for this
-    point: that of a point with no less, which would be the best, and the best of those with no more, which is one.
+    """What findings imply for a point. lower_s: no plan is faster; 0 if nothing is known. plans: candidates, to be
+    tried in order until one is valid here. The first comes from a point with at least as much of everything, and would
+    be the best; the second is the best from points with at most as much, and is valid.
     """
 
     lower_s: float
@@ -98,21 +99,21 @@ class Known(NamedTuple):
 
 @dataclass(frozen=True)
 class Findings:
-    """Of points of one graph. For several threads.
+    """Bounds and plans found by solves of one graph. Several threads may use it.
 
-    thorough: whether plans are kept, too, that a solve finds on the way to its best, for points with less; and whether
-    a solve that a limit may end begins with findings, whose answer then is another one than without.
+    thorough: whether to keep also the plans that a solve finds on the way to its best, for points with less; and
+    whether a solve with limits begins with findings, which may change its answer.
     """
 
     thorough: bool = False
     _found: deque[_Found] = field(default_factory=lambda: deque(maxlen=_KEPT))
 
     def record(self, point: FindingsPoint, lower_s: float, time_s: float, plan: Plan) -> None:
-        """A plan, its time per sample, and what no plan is faster than."""
+        """Records a plan, its time per sample, and a bound."""
         self._found.append(_Found(point, lower_s, time_s, plan))
 
     def about(self, here: FindingsPoint) -> Known:
-        """What they tell of this point."""
+        """Returns what the findings imply for a point."""
         above: _Found | None = None
         below: _Found | None = None
         lower_s = 0.0
@@ -129,16 +130,15 @@ class Findings:
 
 
 _MANY_DOWNSETS = 100_000
-"""What takes no more is planned in a second as it is."""
+"""Graphs with at most this many downsets are solved in about a second without further contraction."""
 
 _FEW_DOWNSETS = 1_200
-"""Downsets up to which looking at all pairs is the quickest way to count the nested ones."""
+"""Up to this number of downsets, testing all pairs is the quickest way to count the nested ones."""
 
 
 class PointShape(NamedTuple):
-    """What of a point, beside its graph, decides on its preparation. degrees: t up to K. replica_ranges: those of the
-    data-parallel degrees that it can have, see ``variants``; link_ranges: so for each t. ample_memory: see
-    ``lattice.contraction``.
+    """What a preparation depends on, apart from the graph. degrees: t up to K. replica_ranges: of the data-parallel
+    degrees allowed, see ``variants``; link_ranges: the same for each t. ample_memory: see ``lattice.contraction``.
     """
 
     constraints: tuple[Constraint, ...]
@@ -152,7 +152,7 @@ class PointShape(NamedTuple):
         degrees = tuple(t for t in instance.degrees if t <= instance.devices)
         ranges = replica_ranges(instance, restrictions)
         links = tuple(link_ranges(instance, restrictions, t) for t in degrees)
-        # What is about replicas alone has its say in the ranges.
+        # Constraints on replicas alone are already in the ranges.
         constraints = tuple(x for x in restrictions.constraints if not isinstance(x, NoDataParallelism))
         ample = memory_is_ample(instance)
         return cls(constraints, degrees, ranges, links, ample)
@@ -160,10 +160,10 @@ class PointShape(NamedTuple):
 
 @dataclass(frozen=True)
 class Outline:
-    """What comes before the lattice, and is quick whatever its size.
+    """What comes before the lattice. It is quick to make, whatever the lattice's size.
 
-    alike: the variants, one for all links. graph: contracted as far as that pays. downsets: how many the graph has;
-    None where counting them takes long.
+    alike: the variants, one for all links. graph: contracted as far as it pays. downsets: their number; None if
+    counting them takes long.
     """
 
     alike: tuple[Variant, ...]
@@ -189,10 +189,10 @@ class Outline:
 
 @dataclass(frozen=True)
 class Preparation:
-    """For all points with these layers, edges and shape. Exactly one of workload and impossible is there.
+    """Tables for all points with these layers, edges and shape. Either ``workload`` or ``impossible`` is given.
 
-    lattice_s, stage_costs_s: what making it took. impossible: some layer has no TMPC that is allowed. findings: what
-    solves with it have found.
+    lattice_s, stage_costs_s: the time to make them. impossible: some layer has no TMPC that is allowed. findings: of
+    the solves that used these tables.
 
     >>> import piper_ray
     >>> bert = piper_ray.estimate("bert-large", "A100-80")
@@ -220,7 +220,7 @@ class Preparation:
         return cache(partial(listed_pairs, lattice) if few else partial(count_pairs, self.outline.graph))
 
     def serves(self, instance: Instance, restrictions: Restrictions) -> bool:
-        """Whether it was made for this graph and shape. Instances made with ``replace`` share their layers."""
+        """Whether the tables were made for this graph and shape. Instances made with ``replace`` share their layers."""
         same = self.layers is instance.layers and self.edges is instance.edges
         return same and self.shape == PointShape.of(instance, restrictions)
 
@@ -232,9 +232,9 @@ def prepare(
     listener: Listener = silent,
     outline: Outline | None = None,
 ) -> Preparation:
-    """Builds lattice and stage sums. outline: where it is known already.
+    """Builds lattice and stage sums. outline: given if it is known already.
 
-    Raises LimitError if the lattice does not fit into the limit, or the machine.
+    Raises LimitError if the lattice does not fit in the memory limit or in the machine.
     """
     started = time.perf_counter()
     shape = PointShape.of(instance, restrictions)

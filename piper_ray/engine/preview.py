@@ -1,4 +1,4 @@
-"""What a solve will work on, and what it will take, without solving."""
+"""Reports what a solve will work on, and how much time and memory it will take, without solving."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from piper_ray.workloads.formats.load import Source, instance_of
 
 @dataclass(frozen=True)
 class LatticeInput:
-    """What a solve builds its lattice on: the layers, or blocks of them (then with ``blocks``), contracted safely."""
+    """The graph on which a solve builds its lattice: the layers or, if ``blocks`` is given, blocks of them."""
 
     instance: Instance
     outline: Outline
@@ -33,23 +33,24 @@ class LatticeInput:
 
     @property
     def is_wide(self) -> bool:
-        """Whether a solve under "2bw" lists those downsets alone that plans as good as the best can use."""
+        """Whether a solve under "2bw" lists only the useful downsets."""
         return is_wide(self.outline)
 
     @property
     def forecast(self) -> Forecast:
-        """From the size of the lattice. How long a search for the downsets that count takes is not known beforehand."""
+        """The forecast for the size of the lattice. If only useful downsets are listed, the time is not known
+        beforehand."""
         found = forecast(self.outline.graph, self.outline.downsets, len(self.outline.variants))
         return replace(found, seconds=None) if self.is_wide else found
 
 
 def forecast_solve(instance: Instance | Source, restrictions: Restrictions = Restrictions()) -> Forecast:
-    """Size of the lattice, and what a solve under the instance's schedule will take in memory and time, roughly."""
+    """Returns the size of the lattice, and roughly the memory and time of a solve under the instance's schedule."""
     arguments.of_kind("restrictions", restrictions, Restrictions, "Restrictions")
     instance = instance_of(instance)
     if Schedule.first_of(instance.schedule) == PAPERS_SCHEDULE and not restrictions.plan_wide:
         return lattice_input(instance, restrictions=restrictions).forecast
-    # With one d and one t for all stages no layers are merged: see ``flush.preparation``.
+    # If all stages have one d and one t, no layers are merged: see ``flush.solve``.
     variants, graph = stage_variants(instance, restrictions), build_graph(instance, without_contraction())
     return forecast(graph, count_downsets(graph), sum(variant.degree <= instance.devices for variant in variants))
 
@@ -57,7 +58,7 @@ def forecast_solve(instance: Instance | Source, restrictions: Restrictions = Res
 def lattice_input(
     instance: Instance | Source, contract: Contract = Contract.SAFE, restrictions: Restrictions = Restrictions()
 ) -> LatticeInput:
-    """Raises LimitError if the operators cannot be merged into few enough blocks."""
+    """Returns the input of the lattice. Raises LimitError if the operators cannot be merged into few enough blocks."""
     arguments.of_kind("restrictions", restrictions, Restrictions, "Restrictions")
     contract = arguments.choice("contract", contract, Contract)
     instance = instance_of(instance)

@@ -1,4 +1,4 @@
-"""What a solve is asked for, and how it may run: one record for single layers and for blocks of operators."""
+"""The request of a solve and how it may run: one record for single layers and for blocks of operators."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _A_MOMENT_S = 1e-3
 
 @dataclass(frozen=True)
 class SolveRequest:
-    """backend: the caller's; None: threads of our own. started_s: by ``time.perf_counter``. data_parallel_limit: of the
-    sum of data-parallel degrees, for plans whose stages may differ in them; None: min(N, K).
+    """A request. backend: the caller's; None: threads of this process. started_s: by ``time.perf_counter``.
+    data_parallel_limit: on the sum of d, for plans whose stages may differ in d; None: min(N, K).
     """
 
     instance: Instance
@@ -50,12 +50,12 @@ class SolveRequest:
         return Limits.of(self.options, self.started_s, self.stop)
 
     def ledger(self, microbatches: int = 1) -> Ledger[Any]:
-        """Of a search for what is asked, before it has begun. microbatches: those that its times are of."""
+        """Makes the ledger of a new search. microbatches: its times are of batches of this size."""
         return Ledger(microbatches, self.limits, self.listener, self.started_s, self.step.optimizer_s)
 
     @contextmanager
     def open_backend(self) -> Iterator[Backend]:
-        """The caller's backend, which stays open, or threads of our own, which end with the solve."""
+        """Opens the caller's backend, which stays open, or new threads, which end with the solve."""
         if self.backend is not None:
             yield self.backend
             return
@@ -64,7 +64,7 @@ class SolveRequest:
 
     @contextmanager
     def open_workers(self) -> Iterator[Workers]:
-        """As ``open_backend``, for calls. Raises UsageError for a backend that takes none."""
+        """Opens workers for calls, like ``open_backend``. Raises UsageError for a backend that takes no calls."""
         with self.open_backend() as backend:
             if not isinstance(backend, TakesCalls):
                 raise UsageError(
@@ -75,15 +75,15 @@ class SolveRequest:
                 yield workers
 
     def with_cluster(self, found: Solution) -> Solution:
-        """With what the caller's backend has done."""
+        """Returns the solution with the statistics of the caller's backend."""
         if self.backend is None:
             return found
         return replace(found, stats=replace(found.stats, cluster=self.backend.stats()))
 
     @contextmanager
     def open_checkpoint(self, *schedules: Schedule, kept: str = "evaluations") -> Iterator[Checkpoint | None]:
-        """Open for the time of the solve, if one is wanted. schedules: those that plans may run under; none: Piper's.
-        kept: what it keeps, in a word for the user."""
+        """Opens a checkpoint for the time of the solve, if one is requested. schedules: under which plans may run;
+        none: Piper's. kept: the word for its records in a note to the user."""
         location = self.options.resume
         if location is None:
             yield None
@@ -101,13 +101,13 @@ class SolveRequest:
     def answered(
         self, solve: Callable[[SolveRequest], Solution], changed: SolveRequest, say: Callable[[Solution], Solution]
     ) -> Solution:
-        """The answer to ``changed`` in the words of this request, at the end and at any moment before it."""
+        """Solves ``changed``, and translates its answers by ``say``: the last one, and any before it."""
         part: Stop[Solution] = self.stop.part()
         self.stop.offer(lambda: None if (found := part.answer()) is None else say(found))
         return say(solve(replace(changed, stop=part)))
 
     def in_time(self, share: int = 1) -> SolveRequest:
-        """With a ``share``-th of the time that is left, which counts from now on."""
+        """Returns the request with 1 / ``share`` of the remaining time, which counts from now on."""
         limit_s, now_s = self.options.time_limit_s, time.perf_counter()
         if limit_s is None:
             return replace(self, started_s=now_s)
@@ -115,14 +115,13 @@ class SolveRequest:
         return replace(self, options=replace(self.options, time_limit_s=left_s), started_s=now_s)
 
     def note(self, text: str) -> None:
-        """Tells the user."""
+        """Passes a note to the user."""
         self.listener(Note(text))
 
 
 def is_by_degrees(schedule: Schedule, restrictions: Restrictions) -> bool:
-    """Whether plans have one d and one t for all stages.
-
-    Raises UsageError for constraints that it cannot keep.
+    """Whether plans have one d and one t for all stages. Raises UsageError for constraints that such plans cannot
+    satisfy.
     """
     rules = restrictions.plan_wide
     if schedule.name in FLUSHED or (schedule == PAPERS_SCHEDULE and any(isinstance(x, SameDegrees) for x in rules)):

@@ -1,4 +1,4 @@
-"""Constraints on a plan as a whole that are kept by solving another problem than the one asked."""
+"""Satisfies some constraints on a plan as a whole by solving another problem than the one posed."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ from piper_ray.model.stop import StopSearch
 
 
 def solve_restated(request: SolveRequest, schedule: Schedule, solve: Solver) -> Solution:
-    """``solve``, also for constraints that it does not know: ``SustainedRate``, ``KeepOrder``, one for all layers.
+    """Runs ``solve``, also for constraints that it does not handle: ``SustainedRate``, ``KeepOrder``, one setting for
+    all layers, and whole pieces.
 
-    Raises UsageError where they cannot be kept: a rate under a schedule that drains, or an order of blocks.
+    Raises UsageError if they cannot be satisfied: a rate under a schedule that drains, or an order of blocks.
     """
     restrictions = request.restrictions
 
@@ -56,11 +57,12 @@ def solve_restated(request: SolveRequest, schedule: Schedule, solve: Solver) -> 
 
 
 def stashing(solve: Solver) -> Solver:
-    """Of plans for PipeDream's schedule, by ``solve`` for 2bw.
+    """Makes a solver for PipeDream's schedule from ``solve`` for 2bw.
 
-    A stage of d replicas sums gradients after each round of d microbatches and not after all N, which is 2bw's charge
-    for N / d times the weights: each TMPC is there once for each d, with so many, from d replicas on, and at d the last
-    one is the fastest. Each microbatch in flight has a version of the weights, those in the fixed memory among them.
+    A stage of d replicas sums gradients after each round of d microbatches and not after all N. This is 2bw's charge
+    for N / d times the weights. So each TMPC is repeated for each d, with that many weights, and may be used from d
+    replicas on; with d replicas the last one is the fastest. Each microbatch in flight has a version of the weights,
+    which replaces those in the fixed memory.
     """
 
     def solved(request: SolveRequest) -> Solution:
@@ -71,7 +73,8 @@ def stashing(solve: Solver) -> Solver:
 
 
 def stashing_instance(instance: Instance, restrictions: Restrictions) -> Instance:
-    """Whose plans under 2bw take and hold what those of ``instance`` do under PipeDream's schedule."""
+    """Returns an instance whose plans under 2bw have the time and memory of ``instance``'s under PipeDream's
+    schedule."""
     microbatches, limit = instance.microbatches, instance.data_parallel_limit
     degrees = [d for d in divisors(microbatches) if d <= limit and restrictions.admits_data_parallel_degree(d)]
     in_fixed = instance.versions_in_fixed
@@ -100,7 +103,7 @@ _FOR = " for d = "
 
 
 def _of_pipedream(solution: Solution) -> Solution:
-    """In the instance's own TMPCs."""
+    """Returns the solution with the instance's own TMPCs."""
     plan = solution.plan
     if plan is not None:
         stages = [
@@ -117,7 +120,7 @@ def _keeping_order(solution: Solution) -> Solution:
 
 
 def _whole_pieces(request: SolveRequest, rule: WholePieces, solve: Solver) -> Solution:
-    """Of an instance whose layers are the pieces. Nothing is proved where these have too many choices of TMPCs."""
+    """Solves an instance whose layers are the pieces. Nothing is proved if these have too many choices of TMPCs."""
     instance = with_passes(request.instance, request.note)
     restrictions = request.restrictions.without(WholePieces)
     piece_of = {layer: piece for piece in rule.pieces for layer in piece}
@@ -138,7 +141,7 @@ def _whole_pieces(request: SolveRequest, rule: WholePieces, solve: Solver) -> So
 
 
 def _require_order(pieces: Instance) -> None:
-    """Raises UsageError where pieces, which are its layers, read each other in a circle."""
+    """Raises UsageError if pieces, which are the layers of the instance, read each other in a cycle."""
     readers = {piece.id: [edge.source for edge in pieces.edges if edge.target == piece.id] for piece in pieces.layers}
     try:
         TopologicalSorter(readers).prepare()
@@ -151,7 +154,7 @@ def _require_order(pieces: Instance) -> None:
 
 
 def _one_for_all(request: SolveRequest, solve: Solver) -> Solution:
-    """The better of both settings."""
+    """Returns the better of both settings."""
     named = numbered("recomputation one-for-all", ["recomputation in no layer", "recomputation in every layer"])
     parts = [
         SubProblem(0.0, replace(request, restrictions=request.restrictions.with_recompute(rule)), name)
@@ -161,14 +164,14 @@ def _one_for_all(request: SolveRequest, solve: Solver) -> Solution:
 
 
 _TRIALS = 10
-"""Solves with less memory at most."""
+"""Largest number of solves with less memory."""
 
 _STEP = 0.01
-"""Share of the memory by which each trial leaves more free at least."""
+"""Share of the memory by which each trial frees at least that much more."""
 
 
 def solve_sustained(request: SolveRequest, solve: Solver) -> Solution:
-    """The best plan found that sustains its rate. request: without the constraint."""
+    """Returns the best plan found that sustains its rate. request: without that constraint."""
     first = solve(replace(request, stop=request.stop.part()))
     kept, missing_bytes = _kept(request.instance, first)
     if kept is not None:
@@ -184,8 +187,8 @@ def solve_sustained(request: SolveRequest, solve: Solver) -> Solution:
 
 
 def _kept(instance: Instance, found: Solution) -> tuple[Solution | None, float]:
-    """With what its plan keeps in flight, by analysis, and proved by simulation; or about how many bytes some device
-    lacks for that."""
+    """Returns the solution with the microbatches in flight that its plan needs, by analysis, and checked by simulation.
+    If the plan does not fit, returns None and about how many bytes a device lacks."""
     from piper_ray.simulate.assemble import most_bytes, sustaining_in_flight
     from piper_ray.simulate.run import simulate
 
@@ -204,10 +207,11 @@ def _kept(instance: Instance, found: Solution) -> tuple[Solution | None, float]:
 
 
 def _best_of_others(request: SolveRequest, solve: Solver, missing_bytes: float) -> Solution | None:
-    """Of plans that leave ever more memory free the first that sustains its rate, or one with one d and one t."""
+    """Returns the first plan that sustains its rate among those that leave ever more memory free, or one with one d and
+    t."""
     instance = request.instance
     best = None
-    if request.backend is None:  # which such a solve does not know
+    if request.backend is None:  # such a solve cannot use a custom backend
         best = _tried(request, solve, instance.memory_bytes, SameDegrees())[0]
     limit_bytes = instance.memory_bytes
     for _ in range(_TRIALS):
@@ -225,7 +229,8 @@ def _best_of_others(request: SolveRequest, solve: Solver, missing_bytes: float) 
 def _tried(
     request: SolveRequest, solve: Solver, memory_bytes: float, *rules: Constraint
 ) -> tuple[Solution | None, float]:
-    """A solve with so much memory; None: no plan. And what its plan lacks of all memory to sustain its rate."""
+    """Solves with ``memory_bytes`` per device. Returns the solution, or None without a plan, and the bytes that its
+    plan lacks to sustain its rate."""
     limit_s = request.options.time_limit_s
     if limit_s is not None and time.perf_counter() - request.started_s >= limit_s:
         return None, 0.0

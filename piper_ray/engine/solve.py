@@ -1,4 +1,4 @@
-"""``solve``: the whole way from an instance to a proved plan. Only puts the parts together."""
+"""``solve``: finds the best plan for an instance, with a proof. This module only puts the parts together."""
 
 from __future__ import annotations
 
@@ -47,28 +47,30 @@ def solve(
     schedule: Schedule | ScheduleName | str | None = None,
     step: StepTerms = StepTerms(),
 ) -> Solution:
-    """The plan of least time per sample, with proof; or the best one found when a limit or an interrupt comes first.
+    """Returns the plan of least time per sample, with proof; or the best one found before a limit or an interrupt.
 
-    instance: may be what ``load`` takes, such as a path.
-    devices, microbatches, memory_bytes, bandwidth_bytes_per_s: K, N, M and B in place of the instance's own; sizes as
-    numbers of bytes or as texts such as "8GiB" and "25GB/s".
-    gap, time_limit, threads, memory_limit, checkpoint, contract: those of ``options`` (where a checkpoint is
-    ``resume``), in their place; a time limit in seconds or as "10m", a memory limit in bytes or as "16GB".
-    backend: who does the work; None: threads of this process.
-    prepared: of this graph and shape, to be shared by many solves under 2bw; what it cost is in none of their stats;
-    left aside where a constraint takes another problem (KeepOrder, SustainedRate, recomputation one-for-all).
-    stop: ends the search as an interrupt does, and is offered the solution so far.
-    schedule: that which the plan is to run under, or its name; None: the instance's own, else Piper's, "2bw". Under all
-    others stages have one d and one t, time per sample is the simulated time of a batch over N, and no plan of that
-    kind beats the lower bound. "1f1b" and "gpipe" end with a proof. Those with chunks on each rank ("interleaved",
-    "looped-bfs", "zb-h1", "zb-v", "dualpipe-v") end with a gap: the plan's stages are its chunks, and by the name alone
-    every number of chunks on a rank is tried. "pipedream" is planned as "2bw" is, with a version of the weights for
-    each microbatch in flight, and gradients summed after each round of a stage's replicas.
+    instance: an ``Instance``, or what ``load`` takes, such as a path.
+    devices, microbatches, memory_bytes, bandwidth_bytes_per_s: replace K, N, M and B of the instance; sizes are numbers
+    of bytes or texts such as "8GiB" and "25GB/s".
+    gap, time_limit, threads, memory_limit, checkpoint, contract: replace those of ``options`` (there, a checkpoint is
+    called ``resume``). A time limit is in seconds or a text such as "10m"; a memory limit is in bytes or a text such as
+    "16GB".
+    backend: does the work; None: threads of this process.
+    prepared: the tables of this graph and shape, which many solves under 2bw can share. No solve's statistics include
+    the time to make them. They are not used if a constraint changes the problem (KeepOrder, SustainedRate,
+    recomputation one-for-all).
+    stop: ends the search as an interrupt does, and gets the solution so far.
+    schedule: the schedule under which the plan runs, or its name; None: the instance's own, or else Piper's, "2bw".
+    Under all others every stage has the same d and t, and time per sample is the simulated time of a batch divided by
+    N; the lower bound holds for such plans. "1f1b" and "gpipe" end with a proof. Schedules with chunks on each rank
+    ("interleaved", "looped-bfs", "zb-h1", "zb-v", "dualpipe-v") end with a gap. Their plans have a stage for each
+    chunk; if only the name is given, every number of chunks per rank is tried. "pipedream" is planned like "2bw", but
+    with a version of the weights for each microbatch in flight, and with gradients summed after each round of a stage's
+    replicas.
+    step: the terms of a step under a flush: how gradients are summed, how much of that is hidden, and the optimizer.
 
-    step: terms of a step under a flush: how gradients are summed, how much of that hides, the optimizer.
-
-    Raises LimitError if the lattice does not fit, InputError with all faults of an instance that is not sound,
-    UsageError for arguments that make no sense, and StopSearch if ``stop`` asks before the search began.
+    Raises LimitError if the lattice does not fit in memory, InputError with all faults of an invalid instance,
+    UsageError for invalid or contradictory arguments, and StopSearch if ``stop`` is requested before the search begins.
 
     >>> import piper_ray
     >>> instance = piper_ray.estimate("bert-large", "A100-80", nodes=1)
@@ -108,7 +110,7 @@ def solve(
         schedules = chunk_schedules(PAPERS_SCHEDULE if stashes else asked or planned_for)
 
         def solve_one(one: SolveRequest) -> Solution:
-            # Restated, or on a smaller level, another problem is solved than what was prepared for.
+            # Prepared tables are only of the given problem, not of a restated one or one on fewer devices.
             other = one.restrictions != restrictions or one.instance.devices != instance.devices
             return _solve(one, schedules, None if other else prepared)
 
@@ -119,8 +121,8 @@ def solve(
 
 
 def _solve(request: SolveRequest, schedules: Sequence[Schedule], prepared: Preparation | None) -> Solution:
-    """schedules: of one name, with the numbers of chunks that may be. Each way loads its own modules: that of single
-    layers is so quick that loading the others would show."""
+    """schedules: all of one name, with the numbers of chunks that are tried. Modules are imported where they are used:
+    a solve of single layers is so quick that loading the others would show."""
     if request.options.contract is Contract.OPERATORS:
         request.instance.require_one_kind("blocks of operators")
         from piper_ray.engine.blocks.solve import solve_by_blocks
@@ -146,7 +148,7 @@ def _solve(request: SolveRequest, schedules: Sequence[Schedule], prepared: Prepa
 def _check_arguments(
     restrictions: object, options: object, backend: object, listener: object, prepared: object, stop: object
 ) -> None:
-    """Raises UsageError for each that is something else, and for two that contradict."""
+    """Raises UsageError for each argument of the wrong type, and for two that contradict each other."""
     arguments.of_kind("restrictions", restrictions, Restrictions, "Restrictions")
     arguments.of_kind("prepared", prepared, (Preparation, type(None)), "a Preparation")
     arguments.of_kind("stop", stop, (Stop, type(None)), "a Stop")
@@ -158,7 +160,7 @@ def _check_arguments(
 
 
 def _check_prepared(planned_for: Schedule, restrictions: Restrictions) -> None:
-    """Raises UsageError where another lattice is planned on than one that was prepared."""
+    """Raises UsageError if the schedule is planned on a lattice other than the prepared one."""
     if planned_for.name is ScheduleName.PIPEDREAM:
         raise UsageError("prepared has the lattice of 2bw: leave it out under pipedream, which has other figures")
     if planned_for.name in CHUNKED or is_by_degrees(planned_for, restrictions):

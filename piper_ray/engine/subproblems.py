@@ -1,4 +1,4 @@
-"""One search made of several solves: the plans are divided into sub-problems, which are solved one after the other."""
+"""Makes one search of several solves: the plans are divided into sub-problems, which are solved one after the other."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ Solver = Callable[[SolveRequest], Solution]
 
 @dataclass
 class SubProblem:
-    """One of several solves. least_s: no plan of it takes less. name: which plans these are, in words; "": not told."""
+    """One of several solves. least_s: a bound for its plans. name: what its plans are, in words; "": it is not
+    reported."""
 
     least_s: float
     request: SolveRequest
@@ -34,22 +35,22 @@ class SubProblem:
 
     @property
     def answer(self) -> Solution | None:
-        """What is known of it now; None before it is begun."""
+        """The answer that is known now; None before it begins."""
         return self.stop.answer() if self.found is None else self.found
 
 
 def numbered(what: str, names: Sequence[str]) -> list[str]:
-    """Names of sub-problems as events tell them; none where there is one. what: asks for them, in words."""
+    """Returns names of sub-problems for events; empty if there is only one. what: the reason for them, in words."""
     count = len(names)
     return [f"{number} of {count}, {what}: {name}" if count > 1 else "" for number, name in enumerate(names, start=1)]
 
 
 def best_of(request: SolveRequest, parts: Sequence[SubProblem], solve: Solver, *, are_nested: bool = False) -> Solution:
-    """The best answer of several solves, the most promising first. Each but the first is over once none of its plans
-    can be better than the best one, and is not begun where its bound says so.
+    """Returns the best answer of several solves, the most promising first. Each but the first ends once none of its
+    plans can beat the best one, and does not begin if its bound shows this.
 
-    are_nested: the plans of all are among those of the first, at other costs: if that has none, there is none. The
-    first may take all the time.
+    are_nested: all plans are also plans of the first, at other costs: if that has none, there is none. The first may
+    use all the time.
     """
     return _SubProblems(request, parts, solve, are_nested).answered()
 
@@ -65,7 +66,7 @@ class _SubProblems:
     left_open: StoppedBy | None = None
 
     def answered(self) -> Solution:
-        """What the first part raises before its search is the caller's: nothing is known then."""
+        """Solves all parts. Exceptions of the first part before its search are passed on: nothing is known then."""
         self.request.stop.offer(self._so_far)
         ledger = Ledger[ValuedPlan](limits=Limits(stop=self.request.stop))
         if (ended := self._ended_by(0)) is not None:
@@ -82,7 +83,7 @@ class _SubProblems:
             yield
 
     def _ended_by(self, index: int) -> StoppedBy | None:
-        """Solves a part: what ended it, where no other part is to begin. Its time limit is that of its share alone."""
+        """Solves a part. Returns why it ended if no other part may begin. A part's time limit ends only that part."""
         reason = self._solve(index).stopped_by
         return reason if reason is not None and reason.ends_all and reason is not StoppedBy.TIME_LIMIT else None
 
@@ -97,7 +98,8 @@ class _SubProblems:
         return part.found
 
     def _restricted(self, part: SubProblem, index: int, share: int) -> SolveRequest:
-        """With its share of the time that is left, a checkpoint of its own, and only as long as plans may be better."""
+        """Returns the request with the part's share of the remaining time and its own checkpoint, ending when no plan
+        can be better."""
         options = part.request.options
         known_s = [s for s in (self._known_s, options.within_s) if s is not None]
         resume = options.resume if options.resume is None or index == 0 else f"{options.resume}/{index + 1}"
@@ -113,8 +115,8 @@ class _SubProblems:
         return min((time_s for time_s in times_s if time_s is not None), default=None)
 
     def _is_beyond(self, part: SubProblem) -> bool:
-        """Whether no plan of it is as fast as is known or asked. Where there is none at all, and none of others so far,
-        it is begun, to tell why."""
+        """Whether no plan of the part is as fast as the best one or the limit. A part without plans begins only if no
+        part has plans so far, to find the reason."""
         found = [other.found for other in self.parts if other.found is not None]
         none_so_far = all(one.status is Status.INFEASIBLE for one in found)
         if self.are_nested and found and none_so_far:
@@ -122,13 +124,13 @@ class _SubProblems:
         if part.least_s == math.inf:
             return not none_so_far
         known_s, options = self._known_s, self.request.options
-        # Without a gap a plan as fast as the best one is sought too: it may need fewer devices.
+        # Without a gap, a plan as fast as the best one is sought too, since it may need fewer devices.
         nearly = 1.0 + TIE if options.gap == 0.0 else 1.0 - max(options.gap, PROOF)
         is_slower = known_s is not None and part.least_s >= known_s * nearly
         return is_slower or (options.within_s is not None and part.least_s > options.within_s)
 
     def _so_far(self) -> Solution | None:
-        """For other threads too."""
+        """Returns the answer so far, also to other threads."""
         return None if all(part.answer is None for part in self.parts) else self._together(StoppedBy.INTERRUPT)
 
     def _together(self, stopped_by: StoppedBy | None) -> Solution:
@@ -160,14 +162,14 @@ class _SubProblems:
 
 
 def rank_of(found: Solution) -> tuple[int, int]:
-    """Of plans that take the same that of the least is preferred: fewest devices, then stages."""
+    """Returns the key by which equally fast plans are preferred: fewest devices, then stages."""
     if found.plan is None:
         return 0, 0
     return found.plan.by_rank(found.schedule).devices, len(found.plan.stages)
 
 
 def _sum(stats: Sequence[SolveStats]) -> SolveStats:
-    """Of solves one after the other; sizes are those of the last."""
+    """Adds the statistics of successive solves. Sizes are those of the last."""
     return reduce(_after, stats)
 
 
@@ -189,13 +191,13 @@ def _least_memory_bytes(solution: Solution) -> float:
 
 
 def unproved(found: Solution) -> Solution:
-    """Its plan, of which nothing is proved."""
+    """Returns the solution with its plan but without a proved bound."""
     status = Status.UNKNOWN if found.plan is None else Status.FEASIBLE
     return replace(found, status=status, lower_bound_s=0.0, infeasibility=None)
 
 
 def least_s(instance: Instance) -> float:
-    """No plan on these devices takes less per sample, under any schedule: their work alone."""
+    """Returns a bound on the time per sample of any plan on these devices, under any schedule: the work alone."""
     work_s = [
         min((t * tmpc.time_per_sample_s for t, row in layer.tmpcs.items() for tmpc in row), default=0.0)
         for layer in instance.layers
@@ -204,7 +206,7 @@ def least_s(instance: Instance) -> float:
 
 
 def solve_on_levels(request: SolveRequest, solve: Solver) -> Solution:
-    """``solve``, for each level of links whose plans may be the best."""
+    """Runs ``solve`` for each level of links whose plans may be the best."""
     *smaller, whole = instances(request.instance)
     on_all, restrictions = replace(request, instance=whole), request.restrictions
     if not smaller or restrictions.all_devices:
@@ -222,7 +224,8 @@ def solve_on_levels(request: SolveRequest, solve: Solver) -> Solution:
 
 
 def _as_placed(instance: Instance, found: Solution) -> Solution:
-    """With its plan's time in one node where it fits into one and was sought on all devices."""
+    """Returns the solution with the plan's time within one node, if it fits in one although all devices were
+    searched."""
     if found.plan is None or found.time_per_sample_s is None or found.schedule != PAPERS_SCHEDULE:
         return found
     time_s = cost_of(instance, found.plan).sample_s
@@ -232,6 +235,6 @@ def _as_placed(instance: Instance, found: Solution) -> Solution:
 
 
 def instances(instance: Instance) -> tuple[Instance, ...]:
-    """On each level of the cluster, the whole of it last."""
+    """Returns the instance on each level of the cluster, the whole cluster last."""
     levels = instance.cluster.levels()
     return tuple(instance if level is instance.cluster else instance.replace(cluster=level) for level in levels)

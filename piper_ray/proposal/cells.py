@@ -36,7 +36,7 @@ from piper_ray.workloads.estimate.host import with_state_on_host
 CHUNKED_PASSES = 6_000_000_000
 """The most passes that all searches with chunks together may simulate: some 12 s of one core."""
 
-_LEAST_PASSES = 50_000_000
+_LEAST_PASSES = 100_000_000
 """The passes that each of them may simulate in any case, for a first bound and a quick plan."""
 
 _MORE = 3

@@ -15,7 +15,7 @@ from piper_ray.model.restrictions import divisible_batch, odd_part
 from piper_ray.model.stop import Stop
 from piper_ray.proposal.cells import LISTED, Cell, Cells, CellSearch, Watch, cells_of, unwatched, why_none
 from piper_ray.proposal.demand import PlanDemand, Proposed, Tell
-from piper_ray.proposal.scheme_prices import asked_at_prices
+from piper_ray.proposal.scheme_prices import SimulatedPlan, asked_at_prices
 from piper_ray.workloads.estimate.build import Estimate, EstimateRequest
 
 _HELP_PASSES = 300_000_000
@@ -98,7 +98,8 @@ def propose(
     offered = demand.schemes
     for turn in range(_SCHEME_ROUNDS if offered is not None else 0):
         assert offered is not None
-        more, save = asked_at_prices(found.best, offered, demand.step, stop.check)
+        best = SimulatedPlan(found.best.estimate, found.best.plan, found.best.simulation, demand.step)
+        more, save = asked_at_prices(best, offered, stop.check)
         if more is offered or turn == _SCHEME_ROUNDS - 1:
             return replace(found, schemes_save=save)
         demand, offered = replace(found.demand, schemes=more), more

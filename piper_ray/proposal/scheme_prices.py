@@ -10,20 +10,32 @@ from piper_ray.cost.schedules import sync_s_per_byte
 from piper_ray.cost.stage import held_bytes
 from piper_ray.model.instance import Tmpc
 from piper_ray.model.mode import ALL_REPLICAS, Mode, Sharding
+from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import StepTerms
-from piper_ray.proposal.demand import Proposed
-from piper_ray.simulate.result import RankSimulation
+from piper_ray.simulate.result import RankSimulation, Simulation
+from piper_ray.workloads.estimate.build import Estimate
 from piper_ray.workloads.schemes.columns import Cheapest, LeastTime, Taken, least_time
-from piper_ray.workloads.schemes.frontier import BORDERS, FoundScheme, KindSchemes
+from piper_ray.workloads.schemes.frontier import FoundScheme, KindSchemes
 from piper_ray.workloads.schemes.graph import TensorPlacement
+from piper_ray.workloads.schemes.layers import BORDERS
 from piper_ray.workloads.schemes.names import name_of
 from piper_ray.workloads.schemes.program import PROGRAM_GAP, SchemeProgram
 from piper_ray.workloads.schemes.scheme import Scheme
 from piper_ray.workloads.schemes.tmpcs import SchemeOffer, room_again_bytes, tmpc_of_scheme
 
 
+@dataclass(frozen=True)
+class SimulatedPlan:
+    """Of an estimate's workload with schemes. step: the terms under which it was found."""
+
+    estimate: Estimate
+    plan: Plan
+    simulation: Simulation
+    step: StepTerms
+
+
 def asked_at_prices(
-    best: Proposed, offer: SchemeOffer, step: StepTerms, check: Callable[[], None]
+    best: SimulatedPlan, offer: SchemeOffer, check: Callable[[], None]
 ) -> tuple[SchemeOffer, float | None]:
     """The offer with the schemes that cost less than those that are known at the prices of memory of the plan's ranks,
     or the same offer; and the share of a rank's time that no schemes of the rule table save, in whole or in part,
@@ -34,7 +46,9 @@ def asked_at_prices(
     """
     ranks = {rank.stages: rank for rank in best.simulation.ranks}
     whole = any(stage.tensor_parallel_degree == 1 for stage in best.plan.stages)
-    if best.on_host or whole or any(len(stages) > 1 for stages in ranks):
+    model = best.estimate.instance.model
+    on_host = model is not None and model.optimizer_on_host
+    if on_host or whole or any(len(stages) > 1 for stages in ranks):
         return offer, None
     kinds = {
         (of.kind.key, t): of
@@ -44,7 +58,7 @@ def asked_at_prices(
     }
     more, saved = defaultdict[str, list[Scheme]](list, {key: [*found] for key, found in offer.more.items()}), 0.0
     for rank in ranks.values():
-        layers = _RankLayers.of(best, rank, offer.zero, step)
+        layers = _RankLayers.of(best, rank, offer.zero)
         least_s = layers.time_s
         for border in BORDERS:
             asked = _AskedSchemes(layers, border, kinds, check)
@@ -65,7 +79,7 @@ class _RankLayers:
     rank's degree. sync_s: of a microbatch, for each byte of weights. time_s: what the plan's choices take of a
     microbatch. most_bytes: what there is for their memory."""
 
-    best: Proposed
+    best: SimulatedPlan
     degree: int
     replicas: int
     in_flight: int
@@ -77,8 +91,9 @@ class _RankLayers:
     most_bytes: float
 
     @classmethod
-    def of(cls, best: Proposed, rank: RankSimulation, zero: bool, step: StepTerms) -> _RankLayers:
-        stage, instance, nodes = best.plan.stages[rank.stages[0]], best.instance, best.estimate.architecture.nodes
+    def of(cls, best: SimulatedPlan, rank: RankSimulation, zero: bool) -> _RankLayers:
+        stage, instance = best.plan.stages[rank.stages[0]], best.estimate.instance
+        nodes = best.estimate.architecture.nodes
         d, t = stage.data_parallel_degree, stage.tensor_parallel_degree
         keys = [nodes[layer].kind.key for layer in stage.layers]
         rows = {key: instance.layer_by_id[layer].tmpcs[t] for key, layer in zip(keys, stage.layers, strict=True)}
@@ -86,7 +101,7 @@ class _RankLayers:
             next(one for one in rows[key] if one.id == stage.tmpc_ids[layer])
             for key, layer in zip(keys, stage.layers, strict=True)
         ]
-        sync_s = sync_s_per_byte(step, instance.cluster, d, t) * d / instance.microbatches
+        sync_s = sync_s_per_byte(best.step, instance.cluster, d, t) * d / instance.microbatches
         found = cls(best, t, d, rank.in_flight[0], sync_s, zero, Counter(keys), rows, 0.0, 0.0)
         taken = [found.taken(one) for one in chosen]
         free_bytes = rank.memory_limit_bytes - rank.peak_memory_bytes

@@ -39,7 +39,7 @@ from piper_ray.report.summary import layers_text
 from piper_ray.report.terminal import NO_BREAK, Column, LiveLog, left_texts, print_fitting, print_lines, print_table
 from piper_ray.workloads.estimate.architectures.multimodal import TOWER_PATH, images_of
 from piper_ray.workloads.estimate.operators import LayerNode
-from piper_ray.workloads.schemes.kept import rule_table
+from piper_ray.workloads.schemes.document import saved_text
 
 _LARGER = {"B": "KiB", "KiB": "MiB", "MiB": "GiB", "GiB": "TiB"}
 _MOST_RANKS = 12
@@ -145,7 +145,7 @@ def answer_lines(proposal: FoundPlans, figures: Figures) -> Iterator[str]:
         yield from _wrapped("doubt", f"hardly any measured run backs {backed}")
     yield from _wrapped("proof", proof_line(proposal))
     if proposal.schemes_save is not None:
-        yield from _wrapped("schemes", _schemes_text(proposal.schemes_save))
+        yield from _wrapped("schemes", saved_text(proposal.schemes_save))
 
 
 def _host_text(demand: PlanDemand, best: Proposed) -> str:
@@ -261,15 +261,6 @@ def proof_line(proposal: FoundPlans) -> str:
     return (
         f"{combinations} of microbatch size, schedule, sharding and recomputation compared{left}: by these estimates "
         f"no plan {bound}, gap {gap_text(proposal.gap)}{_open_text(proposal)}"
-    )
-
-
-def _schemes_text(save: float) -> str:
-    """What is proved of the schemes of the plan's layers."""
-    less = "even 0.1 %" if save < 1e-3 else f"as much as {math.ceil(1000.0 * save) / 10.0} %"
-    return (
-        f"no schemes of the rule table {rule_table()}, with moves of one hop, and between layers values in shards of "
-        f"tokens or replicated, make a stage of this plan {less} faster within its memory"
     )
 
 

@@ -17,8 +17,7 @@ from piper_ray.report.clusters import spare_document
 from piper_ray.report.proposal import why_not
 from piper_ray.version import __version__
 from piper_ray.workloads.formats.plans import stage_documents
-from piper_ray.workloads.schemes.frontier import BORDERS
-from piper_ray.workloads.schemes.kept import rule_table
+from piper_ray.workloads.schemes.document import claim_document
 
 _VERSION = 1
 
@@ -46,11 +45,7 @@ def search_document(proposal: FoundPlans) -> dict[str, object]:
         "gap": None if best is None else proposal.gap,
         "schemes": None
         if proposal.schemes_save is None
-        else {
-            "rule_table": rule_table(),
-            "between_layers": [border.text for border in BORDERS],
-            "save_at_most": proposal.schemes_save,
-        },
+        else {**claim_document(), "save_at_most": proposal.schemes_save},
         "cells": [_cell_document(cell) for cell in proposal.cells.cells],
         "schedules": [name.value for name in proposal.cells.schedules],
         "never_better": [

@@ -33,7 +33,7 @@ _LEGEND = (
     "On each of the t devices. edges: what layers pass on is sharded along tokens (sequence parallelism), or whole on "
     "each device; time: of a microbatch, forward and backward; activations: of each microbatch in flight; state: "
     "weights, gradients and optimizer; gradients: what replicas sum; again: operators of all that the backward pass "
-    "computes again, which --show ID names. A scheme that is new has no name, and no runtime runs it."
+    "computes again, which --show ID names. A scheme that is new has no name, and Megatron does not run it."
 )
 
 

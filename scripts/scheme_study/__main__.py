@@ -17,8 +17,7 @@ from piper_ray.workloads.estimate.build import Estimate, EstimateRequest, estima
 from piper_ray.workloads.estimate.config import read_model
 from piper_ray.workloads.estimate.hardware import load_hardware
 from piper_ray.workloads.estimate.modes import Offer
-from piper_ray.workloads.schemes.frontier import BORDERS
-from piper_ray.workloads.schemes.layers import graph_of
+from piper_ray.workloads.schemes.layers import BORDERS, graph_of
 from piper_ray.workloads.schemes.names import name_of
 from piper_ray.workloads.schemes.prices import EstimatedPrices
 from piper_ray.workloads.schemes.program import SchemeProgram

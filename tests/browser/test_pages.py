@@ -16,6 +16,7 @@ from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import Schedule, ScheduleName
 from tests.browser_support import HOW_TO_HAVE_ONE, Browser, browser_path, started
+from tests.lengths import long_after
 from tests.page_support import written
 from tests.simulate_support import GIB, chain, cut
 
@@ -66,7 +67,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 NAMES = ("replicas", "many", "chunks", "hostile")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", long_after(2, NAMES))
 def test_it_opens_offline_and_without_complaint(browser: Browser, pages: dict[str, Path], name: str) -> None:
     browser.open(pages[name])
     files = [address for address in browser.requested if not address.startswith("data:image/png")]
@@ -194,6 +195,7 @@ def test_what_is_grouped_opens_on_demand(browser: Browser, pages: dict[str, Path
     assert browser.value("document.querySelectorAll('#all-stages tbody tr').length") == 80
 
 
+@pytest.mark.long
 def test_colours_of_the_timeline_follow_the_page(browser: Browser, pages: dict[str, Path], tmp_path: Path) -> None:
     """Its idle grey and its texts are the page's; passes keep their colours."""
     seen = {}

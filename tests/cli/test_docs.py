@@ -24,11 +24,13 @@ NEEDS_TORCH = {"pytorch-model.md"}
 LONG = {
     "llama3-70b.md",
     "compare.md",
+    "frontier.md",
     "mixed-cluster.md",
     "nvl72.md",
     "plan.md",
     "pytorch-model.md",
     "runtime.md",
+    "too-wide.md",
     "two-sites.md",
 }
 """Pages whose examples take seconds."""

@@ -62,7 +62,7 @@ def test_a_search_ends_with_its_plan_and_its_checkpoint(
         assert process.wait(HANG_S) == 128 + signal.SIGTERM
 
 
-@pytest.mark.parametrize("number", long_after(1, (signal.SIGINT, signal.SIGTERM)))
+@pytest.mark.parametrize("number", long_after(0, (signal.SIGINT, signal.SIGTERM)))
 def test_a_solve_under_a_flush_ends_with_its_plan(long: Path, tmp_path: Path, number: signal.Signals) -> None:
     out = tmp_path / "plan.json"
     with started("solve", long, "--schedule", "1f1b", "--json", "--out", out) as process:
@@ -114,6 +114,7 @@ Search._evaluate = fails
 """
 
 
+@pytest.mark.long
 def test_what_fails_because_of_the_signal_costs_no_plan(long: Path, tmp_path: Path) -> None:
     out = tmp_path / "plan.json"
     with started("solve", long, "--json", "--out", out, setup=_FAILS) as process:
@@ -154,6 +155,7 @@ piper_ray.engine.layers.prepare = stuck
 """
 
 
+@pytest.mark.long
 def test_before_anything_is_found_nothing_is_lost(long: Path) -> None:
     with started("solve", long, "--json", setup=_NOTHING_YET) as process:
         wait_for(process, "stuck")
@@ -199,6 +201,7 @@ def test_a_pipe_that_nobody_reads_does_not_keep_it(tmp_path: Path) -> None:
     assert piper_ray.load_plan(out, small_instance()).stages
 
 
+@pytest.mark.long
 def test_what_it_was_started_to_ignore_stays_ignored(long: Path) -> None:
     with started("solve", long, "--json", ignored=signal.SIGHUP) as process:
         wait_for(process, "   1  ")
@@ -208,6 +211,7 @@ def test_what_it_was_started_to_ignore_stays_ignored(long: Path) -> None:
         assert process.returncode == 128 + signal.SIGTERM
 
 
+@pytest.mark.long
 def test_more_signals_than_one_change_nothing(long: Path, tmp_path: Path) -> None:
     """Of some that are there at once the system says which is the first."""
     out = tmp_path / "plan.json"
@@ -246,7 +250,7 @@ def test_a_frontier_ends_with_its_bounds(long: Path, tmp_path: Path, number: sig
     assert len(table.read_text().splitlines()) == 7
 
 
-@pytest.mark.parametrize("number", long_after(1, (signal.SIGTERM, signal.SIGINT)))
+@pytest.mark.parametrize("number", long_after(0, (signal.SIGTERM, signal.SIGINT)))
 def test_a_frontier_under_a_flush_ends_with_its_bounds(long: Path, number: signal.Signals) -> None:
     options = ("--schedule", "1f1b", "--devices", "8..48:8", "--json")
     with started("frontier", long, *options) as process:
@@ -512,6 +516,7 @@ piper_ray.load = told
 """
 
 
+@pytest.mark.long
 def test_a_signal_where_nothing_can_be_raised_is_no_traceback(long: Path) -> None:
     with started("solve", long, setup=_AMID_A_CALLBACK) as process:
         _, errors = process.communicate(timeout=HANG_S)

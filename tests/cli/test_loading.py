@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from piper_ray.cli.process import end_loading
 from tests.cli_cases import ROOT, write_small
 
@@ -64,6 +66,7 @@ def test_a_command(tmp_path: Path) -> None:
     assert working == [True, True, None, None]
 
 
+@pytest.mark.long
 def test_what_the_user_says_stays(tmp_path: Path) -> None:
     loading, working = _told(_INFO, "info", write_small(tmp_path), **{THREADS: "3", PLUGINS: "some"})
     assert loading[-2:] == working[-2:] == ["3", "some"]

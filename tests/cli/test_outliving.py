@@ -79,6 +79,7 @@ def assert_left(output: str, out: Path) -> None:
     assert 0 < document["lower_bound_s"] < document["time_per_sample_s"]
 
 
+@pytest.mark.long
 def test_plan_and_bound_are_written_and_what_died_is_named(long: Path, tmp_path: Path) -> None:
     out = tmp_path / "plan.json"
     with subprocess.Popen(["sleep", "1000"]) as raylet:
@@ -118,6 +119,7 @@ def test_what_the_system_kills_leaves_its_plan_too(long: Path, tmp_path: Path) -
     assert "the process that did the work was killed by SIGKILL; the same command goes on from the checkpoint" in errors
 
 
+@pytest.mark.long
 def test_before_anything_is_found_it_is_told(long: Path) -> None:
     setup = ended() + "\nSearch._improve_on_chain = ended\n"
     with started("solve", long, "--json", "--address", "local", setup=setup.replace("< 2", "< 1")) as process:
@@ -126,6 +128,7 @@ def test_before_anything_is_found_it_is_told(long: Path) -> None:
     assert errors.rstrip().endswith("; nothing had been found yet")
 
 
+@pytest.mark.long
 def test_an_input_from_stdin_is_still_known(long: Path) -> None:
     command = [sys.executable, "-c", f"import sys\nfrom piper_ray.cli import program\n{ended()}\nprogram()"]
     result = subprocess.run(
@@ -141,6 +144,7 @@ def test_an_input_from_stdin_is_still_known(long: Path) -> None:
     assert json.loads(result.stdout)["plan"]
 
 
+@pytest.mark.long
 def test_a_fault_of_ours_is_told_once(long: Path) -> None:
     setup = ended(end="raise ZeroDivisionError('ours')")
     with started("solve", long, "--json", "--address", "local", setup=setup) as process:

@@ -126,6 +126,7 @@ def test_nobody_reads_any_command(small: Path, tmp_path: Path) -> None:
         assert "Exception" not in result.stderr, command
 
 
+@pytest.mark.long
 def test_a_reader_that_goes_away_ends_a_long_solve(tmp_path: Path) -> None:
     """As head does."""
     from tests.interrupt_support import HANG_S, long_solve, write_long
@@ -151,6 +152,7 @@ def test_a_reader_that_goes_away_ends_a_long_solve(tmp_path: Path) -> None:
     assert piper_ray.load_plan(out, long_solve()).stages, "the plan so far is written"
 
 
+@pytest.mark.long
 def test_a_closed_stderr_is_nobodys_fault(small: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
@@ -170,7 +172,7 @@ def test_a_closed_stderr_is_nobodys_fault(small: Path) -> None:
 
 
 @pytest.mark.parametrize("closed", long_after(1, [">&-", ">&- 2>&-", "<&- >&- 2>&-"]))
-@pytest.mark.parametrize("command", ["solve", "sweep"])
+@pytest.mark.parametrize("command", long_after(1, ["solve", "sweep"]))
 def test_a_stdout_that_was_never_open_is_told(small: Path, tmp_path: Path, command: str, closed: str) -> None:
     """What it was to get is lost and nothing else: no file takes its place, and with it what others print."""
     out = tmp_path / "plan.json"
@@ -188,12 +190,14 @@ def test_a_stdout_that_was_never_open_is_told(small: Path, tmp_path: Path, comma
         assert piper_ray.read_dataset(tmp_path / "st").num_rows
 
 
+@pytest.mark.long
 def test_other_streams_that_were_never_open_are_nobodys_fault(small: Path, tmp_path: Path) -> None:
     out = tmp_path / "plan.json"
     assert run_in_shell(["solve", small, "--json", "--out", out], "<&- 2>&- >/dev/null").returncode == 0
     assert json.loads(out.read_text())["stages"]
 
 
+@pytest.mark.long
 @needs_full
 def test_a_log_on_a_full_disk_costs_neither_the_plan_nor_the_exit_code(small: Path, tmp_path: Path) -> None:
     """As with ``piper-ray solve ... > log 2>&1``: nobody can be told."""

@@ -16,6 +16,8 @@ import pytest
 import piper_ray
 from piper_ray.model.errors import EXTRAS
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parents[2]
 WITHOUT = ", ".join(repr(module) for module in EXTRAS)
 

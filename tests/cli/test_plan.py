@@ -141,6 +141,7 @@ searching.propose = propose
 """
 
 
+@pytest.mark.long
 def test_ctrl_c_in_the_search_for_room_leaves_the_plan_of_the_first(tmp_path: Path) -> None:
     out = tmp_path / "out"
     words = ("llama3-70b", "--gpu", "H100-SXM", "--nodes", "3", "--runtime", "deepspeed", "--microbatch-size", "1")
@@ -209,6 +210,7 @@ clusters.propose = propose
 """
 
 
+@pytest.mark.long
 def test_an_interrupt_leaves_the_rows_of_a_table_that_are_known(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     config.write_text(json.dumps(CONFIG))
@@ -229,6 +231,7 @@ def piped(text: str, *words: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.long
 def test_a_config_from_stdin_for_a_gpu_whose_name_leaves_a_choice(tmp_path: Path) -> None:
     cluster = ("--gpus-per-node", "2", "--global-batch", "4", "--tokens", "512", "--microbatch-size", "1")
     config = json.dumps(CONFIG)

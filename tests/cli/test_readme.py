@@ -75,6 +75,7 @@ def test_python_example_of_readme_runs() -> None:
     assert "optimal" in finished.stdout.lower()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", long_after(1, ["t5-11b", "llama3-70b"]))
 def test_rows_of_the_table_of_what_plans_deliver(name: str) -> None:
     """Two of the five, as scripts/delivered prints them."""

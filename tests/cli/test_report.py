@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 import piper_ray
 from piper_ray.cli.app import app
 from tests.cli_cases import run, without_notes, write_small
+from tests.lengths import long_after
 from tests.page_support import Page
 from tests.simulate_support import GIB, chain, cut
 
@@ -54,7 +55,7 @@ def test_as_many_chunks_as_asked_for(tmp_path: Path) -> None:
     assert _page(tmp_path, *asked).figure("step_s") == _document("simulate", *asked)["step_s"] == 8 * 16.0
 
 
-@pytest.mark.parametrize("schedule", ["2bw", "pipedream", "gpipe", "1f1b"])
+@pytest.mark.parametrize("schedule", long_after(1, ["2bw", "pipedream", "gpipe", "1f1b"]))
 def test_figures_are_those_of_simulate(files: tuple[Path, Path], tmp_path: Path, schedule: str) -> None:
     document = _document("simulate", *files, "--schedule", schedule)
     found = _page(tmp_path, *files, "--schedule", schedule)

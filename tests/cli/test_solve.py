@@ -276,6 +276,7 @@ def test_what_is_no_gap(text: str) -> None:
         parse_gap(text)
 
 
+@pytest.mark.long
 def test_no_color_is_respected_and_ascii_streams_work(small: Path) -> None:
     result = run("solve", small, env={"PYTHONIOENCODING": "ascii", "NO_COLOR": "1"})
     assert result.returncode == 0, result.stderr

@@ -40,6 +40,7 @@ def test_a_sweep(done: tuple[Path, Path, subprocess.CompletedProcess[str]]) -> N
     assert read_dataset(location).num_rows == SMALL_POINTS
 
 
+@pytest.mark.long
 def test_plans(tmp_path: Path) -> None:
     """Two of them, as they are counted, made and shown."""
     text = '[plan]\nmodels = "ours"\ngpus = ["H100-SXM", "A100-80"]\nbatches = 32\nprecisions = "fp8"\n'

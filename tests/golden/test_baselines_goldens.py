@@ -36,9 +36,10 @@ def equi_instance(record: Record) -> Instance:
     )
 
 
-def test_pipedream_2bw_is_upstreams_equi_planner() -> None:
+@pytest.mark.parametrize("part", long_after(1, range(4)))
+def test_pipedream_2bw_is_upstreams_equi_planner(part: int) -> None:
     feasible = 0
-    for record in goldens("equi"):
+    for record in goldens("equi")[part::4]:
         restrictions = Restrictions(tensor_parallelism=record.get("tensor_parallel", True))
         planner = PipeDream2BW(separate=record.get("separate", False))
         result = plan(equi_instance(record), planner, restrictions=restrictions)
@@ -46,7 +47,7 @@ def test_pipedream_2bw_is_upstreams_equi_planner() -> None:
         if result.plan is not None:
             feasible += 1
             assert len(result.plan.stages) == record["stages"], record
-    assert feasible >= 50
+    assert feasible >= 10
 
 
 @pytest.mark.parametrize("tensor_parallelism", [True, False])

@@ -13,6 +13,7 @@ from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Status
 from piper_ray.workloads.formats import load
 from tests.data import goldens
+from tests.lengths import long_after
 
 GOLDENS = {record["name"]: record for record in goldens("dnn_partitioning")}
 
@@ -42,7 +43,7 @@ def read(name: str) -> Instance:
     return load(document(GOLDENS[name]))
 
 
-@pytest.mark.parametrize("name", GOLDENS)
+@pytest.mark.parametrize("name", long_after(6, GOLDENS))
 def test_the_optima_are_those_of_the_authors_program(name: str) -> None:
     instance = read(name)
     for devices, optimum_ms in GOLDENS[name]["optimum_ms"].items():

@@ -16,6 +16,7 @@ from piper_ray.model.forms import InFlight
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.workloads.formats import dump, load, load_plan, to_toml, to_upstream
 from tests.data import INCEPTION, INPUTS, PROFILES, WORKLOADS, goldens, profile_text
+from tests.lengths import long_after
 
 PIPER = {"bert32a100": (37, 67, (1, 2, 4, 8)), "gnmt": (78, 104, (1,)), "resnet": (177, 193, (1,))}
 # layers and edges once Input sources and __getitem__ sinks are gone
@@ -139,7 +140,7 @@ def test_the_profile_of_vgg16_sums_to_what_its_lines_say(profile: Callable[..., 
     assert [tmpc.weights_bytes for tmpc in tmpcs] == [float(node["parameter_size"]) for node in figures]
 
 
-@pytest.mark.parametrize("extension", ["json", "toml"])
+@pytest.mark.parametrize("extension", long_after(1, ["json", "toml"]))
 def test_published_inputs_survive_being_written(
     tmp_path: Path, extension: str, profile: Callable[..., Instance]
 ) -> None:

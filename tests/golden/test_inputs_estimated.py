@@ -18,6 +18,7 @@ from piper_ray.workloads.estimate.build import EstimateRequest, estimate
 from piper_ray.workloads.estimate.config import read_model
 from piper_ray.workloads.estimate.hardware import load_hardware
 from piper_ray.workloads.estimate.modes import Offer
+from tests.lengths import long_after
 
 INPUTS = Path(__file__).resolve().parents[2] / "inputs"
 MODELS = [
@@ -50,7 +51,7 @@ def optimum(instance: Instance) -> tuple[Plan, tuple[StageEvaluation, ...], floa
     return solution.plan, evaluation.stages, evaluation.time_per_sample_s
 
 
-@pytest.mark.parametrize("name", ESTIMATED)
+@pytest.mark.parametrize("name", long_after(4, ESTIMATED))
 def test_the_header_s_command_makes_the_file(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (INPUTS / f"{name}.toml").read_text(encoding="utf-8")
     command = next(line for line in text.splitlines() if line.startswith("#   piper-ray estimate "))
@@ -61,7 +62,7 @@ def test_the_header_s_command_makes_the_file(name: str, tmp_path: Path, monkeypa
     assert (tmp_path / "inputs" / f"{name}.toml").read_text(encoding="utf-8") == text
 
 
-@pytest.mark.parametrize(("name", "few", "many", "balance"), MODELS, ids=[row[0] for row in MODELS])
+@pytest.mark.parametrize(("name", "few", "many", "balance"), long_after(3, MODELS), ids=[row[0] for row in MODELS])
 def test_planned_at_two_sizes(name: str, few: int, many: int, balance: float) -> None:
     times = []
     for devices in (few, many):

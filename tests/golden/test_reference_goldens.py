@@ -17,7 +17,7 @@ IN_TIME = [
     golden
     for golden in published_goldens()
     if (golden.workload == "bert32a100" and golden.cpu_s < 1.0)
-    or (golden.workload == "resnet" and golden.instance.devices <= 16)
+    or (golden.workload == "resnet" and golden.devices <= 16)
 ]
 BY_TIME = sorted(IN_TIME, key=lambda golden: golden.cpu_s)
 

@@ -21,7 +21,7 @@ WITH_QUICK_TABLE = [
     golden
     for golden in PUBLISHED
     if golden.time_per_sample_s is not None
-    and golden.instance.devices <= {"bert32a100": 64, "resnet": 8, "gnmt": 0}[golden.workload]
+    and golden.devices <= {"bert32a100": 64, "resnet": 8, "gnmt": 0}[golden.workload]
 ]
 
 

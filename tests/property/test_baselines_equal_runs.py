@@ -114,7 +114,7 @@ def assert_as_slow_definition(instance: Instance, restrictions: Restrictions, se
     return True
 
 
-@pytest.mark.parametrize("name", long_after(2, [name for name in ScheduleName if name not in ASYNCHRONOUS]))
+@pytest.mark.parametrize("name", long_after(1, [name for name in ScheduleName if name not in ASYNCHRONOUS]))
 def test_equal_runs_under_a_flush(name: ScheduleName) -> None:
     """The best simulated step of the whole grid, with as many chunks on a rank as the schedule has."""
     feasible = 0
@@ -153,6 +153,7 @@ def test_equal_runs_of_random_graphs() -> None:
     assert 40 <= feasible <= 115
 
 
+@pytest.mark.long
 def test_equal_runs_of_repeated_layers() -> None:
     feasible = separate_is_better = 0
     for seed in range(120):
@@ -194,7 +195,7 @@ def test_costs_of_runs_are_those_of_evaluate() -> None:
     assert points >= 500
 
 
-@pytest.mark.parametrize("name", long_after(3, PLANNERS))
+@pytest.mark.parametrize("name", long_after(1, PLANNERS))
 def test_never_better_than_the_optimum(name: str) -> None:
     feasible = equal = 0
     for seed in range(60):

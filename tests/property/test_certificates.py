@@ -82,11 +82,13 @@ def test_random_instances(seed: int) -> None:
         assert_proved(random_instance(50_000 + 10 * seed + number))
 
 
+@pytest.mark.long
 @given(instances(most_layers=4), st.sampled_from(_RULES))
 def test_restrictions(instance: Instance, restrictions: Restrictions) -> None:
     assert_proved(instance, restrictions)
 
 
+@pytest.mark.long
 @given(instances(most_layers=4))
 def test_plans_that_keep_the_order(instance: Instance) -> None:
     restrictions = Restrictions(constraints=[KeepOrder()])
@@ -97,7 +99,7 @@ def test_plans_that_keep_the_order(instance: Instance) -> None:
     assert found.bound_s == pytest.approx(optimum, rel=2e-9, abs=0.0)
 
 
-@pytest.mark.parametrize("seed", long_after(5, range(20)))
+@pytest.mark.parametrize("seed", long_after(3, range(12)))
 def test_groups_with_links_of_their_own(seed: int) -> None:
     rng = random.Random(f"certified links {seed}")
     instance = random_instance(seed, most_layers=4)
@@ -157,7 +159,7 @@ def _topological(instance: Instance) -> bool:
     return all(place[edge.source] < place[edge.target] for edge in instance.edges)
 
 
-@pytest.mark.parametrize("seed", long_after(8, range(30)))
+@pytest.mark.parametrize("seed", long_after(4, range(16)))
 def test_layers_that_share_a_stage_at_no_cost(seed: int) -> None:
     rng = random.Random(f"free layers {seed}")
     instance = equal_chain(rng.randint(2, 3), memory_bytes=rng.choice([25.0, 60.0]))
@@ -182,7 +184,7 @@ def _altered(rng: random.Random, tails: Tails) -> Tails:
     return replace(tails, members=np.roll(tails.members, 1, axis=0))
 
 
-@pytest.mark.parametrize("seed", long_after(7, range(25)))
+@pytest.mark.parametrize("seed", long_after(4, range(14)))
 def test_altered_certificates_are_judged_as_by_definition(seed: int) -> None:
     rng = random.Random(f"altered {seed}")
     instance = random_instance(seed + 900, most_layers=4)

@@ -15,6 +15,7 @@ from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.solution import Solution, Status
 from tests.chunks_brute_force import least_step_s
 from tests.instances import equal_chain, random_instance
+from tests.lengths import long_after
 from tests.solver_support import ONE_THREAD
 
 SCHEDULES = [
@@ -53,7 +54,7 @@ def assert_best(instance: Instance, schedule: Schedule, restrictions: Restrictio
     return found
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+@pytest.mark.parametrize("schedule", long_after(4, SCHEDULES), ids=str)
 def test_random_graphs(schedule: Schedule) -> None:
     found = [assert_best(small(seed), schedule).status for seed in range(10)]
     assert found.count(Status.OPTIMAL) >= 2
@@ -96,7 +97,7 @@ def test_where_none_fits_the_least_memory_that_would_do_is_said(schedule: Schedu
     assert told >= 4
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES[1::2], ids=str)
+@pytest.mark.parametrize("schedule", long_after(2, SCHEDULES[1::2]), ids=str)
 def test_no_bound_of_a_search_within_a_time_is_above_the_best_plan(
     schedule: Schedule, monkeypatch: pytest.MonkeyPatch
 ) -> None:

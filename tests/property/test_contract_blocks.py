@@ -96,7 +96,7 @@ def assert_restrictions_kept(instance: Instance, restrictions: Restrictions, sol
         )
 
 
-@pytest.mark.parametrize("seed", long_after(8, range(30)))
+@pytest.mark.parametrize("seed", long_after(4, range(16)))
 def test_blocks_partition_the_layers_without_cycles_and_are_few(seed: int) -> None:
     rng = Random(seed)
     instance = random_instance(seed, most_layers=12, most_tmpcs=2)
@@ -124,7 +124,7 @@ def blocks_or_none(instance: Instance, variants: Sequence[Variant], most: int) -
         return None
 
 
-@pytest.mark.parametrize("seed", long_after(10, range(40)))
+@pytest.mark.parametrize("seed", long_after(5, range(20)))
 def test_a_plan_of_blocks_costs_the_same_in_layers(seed: int) -> None:
     rng = Random(seed)
     instance = random_instance(seed, most_layers=5, most_tmpcs=2).replace(memory_bytes=1e9)

@@ -80,7 +80,7 @@ def solved(instance: Instance, always: bool, monkeypatch: pytest.MonkeyPatch) ->
         return piper_ray.solve(instance, options=ONE_THREAD)
 
 
-@pytest.mark.parametrize("seed", long_after(10, range(40)))
+@pytest.mark.parametrize("seed", long_after(5, range(20)))
 def test_a_search_with_them_finds_the_same(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     instance = random_instance(seed, most_layers=6, most_devices=9)
     priced, plain = (solved(instance, always, monkeypatch) for always in (True, False))

@@ -33,7 +33,7 @@ def configs() -> list[dict[str, Any]]:
 def test_mutated_configs(seed: int, tmp_path: Path) -> None:
     rng = random.Random(seed)
     refused = 0
-    for number in range(150):
+    for number in range(60):
         document = json.loads(json.dumps(rng.choice(configs())))
         for _ in range(rng.randint(1, 2)):
             inner = [value for value in document.values() if isinstance(value, dict) and value]
@@ -51,14 +51,14 @@ def test_mutated_configs(seed: int, tmp_path: Path) -> None:
             refused += 1
         else:
             assert result.instance.layers
-    assert refused > 50
+    assert refused > 30
 
 
 @pytest.mark.parametrize("seed", long_after(1, range(3)))
 def test_mutated_hardware(seed: int, tmp_path: Path) -> None:
     rng = random.Random(seed)
     whole = HARDWARE.read_text(encoding="utf-8")
-    for number in range(100):
+    for number in range(40):
         at = rng.randrange(len(whole))
         path = tmp_path / f"{number}.toml"
         path.write_text(whole[:at] + rng.choice(TOKENS) + whole[at + rng.choice([0, 1, 5]) :], encoding="utf-8")

@@ -27,7 +27,7 @@ def test_named_instances(name: str, schedule: FlushSchedule) -> None:
     assert_best(named_instances()[name], schedule)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", long_after(1, SCHEDULES))
 @pytest.mark.parametrize("seeds", long_after(1, [range(start, start + 50) for start in range(0, 400, 50)]), ids=str)
 def test_random_graphs(seeds: range, schedule: FlushSchedule) -> None:
     for seed in seeds:
@@ -48,6 +48,7 @@ def test_any_small_instance(instance: Instance) -> None:
         assert_best(instance, schedule)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("schedule", long_after(1, SCHEDULES))
 def test_restricted_recomputation(schedule: FlushSchedule) -> None:
     roles: dict[Recompute, tuple[Role, ...]] = {
@@ -68,7 +69,7 @@ def test_another_all_reduce(schedule: FlushSchedule) -> None:
         assert_best(random_instance(seed, most_layers=4), schedule, step=StepTerms(AllReduce.RING))
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", long_after(1, SCHEDULES))
 def test_terms_of_a_step(schedule: FlushSchedule) -> None:
     """A ring of which a quarter hides, and an optimizer: brute force, the search and the simulation agree."""
     terms = StepTerms(AllReduce.RING, 0.25, 0.5)

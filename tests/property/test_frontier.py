@@ -111,6 +111,7 @@ def test_restrictions(restrictions: Restrictions) -> None:
         assert_one_solve_for_each_point(random_instance(seed, most_layers=4).replace(devices=7), restrictions)
 
 
+@pytest.mark.long
 def test_a_graph_that_is_too_wide_to_list(monkeypatch: pytest.MonkeyPatch) -> None:
     instance = two_towers(6, devices=10, microbatches=12, memory_bytes=80.0)
     listed = frontier(instance, options=ONE_THREAD).by_devices()
@@ -194,6 +195,7 @@ def test_a_gap_holds(seed: int) -> None:
         assert taken_s <= point.time_per_sample_s * (1 + PROOF)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("schedule", long_after(1, ["1f1b", "gpipe", "2bw"]))
 @pytest.mark.parametrize("rule", long_after(1, [None, AllDevices(), StageCount(2)]))
 def test_one_d_and_one_t_for_all_stages(schedule: str, rule: Constraint | None) -> None:

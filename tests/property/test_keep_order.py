@@ -104,7 +104,7 @@ def best_s(instance: Instance, schedule: str) -> float | None:
     return min(found, default=None)
 
 
-@pytest.mark.parametrize("schedule", long_after(2, ["2bw", "1f1b", "gpipe"]))
+@pytest.mark.parametrize("schedule", long_after(1, ["2bw", "1f1b", "gpipe"]))
 def test_the_best_of_all_that_keep_the_order(schedule: str) -> None:
     feasible = relayed = 0
     for seed in range(60):
@@ -157,6 +157,7 @@ def test_an_order_where_the_file_has_none() -> None:
     assert layers_in_order(Instance(layers, [], 1, 1, 1.0, 1.0)) == (1, 7, 3)
 
 
+@pytest.mark.long
 def test_with_other_constraints() -> None:
     """One d and one t, and recomputation one-for-all beside it: as good as the better of both settings."""
     for seed in range(20):

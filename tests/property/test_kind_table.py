@@ -36,6 +36,7 @@ def test_each_point_is_what_a_solve_gives() -> None:
     assert infeasible > 3
 
 
+@pytest.mark.long
 def test_bounds_and_plans_are_carried_where_solves_end_early() -> None:
     for seed in range(6):
         made = random_kinds(seed)

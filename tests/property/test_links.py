@@ -117,7 +117,7 @@ def test_plans_with_chunks(schedule: Schedule) -> None:
         assert_valued_alike(instance, found, schedule.name.value)
 
 
-@pytest.mark.parametrize("schedule", ["2bw", "1f1b", "gpipe"])
+@pytest.mark.parametrize("schedule", long_after(1, ["2bw", "1f1b", "gpipe"]))
 def test_equal_links_are_one_link(schedule: str) -> None:
     for seed in range(12):
         one = random_instance(seed).replace(devices=8)
@@ -145,7 +145,7 @@ def test_one_node_is_a_cluster_of_its_own_link(schedule: str) -> None:
         assert found.plan == expected.plan
 
 
-@pytest.mark.parametrize("schedule", ["2bw", "1f1b", "gpipe"])
+@pytest.mark.parametrize("schedule", long_after(1, ["2bw", "1f1b", "gpipe"]))
 @pytest.mark.parametrize("seeds", long_after(1, [range(8), range(8, 16)]), ids=str)
 def test_a_frontier_is_one_solve_for_each_point(seeds: range, schedule: str) -> None:
     for seed in seeds:
@@ -194,7 +194,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("schedule", ["2bw", "1f1b"])
+@pytest.mark.parametrize("schedule", long_after(4, ["2bw", "1f1b"]))
 @pytest.mark.parametrize("name", OPTIONS)
 def test_constraints_are_kept_on_every_level(name: str, schedule: str) -> None:
     """What is found is what one link gives where all links are equal, and valued at its own links elsewhere."""

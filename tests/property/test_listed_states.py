@@ -107,11 +107,14 @@ def test_random_graphs(bucket: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "instance",
-    [
-        two_towers(2, devices=9, microbatches=12, memory_bytes=60.0),
-        parallel_branches(1, 3, devices=6, microbatches=6, memory_bytes=50.0),
-        equal_chain(5, devices=8, microbatches=8, memory_bytes=40.0),
-    ],
+    long_after(
+        1,
+        [
+            two_towers(2, devices=9, microbatches=12, memory_bytes=60.0),
+            parallel_branches(1, 3, devices=6, microbatches=6, memory_bytes=50.0),
+            equal_chain(5, devices=8, microbatches=8, memory_bytes=40.0),
+        ],
+    ),
     ids=lambda instance: instance.name,
 )
 def test_families(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:

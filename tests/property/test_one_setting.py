@@ -139,6 +139,7 @@ def test_the_best_of_all_plans_in_one_setting(seeds: range) -> None:
     assert feasible > len(seeds) // 3
 
 
+@pytest.mark.long
 def test_the_best_under_a_rule_of_recomputation() -> None:
     """Of layers that have the choice all recompute, none do, or all do the same."""
     feasible = 0
@@ -196,7 +197,7 @@ def test_pieces_that_read_each_other_are_refused_by_name(schedule: str) -> None:
     assert repr(between) in str(raised.value)
 
 
-@pytest.mark.parametrize("seed", long_after(15, range(60)))
+@pytest.mark.parametrize("seed", long_after(3, range(24)))
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "2bw", Schedule(ScheduleName.INTERLEAVED, 2)])
 def test_no_plan_of_a_setting_is_faster_than_its_bound(seed: int, schedule: str | Schedule) -> None:
     instance = instance_of(seed)
@@ -243,7 +244,7 @@ def test_settings_are_begun_in_the_order_of_their_promise_and_few_of_them(monkey
     assert len(begun) < len(each) / 2
 
 
-@pytest.mark.parametrize("seed", long_after(5, range(20)))
+@pytest.mark.parametrize("seed", long_after(3, range(12)))
 def test_all_settings_together_are_each_by_itself(seed: int) -> None:
     instance, rule = instance_of(seed), OneMode()
     settings = rule.modes(instance)
@@ -254,7 +255,7 @@ def test_all_settings_together_are_each_by_itself(seed: int) -> None:
             assert mine.tmpcs == {t: left for t, row in layer.tmpcs.items() if (left := tmpcs_under(row, setting))}
 
 
-@pytest.mark.parametrize("name", ["1f1b", "gpipe", "interleaved", "2bw"])
+@pytest.mark.parametrize("name", long_after(2, ["1f1b", "gpipe", "interleaved", "2bw"]))
 def test_settings_valued_together_by_kinds_of_layers_are_each_by_itself(name: str) -> None:
     """Of a mixture, whose layers are of few kinds, and of chains without two layers alike."""
     rule = OneMode(context=True, experts=True)

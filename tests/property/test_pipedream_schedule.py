@@ -61,13 +61,16 @@ def small(seed: int) -> Instance:
 
 @pytest.mark.parametrize(
     "restrictions",
-    [
-        *(Restrictions(recompute=rule) for rule in Recompute if rule is not Recompute.AUTO),
-        Restrictions(constraints=[SameDegrees()]),
-        Restrictions(constraints=[OneMode(), SameDegrees()]),
-        Restrictions(constraints=[OneMode()]),
-        Restrictions(constraints=[DataParallelDegrees((2,))]),
-    ],
+    long_after(
+        4,
+        [
+            *(Restrictions(recompute=rule) for rule in Recompute if rule is not Recompute.AUTO),
+            Restrictions(constraints=[SameDegrees()]),
+            Restrictions(constraints=[OneMode(), SameDegrees()]),
+            Restrictions(constraints=[OneMode()]),
+            Restrictions(constraints=[DataParallelDegrees((2,))]),
+        ],
+    ),
     ids=repr,
 )
 def test_constraints_are_kept(restrictions: Restrictions) -> None:

@@ -46,6 +46,7 @@ def test_threads_change_no_byte_where_a_gap_ends_the_search(name: ScheduleName, 
             assert answer(found) == alone, (seed, threads)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", long_after(1, sorted(CHUNKED)))
 def test_counted_work_ends_a_search_with_the_same_bytes(name: ScheduleName, tmp_path: Path) -> None:
     """On one thread and several, and resumed; more work never makes the answer worse."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import cycle
 
 import pytest
 
@@ -53,8 +54,7 @@ def least_step_s(asked: PlanDemand) -> float:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("cluster", CLUSTERS, ids=lambda one: one[0])
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("model", "cluster"), list(zip(MODELS, cycle(CLUSTERS), strict=False)))
 def test_no_mode_by_itself_is_faster_and_none_is_below_the_bound(model: str, cluster: tuple[str, int, int]) -> None:
     (gpu, nodes, per_node), runtime = cluster, RUNTIMES[RuntimeName.MEGATRON]
     request = EstimateRequest(

@@ -65,7 +65,7 @@ def test_renumbering_and_shuffling_change_nothing(instance: Instance, rng: Rando
     assert_same_value_and_size(instance, renumbered(instance, rng))
 
 
-@pytest.mark.parametrize("seed", long_after(15, range(60)))
+@pytest.mark.parametrize("seed", long_after(6, range(24)))
 def test_renumbering_and_shuffling_larger_instances(seed: int) -> None:
     instance = random_instance(seed, most_layers=9, most_devices=12)
     assert_same_value_and_size(instance, renumbered(instance, Random(seed)))
@@ -136,9 +136,10 @@ def with_free_edges(instance: Instance, rng: Random) -> Instance:
     return replace(instance, layers=layers, edges=edges).replace(memory_bytes=1e6)
 
 
-SEEDS = long_after(1, [range(100), range(100, 300)])
+SEEDS = long_after(1, [range(100), range(100, 160)])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seeds", SEEDS, ids=str)
 def test_contraction_of_all_that_is_free_changes_nothing(seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is asked for where lattices are large, on small ones."""
@@ -183,7 +184,7 @@ WIDE = {
 }
 
 
-@pytest.mark.parametrize("name", WIDE)
+@pytest.mark.parametrize("name", long_after(1, WIDE))
 def test_threads_change_no_byte(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     send_every_level_to_the_backend(monkeypatch)
     solutions = []
@@ -197,6 +198,7 @@ def test_threads_change_no_byte(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert same_answer(solutions[0], solutions[2])
 
 
+@pytest.mark.long
 def test_threads_change_no_byte_where_levels_are_large() -> None:
     """No setting touched: levels of this lattice go to the threads by themselves, the small ones do not."""
     instance = parallel_branches(1, 13, devices=13, microbatches=6, memory_bytes=60.0)
@@ -238,7 +240,7 @@ def test_batches_of_levels_change_no_byte(name: str, monkeypatch: pytest.MonkeyP
     assert counts == [(e.threshold_s, e.feasible, e.live_downsets, e.cells) for e in level_by_level.stats.evaluations]
 
 
-@pytest.mark.parametrize("seed", long_after(5, range(20)))
+@pytest.mark.parametrize("seed", long_after(3, range(12)))
 def test_the_same_input_gives_the_same_bytes(seed: int) -> None:
     instance = random_instance(seed, most_layers=8, most_devices=16)
     assert same_answer(solve(instance, options=ONE_THREAD), solve(instance, options=ONE_THREAD))

@@ -54,7 +54,7 @@ def assert_valid(instance: Instance, solution: Solution, optimum: float) -> None
             assert solution.time_per_sample_s <= optimum * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("gap", [0.9, 0.3, 0.1, 0.03, 0.01, 0.001, 1e-6])
+@pytest.mark.parametrize("gap", long_after(8, [0.9, 0.3, 0.1, 0.03, 0.01, 0.001, 1e-6]))
 @pytest.mark.parametrize("name", INSTANCES)
 def test_gap(name: str, gap: float) -> None:
     instance = INSTANCES[name]
@@ -68,7 +68,7 @@ def test_gap(name: str, gap: float) -> None:
         assert solution.stopped_by == "gap"
 
 
-@pytest.mark.parametrize("seed", long_after(10, range(40)))
+@pytest.mark.parametrize("seed", long_after(5, range(20)))
 def test_gap_on_random_instances(seed: int) -> None:
     instance = random_instance(seed, most_layers=7)
     exact = solve(instance, options=ONE_THREAD)
@@ -136,7 +136,7 @@ def events_of(instance: Instance) -> list[Event]:
     return listener.events
 
 
-@pytest.mark.parametrize("name", INSTANCES)
+@pytest.mark.parametrize("name", long_after(2, INSTANCES))
 def test_interrupt_at_any_event(name: str) -> None:
     instance = INSTANCES[name]
     optimum, count = optimum_of(instance), len(events_of(instance))

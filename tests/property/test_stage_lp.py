@@ -133,12 +133,15 @@ def test_no_bound_is_above_the_optimum(bucket: int) -> None:
 
 @pytest.mark.parametrize(
     "instance",
-    [
-        two_towers(2, devices=6, microbatches=12, memory_bytes=60.0),
-        two_towers(2, devices=9, microbatches=12, memory_bytes=30.0),
-        parallel_branches(2, 2, devices=5, microbatches=4, memory_bytes=50.0),
-        parallel_branches(1, 4, devices=12, microbatches=8, memory_bytes=1e6),
-    ],
+    long_after(
+        2,
+        [
+            two_towers(2, devices=6, microbatches=12, memory_bytes=60.0),
+            two_towers(2, devices=9, microbatches=12, memory_bytes=30.0),
+            parallel_branches(2, 2, devices=5, microbatches=4, memory_bytes=50.0),
+            parallel_branches(1, 4, devices=12, microbatches=8, memory_bytes=1e6),
+        ],
+    ),
     ids=["towers", "tight towers", "branches", "wide branches"],
 )
 def test_families(instance: Instance) -> None:

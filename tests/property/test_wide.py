@@ -59,14 +59,17 @@ def test_brute_force(bucket: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "instance",
-    [
-        two_towers(9, devices=8, memory_bytes=60.0),
-        two_towers(12, devices=16),
-        parallel_branches(3, 4, devices=6),
-        equal_chain(12, devices=5, memory_bytes=40.0),
-        *(random_instance(seed, most_layers=9, most_devices=12) for seed in range(200, 216)),
-        random_instance(1, most_layers=3).replace(devices=1),
-    ],
+    long_after(
+        7,
+        [
+            two_towers(9, devices=8, memory_bytes=60.0),
+            two_towers(12, devices=16),
+            parallel_branches(3, 4, devices=6),
+            equal_chain(12, devices=5, memory_bytes=40.0),
+            *(random_instance(seed, most_layers=9, most_devices=12) for seed in range(200, 216)),
+            random_instance(1, most_layers=3).replace(devices=1),
+        ],
+    ),
     ids=lambda instance: instance.name,
 )
 def test_the_plan_is_that_of_the_whole_lattice(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:

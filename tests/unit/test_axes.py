@@ -92,6 +92,7 @@ def best_by_a_solve_of_each(asked: PlanDemand) -> float:
     return min(steps_s)
 
 
+@pytest.mark.long
 def test_devices_that_share_an_expert_are_tried_and_nothing_is_slower_for_it(tmp_path: Path) -> None:
     asked = demand(tmp_path, ROUTED, RuntimeName.MEGATRON)
     assert asked.request.offer.spreads == ((2, 1), (2, 2), (1, 2))
@@ -156,6 +157,7 @@ def test_groups_that_share_weights_sum_gradients_in_every_pass() -> None:
     assert passes_s(kind, grouped, stack, training) == pytest.approx((forward_s, backward_s + sum_s))
 
 
+@pytest.mark.long
 def test_groups_that_share_weights_are_launched_as_they_are_priced(tmp_path: Path) -> None:
     asked = demand(tmp_path, DENSE, RuntimeName.TORCHTITAN, 4)
     assert (asked.request.offer.sharded_over, asked.request.offer.summed_over) == ((8, 2, 4), 8)

@@ -115,6 +115,7 @@ def test_the_command_is_run_and_weighed(environment: Mapping[str, str]) -> None:
     assert timing.time_per_sample_s == pytest.approx(0.020957337870016697, rel=1e-9)
 
 
+@pytest.mark.long
 def test_a_bench_reports_the_solve(environment: Mapping[str, str]) -> None:
     (record,) = run_benchmarks([solve_id(CASES["bert32-n512"], one_thread=True)], environment)
     timing = Timing.of_benchmark(record)
@@ -125,6 +126,7 @@ def test_a_bench_reports_the_solve(environment: Mapping[str, str]) -> None:
     assert any(evaluation["feasible"] is True for evaluation in timing.evaluations)
 
 
+@pytest.mark.long
 def test_no_plan_is_an_answer(environment: Mapping[str, str]) -> None:
     run, document = run_command(dataclasses.replace(SMALL, memory="1MiB"), environment)
     timing = Timing.of_document(document, run.cpu_s)
@@ -143,6 +145,7 @@ def test_the_row_without_a_plan_has_none() -> None:
     assert activations_bytes > 1.7 * max(shares) * instance.memory_bytes
 
 
+@pytest.mark.long
 def test_a_process_that_fails_is_reported_with_its_words(environment: Mapping[str, str]) -> None:
     with pytest.raises(MeasurementError, match=r"piper-ray left with 3:\n.*nothing\.json"):
         run_command(MISSING, environment)

@@ -25,6 +25,7 @@ from piper_ray.workloads.estimate.hardware import load_hardware
 from piper_ray.workloads.estimate.layout import priced
 from piper_ray.workloads.estimate.software import UNCALIBRATED, Calibration, Constant, Precision, software_named
 from tests.cli_cases import run as run_cli
+from tests.lengths import long_after
 
 HARDWARE = load_hardware()
 MODEL = "llama3-8b"
@@ -68,11 +69,14 @@ def fitted(tmp_path: Path, factors: Mapping[Constant, float], layouts: list[dict
 
 @pytest.mark.parametrize(
     "factors",
-    [
-        {Constant.WORK: 0.8},
-        {Constant.WORK: 1.2, Constant.NETWORK: 0.5},
-        {Constant.LINKS: 0.6},
-    ],
+    long_after(
+        1,
+        [
+            {Constant.WORK: 0.8},
+            {Constant.WORK: 1.2, Constant.NETWORK: 0.5},
+            {Constant.LINKS: 0.6},
+        ],
+    ),
 )
 def test_what_a_machine_differs_by_is_found(factors: dict[Constant, float], tmp_path: Path) -> None:
     found = fitted(tmp_path, factors, LAYOUTS)
@@ -109,6 +113,7 @@ def test_leaving_each_out_in_turn_is_what_the_formula_says() -> None:
     assert _left_out_error(slopes, residuals) == pytest.approx(total)
 
 
+@pytest.mark.long
 def test_runs_of_the_machine_itself_make_the_interval_narrower(tmp_path: Path) -> None:
     """The more runs, the narrower; a single one, and runs that nothing explains, leave it as it is of all machines."""
     wide = doubt_of("NVIDIA H100 SXM5 80 GB", software_named("megatron-core"), Precision.BF16, experts=False)

@@ -241,6 +241,7 @@ def test_of_two_processes_that_start_together_one_works(tmp_path: Path) -> None:
     assert [path.name for folder in tmp_path.iterdir() for path in folder.iterdir()] == []
 
 
+@pytest.mark.long
 def test_a_living_process_is_refused_by_name(tmp_path: Path) -> None:
     with process(_DRIVER, str(tmp_path)) as child:
         line_of(child)

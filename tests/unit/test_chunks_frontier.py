@@ -31,7 +31,7 @@ def small(seed: int) -> Instance:
 @pytest.mark.parametrize(
     ("schedule", "rule"),
     long_after(
-        3,
+        1,
         [
             ("interleaved", "free"),
             (Schedule(ScheduleName.ZB_H1), "all devices"),

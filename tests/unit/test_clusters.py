@@ -71,6 +71,7 @@ def moves(plans: list[Proposed], training: Training) -> Iterator[tuple[Proposed,
         yield before, after, True, training.optimizer_bytes, moved.state_bytes
 
 
+@pytest.mark.long
 def test_what_moves_is_what_was_not_there(plans: list[Proposed]) -> None:
     kinds = plans[0].estimate.architecture.nodes
     training = plans[0].estimate.setting.training
@@ -107,6 +108,7 @@ def held_experts(one: Proposed, of_state: bool, routed_share: float) -> list[dic
     return found
 
 
+@pytest.mark.long
 def test_experts_that_are_spread_move_as_they_lie(tmp_path: Path) -> None:
     """Plans whose experts lie over 1, 2 and 4 GPUs, with shared state and without, by a count of shares."""
     mixture = {**CONFIG, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
@@ -143,6 +145,7 @@ def test_a_curve_has_a_dozen_batches_at_most_both_ends_and_the_roundest(
     assert list(found) == sorted(set(found))
 
 
+@pytest.mark.long
 def test_what_is_known_of_more_memory_holds_for_less(tmp_path: Path) -> None:
     """A table of rooms is what a search of each finds, with bounds that are no lower; and less room is never slower."""
     asked = demand(tmp_path, gpu="A100-40")

@@ -116,7 +116,7 @@ def test_the_listener_hears_of_the_blocks() -> None:
     assert steps == ["blocks", "lattice", "stage costs"]
 
 
-@pytest.mark.parametrize("schedule", long_after(1, ["interleaved", "zb-v"]))
+@pytest.mark.parametrize("schedule", long_after(0, ["interleaved", "zb-v"]))
 @pytest.mark.parametrize("name", long_after(1, TOWERS))
 def test_blocks_under_schedules_with_chunks(name: str, schedule: str) -> None:
     """Value and plan are of the layers, and the bound holds for plans that cut blocks."""

@@ -53,7 +53,7 @@ def test_state_gradients_and_times_of_a_layer() -> None:
     assert before.trained == before.parameters
 
 
-@pytest.mark.parametrize("name", long_after(8, model_names()))
+@pytest.mark.parametrize("name", long_after(3, model_names()))
 def test_every_model_can_have_adapters(name: str) -> None:
     result = estimate(read_model(name), load_hardware(), "H100-SXM", EstimateRequest(nodes=1, lora=8))
     assert 0 < result.architecture.trained_parameters < 0.05 * result.architecture.parameters

@@ -107,6 +107,7 @@ def idle_s(experts: int = 8, **changes: object) -> float:
     return costs.idle_forward_s + costs.idle_backward_s
 
 
+@pytest.mark.long
 def test_the_host_waits_less_for_what_graphs_capture_and_more_where_exchanges_overlap() -> None:
     """It launches each expert's product five times as often where passes are launched piece by piece."""
     usual = idle_s()

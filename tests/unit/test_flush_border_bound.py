@@ -53,6 +53,7 @@ def test_each_downset_is_in_a_cell_whose_borders_cost_no_more(cells: int, monkey
     assert met > 150
 
 
+@pytest.mark.long
 def test_each_stage_pays_what_it_surely_pays_for_long_edges() -> None:
     surely = 0
     for seed in range(40):
@@ -87,7 +88,7 @@ def test_each_stage_pays_what_it_surely_pays_for_long_edges() -> None:
     assert surely > 500
 
 
-@pytest.mark.parametrize(("cells", "schedule"), long_after(1, product((_MANY, _FEW), FlushSchedule.flushed())))
+@pytest.mark.parametrize(("cells", "schedule"), long_after(0, product((_MANY, _FEW), FlushSchedule.flushed())))
 def test_no_plan_of_a_task_takes_less(schedule: FlushSchedule, cells: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(border_bound, "_CELLS", cells)
     rng, compared, closer, ruled_out = Random(9), 0, 0, 0
@@ -107,6 +108,7 @@ def test_no_plan_of_a_task_takes_less(schedule: FlushSchedule, cells: int, monke
     assert ruled_out > compared / 8
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("schedule", long_after(1, FlushSchedule.flushed()))
 def test_pieces_of_a_chain_give_prices_that_bound(schedule: FlushSchedule, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("piper_ray.engine.flush.position_program._MANY_LAYERS", 0)

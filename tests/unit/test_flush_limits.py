@@ -109,6 +109,7 @@ def test_limits_leave_all_that_plans_below_a_cutoff_use(schedule: FlushSchedule)
     assert ruled_out > 20
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("schedule", long_after(1, FlushSchedule.flushed()))
 def test_a_task_searched_by_dual_prices_has_the_same_plan(
     schedule: FlushSchedule, monkeypatch: pytest.MonkeyPatch
@@ -128,6 +129,7 @@ def test_a_task_searched_by_dual_prices_has_the_same_plan(
     assert compared > 200
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("schedule", long_after(1, FlushSchedule.flushed()))
 def test_along_beams_there_are_plans_and_no_false_bounds(schedule: FlushSchedule) -> None:
     found = best = 0

@@ -45,6 +45,7 @@ def test_no_path_is_longer_than_the_batch_and_one_is_as_long(schedule: int) -> N
             assert path.seconds(other_s[::-1], backward_s[::-1], sync_s[::-1]) <= other_batch_s * (1.0 + 1e-12)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("schedule", long_after(1, FlushSchedule.flushed()))
 def test_no_plan_of_a_task_takes_less_than_its_prices_say(schedule: FlushSchedule) -> None:
     closer = compared = 0

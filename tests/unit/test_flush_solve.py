@@ -83,6 +83,7 @@ def test_equal_layers_under_1f1b_take_m_and_p_minus_1_times_a_stage() -> None:
     assert solution.time_per_sample_s == pytest.approx((8 + 4 - 1) * 6.0 / 8, rel=1e-8)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("schedule", long_after(1, FlushSchedule.flushed()))
 def test_constraints_are_kept_and_the_best_of_all_is_the_best_of_each(schedule: FlushSchedule) -> None:
     for instance in some_instances():
@@ -109,6 +110,7 @@ def test_constraints_are_kept_and_the_best_of_all_is_the_best_of_each(schedule: 
         assert halves.plan is None or degrees(halves)[0] == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("schedule", long_after(1, FlushSchedule.flushed()))
 def test_more_memory_or_devices_never_hurt(schedule: FlushSchedule) -> None:
     for instance in some_instances():
@@ -123,6 +125,7 @@ def test_more_memory_or_devices_never_hurt(schedule: FlushSchedule) -> None:
             best_s = batch_s
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("schedule", long_after(1, FlushSchedule.flushed()))
 def test_threads_do_not_change_the_plan(schedule: FlushSchedule) -> None:
     for instance in [*some_instances(), *(uneven_layers(seed) for seed in range(20))]:
@@ -131,6 +134,7 @@ def test_threads_do_not_change_the_plan(schedule: FlushSchedule) -> None:
         assert one.status is many.status
 
 
+@pytest.mark.long
 def test_overlapped_synchronisation_takes_less() -> None:
     shown = 0
     for instance in some_instances():
@@ -231,6 +235,7 @@ def test_a_layer_without_any_choice_is_named() -> None:
     assert first.name in solution.infeasibility.reason
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("many_layers", long_after(1, [0, 1000]))
 @pytest.mark.parametrize("schedule", long_after(1, FlushSchedule.flushed()))
 def test_too_many_downsets_are_listed_as_tasks_want_them(
@@ -289,7 +294,7 @@ _PROVED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "schedule"), _PROVED)
+@pytest.mark.parametrize(("name", "schedule"), long_after(2, _PROVED))
 def test_the_large_inputs_are_proved(name: str, schedule: FlushSchedule) -> None:
     instance = instance_of(str(INPUTS / f"{name}.toml"))
     solution = solve_flush(instance, schedule)
@@ -351,6 +356,7 @@ def test_keyboard_interrupt_ends_a_search_with_what_it_has() -> None:
     assert solution.lower_bound_s <= optimum.time_per_sample_s
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("schedule", long_after(1, ["1f1b", "gpipe", "2bw"]))
 def test_the_least_memory_with_a_plan(schedule: str) -> None:
     """With so much there is one; with a little less there is none."""

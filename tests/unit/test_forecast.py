@@ -17,6 +17,7 @@ from piper_ray.model.options import SolveOptions
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Status
 from tests.instances import build, equal_chain, named_instances, tmpc, two_towers
+from tests.lengths import long_after
 from tests.solver_support import graph_only, random_graph
 
 
@@ -106,7 +107,7 @@ def test_a_lattice_that_cannot_be_counted_is_refused_when_it_outgrows_the_limit(
         prepare(instance, Restrictions(), limit_bytes)
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+@pytest.mark.parametrize("schedule", long_after(1, ["1f1b", "gpipe"]))
 @pytest.mark.parametrize(
     "instance",
     [

@@ -109,6 +109,7 @@ def test_tables_hold_every_point(tmp_path: Path) -> None:
         write_table(table, tmp_path / "nowhere" / "table.csv")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("suffix", "head"), long_after(1, [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")])
 )

@@ -61,6 +61,7 @@ def test_completion_loads_no_more_than_it_offers(words: str, offered: str) -> No
     assert ("piper_ray.cli.solve" in loaded) == (offered == "--devices")
 
 
+@pytest.mark.long
 def test_modules_of_a_functions_name_hide_no_function() -> None:
     code = "import piper_ray.run.run, piper_ray.simulate.run, piper_ray.evaluate\n"
     code += "assert all(map(callable, (piper_ray.evaluate, piper_ray.run, piper_ray.simulate)))\n"

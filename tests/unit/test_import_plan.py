@@ -170,7 +170,7 @@ def test_the_group_of_an_interleaved_schedule_comes_back_from_torchtitan() -> No
 
 
 @pytest.mark.parametrize(
-    "target", long_after(2, [Target.MEGATRON, Target.MEGATRON_BRIDGE, Target.TORCHTITAN, Target.YAML])
+    "target", long_after(1, [Target.MEGATRON, Target.MEGATRON_BRIDGE, Target.TORCHTITAN, Target.YAML])
 )
 def test_what_is_exported_is_read_back(target: Target) -> None:
     names = {
@@ -223,7 +223,7 @@ def test_flagscale_and_torch_are_read_back() -> None:
     assert import_plan(instance, stages, RunAs()).plan == full
 
 
-@pytest.mark.parametrize("target", [Target.DEEPSPEED, Target.TORCH])
+@pytest.mark.parametrize("target", long_after(2, [Target.DEEPSPEED, Target.TORCH]))
 @pytest.mark.parametrize(("zero", "fsdp", "shards"), [(1, 1, 1), (2, 1, 2), (ALL_REPLICAS, 2, ALL_REPLICAS)])
 def test_deepspeed_and_torch_are_read_back_with_what_replicas_share(
     target: Target, zero: int, fsdp: int, shards: int

@@ -299,6 +299,7 @@ def kept(compiled: Path, tmp_path: Path) -> Path:
     return tmp_path / "cache"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("command", "kernel"),
     long_after(
@@ -320,6 +321,7 @@ def test_the_program_says_when_it_compiles_and_only_then(kept: Path, tmp_path: P
     assert "\ncompiling  " not in second.stdout
 
 
+@pytest.mark.long
 def test_the_program_goes_on_without_a_damaged_kernel_and_without_room(kept: Path, tmp_path: Path) -> None:
     small, environment = write_small(tmp_path), {"NUMBA_CACHE_DIR": str(kept)}
     (entry,) = kept.glob("*/downsets.enumerate_downsets.*")
@@ -401,6 +403,7 @@ print(sorted(".".join(name[:2]) for name in several))
 """
 
 
+@pytest.mark.long
 def test_nothing_is_compiled_again_for_another_command_a_worker_or_more_threads() -> None:
     """Nor for other types of the same arguments, literals among them."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -52,7 +52,7 @@ def _random_options(rng: random.Random) -> Options:
     ]
 
 
-@pytest.mark.parametrize("seed", long_after(5, range(20)))
+@pytest.mark.parametrize("seed", long_after(3, range(12)))
 def test_choices(seed: int) -> None:
     rng = random.Random(f"choices {seed}")
     told = 0
@@ -113,7 +113,7 @@ def _members(row: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> frozenset[int]
     return frozenset(64 * word + v for word, bits in enumerate(row) for v in range(64) if int(bits) >> v & 1)
 
 
-@pytest.mark.parametrize("seed", long_after(5, range(20)))
+@pytest.mark.parametrize("seed", long_after(3, range(12)))
 def test_downsets(seed: int) -> None:
     rng = random.Random(f"downsets {seed}")
     vertices = rng.randint(1, 8)

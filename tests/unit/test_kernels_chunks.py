@@ -13,9 +13,11 @@ import pytest
 import piper_ray
 from piper_ray.engine.chunks.candidates import all_plans, model_of
 from piper_ray.engine.chunks.crossings import rank_seconds
+from piper_ray.engine.chunks.rank_cover import RankCover
 from piper_ray.engine.chunks.relaxation import Case, Relaxation
 from piper_ray.engine.chunks.tasks import ChunkProblem, PipelineShape, Task
 from piper_ray.engine.kernels.chunk_bound import FIGURE, NO_LIMIT, Paths, Prices, least_priced_s, moments, window
+from piper_ray.engine.kernels.chunk_cover import most_of_main
 from piper_ray.engine.kernels.chunk_moves import DRAWS, anneal, batch_seconds, fit_all
 from piper_ray.engine.kernels.chunk_program import PASSES, ChunkProgram, critical_path, simulate_chunks
 from piper_ray.engine.kernels.chunk_stages import chunk_figures, fit_rank, peak_bytes, sync_of_ranks
@@ -426,3 +428,40 @@ def test_the_best_of_all_plans_is_found_and_the_one_that_holds_the_least() -> No
             assert few is not None
             early += not few.is_least
     assert min(compared, early) > 15
+
+
+def test_ranks_have_room_for_every_plan_in_its_own_time() -> None:
+    """And the least batch that they have room for is above what is known of the task for some."""
+    rng, fits, raised = Random(8), 0, 0
+    for _, task, relaxation in relaxations(range(200, 260)):
+        program, stages = relaxation.program, task.shape.stages
+        ones, many = np.ones(stages), np.full(stages, NO_LIMIT)
+        kinds, _ = task.tables.kinds(task.data_parallel_degree, ones, many, merged=True)
+        cover, end_s = RankCover.of(kinds, relaxation.limits, program), np.empty(program.kind.size + 1)
+        for _ in range(30):
+            chunk_of, choice = random_chunks(task, rng), random_choice(task, rng)
+            ranks = range(task.shape.ranks)
+            if all(rank_peak(task, program, r, chunk_of, choice) <= task.memory_bytes for r in ranks):
+                batch_s = batch_seconds(model_of(task, task.tables, program), chunk_of, choice, end_s)
+                assert cover.has_room(batch_s)
+                least_s = cover.least_s(min(task.lower_s, batch_s), batch_s)
+                assert least_s <= batch_s
+                fits += 1
+                raised += least_s > task.lower_s * (1.0 + 1e-6)
+    assert fits > 100
+    assert raised > 20
+
+
+def test_the_most_of_one_kind_is_that_of_all_ways_to_share_out_the_others() -> None:
+    random = np.random.default_rng(9)
+    for _ in range(60):
+        p, counts = int(random.integers(1, 4)), random.integers(0, 3, int(random.integers(0, 3)))
+        every = [*np.ndindex(*(counts + 1).tolist())]
+        chosen = np.array(every, np.int64).reshape(len(every), counts.size)
+        most = random.integers(-1, 4, (p, chosen.shape[0]))
+        wanted = -1
+        for ways in product(range(chosen.shape[0]), repeat=p):
+            numbers = [int(most[r, way]) for r, way in enumerate(ways)]
+            if min(numbers) >= 0 and (chosen[[*ways]].sum(axis=0) == counts).all():
+                wanted = max(wanted, sum(numbers))
+        assert most_of_main(most, chosen) == wanted

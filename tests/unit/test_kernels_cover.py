@@ -16,7 +16,7 @@ from tests.kernel_support import case, random_case
 from tests.lengths import long_after
 
 
-@pytest.mark.parametrize("seed", long_after(8, range(30)))
+@pytest.mark.parametrize("seed", long_after(3, range(12)))
 def test_dearest_stage_is_that_of_all_stages(seed: int) -> None:
     """Against all pairs of downsets, with so many cells that no two partial stages share one, and with few."""
     rng = Random(seed)
@@ -56,7 +56,7 @@ def test_dearest_stage_is_that_of_all_stages(seed: int) -> None:
             assert above == (ratio * 1.001, -1)
 
 
-@pytest.mark.parametrize("seed", long_after(10, range(40)))
+@pytest.mark.parametrize("seed", long_after(5, range(20)))
 def test_least_spent_is_that_of_the_stage_itself(seed: int) -> None:
     """Any set of vertices, against all pairs of downsets that have it between them."""
     rng = Random(seed)
@@ -82,7 +82,7 @@ def test_least_spent_is_that_of_the_stage_itself(seed: int) -> None:
         assert found == pytest.approx(min(between.get(stage, {np.inf})), rel=1e-12)
 
 
-@pytest.mark.parametrize("seed", long_after(8, range(30)))
+@pytest.mark.parametrize("seed", long_after(4, range(16)))
 def test_dual_prices_in_a_box_are_the_best(seed: int) -> None:
     """They keep every stage and the box; and by duality none is better, as some cover of all vertices costs as much."""
     rng = Random(seed)

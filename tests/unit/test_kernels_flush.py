@@ -40,6 +40,7 @@ from tests.flush_brute_force import simulated_batch_s
 from tests.flush_instances import uneven_layers
 from tests.flush_schedules import FlushSchedule
 from tests.instances import random_instance
+from tests.lengths import long_after
 
 NAMES = {GPIPE: "gpipe", ONE_F_ONE_B: "1f1b"}
 NO_LEVELS = np.zeros((1, 2))
@@ -259,7 +260,7 @@ def every_tail(workload: FlushWorkload, task: DegreePair) -> dict[tuple[int, int
     return found
 
 
-@pytest.mark.parametrize("schedule", list(FlushSchedule))
+@pytest.mark.parametrize("schedule", long_after(1, list(FlushSchedule)))
 def test_tails_keep_what_no_other_is_as_good_as(schedule: FlushSchedule) -> None:
     compared = 0
     for seed in range(60):

@@ -16,12 +16,13 @@ from piper_ray.engine.kernels.flush_states import least_priced_s
 from piper_ray.engine.kernels.flush_types import SUM, FlushTables, PathBounds
 from piper_ray.engine.kernels.types import FloatArray, StageKey
 from tests.flush_schedules import FlushSchedule
+from tests.lengths import long_after
 from tests.unit.test_flush_limits import searched
 
 _ANY = 20_000_000
 
 
-@pytest.mark.parametrize("schedule", FlushSchedule.flushed())
+@pytest.mark.parametrize("schedule", long_after(1, FlushSchedule.flushed()))
 def test_without_a_cutoff_it_is_the_shortest_way_from_each_tail(schedule: FlushSchedule) -> None:
     compared = closer = 0
     for seed, workload, _, task, batch_s in islice(searched(schedule), 40):
@@ -40,7 +41,7 @@ def test_without_a_cutoff_it_is_the_shortest_way_from_each_tail(schedule: FlushS
     assert closer > compared / 8
 
 
-@pytest.mark.parametrize("schedule", FlushSchedule.flushed())
+@pytest.mark.parametrize("schedule", long_after(1, FlushSchedule.flushed()))
 def test_a_cutoff_leaves_the_way_of_each_plan_below_it(schedule: FlushSchedule) -> None:
     """What is left is no less than without a cutoff, and of plans within it no more than they take."""
     dropped = 0

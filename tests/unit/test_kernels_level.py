@@ -54,6 +54,7 @@ def test_a_stage_fits_when_some_choice_does() -> None:
     assert seen[NO] > 300
 
 
+@pytest.mark.long
 def test_no_answer_depends_on_what_was_asked_before() -> None:
     """A cache that has seen all thresholds answers as a new one does, for stages at the very time that they take; also
     one so small that stages take each other's slots."""

@@ -12,7 +12,7 @@ from tests.kernel_support import least_work_s, random_case
 from tests.lengths import long_after
 
 
-@pytest.mark.parametrize("factor", long_after(2, [0.0, 0.3, 1.0, 5.0]))
+@pytest.mark.parametrize("factor", long_after(1, [0.0, 0.3, 1.0, 5.0]))
 def test_no_stage_that_fits_is_too_long(factor: float) -> None:
     """At the time of its fastest choice that fits, whatever the price; and many that do not fit are, though their work
     alone would do.

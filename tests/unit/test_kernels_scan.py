@@ -146,7 +146,7 @@ def mask_into_every_layer(length: int) -> Instance:
     return build(layers, edges, name="mask")
 
 
-@pytest.mark.parametrize("name", [*INSTANCES, "mask"])
+@pytest.mark.parametrize("name", long_after(4, ["mask", *INSTANCES]))
 def test_what_jumps_is_found_for_all_variants_at_once(name: str) -> None:
     """Where much crosses; for any set in J's place: of few layers, of most, and of all up to one of them."""
     made = case(INSTANCES[name] if name in INSTANCES else mask_into_every_layer(70))
@@ -189,7 +189,7 @@ def test_level_of_a_vertex_is_the_size_of_the_least_downset_with_it() -> None:
 
 
 @pytest.mark.parametrize("device_weight", long_after(1, [1, 10]))
-@pytest.mark.parametrize("name", INSTANCES)
+@pytest.mark.parametrize("name", long_after(2, INSTANCES))
 def test_open_buckets_by_their_formula(name: str, device_weight: int) -> None:
     made = case(INSTANCES[name])
     for factor in (0.7, 1.1, 3.0):
@@ -239,7 +239,7 @@ def opened_plainly(scan: Scan, i: int) -> dict[int, tuple[int, int]]:
     return expected
 
 
-@pytest.mark.parametrize("name", INSTANCES)
+@pytest.mark.parametrize("name", long_after(2, INSTANCES))
 def test_refined_bounds_by_their_formula(name: str) -> None:
     """Between the formula in exact arithmetic and the same with a hair more time and memory."""
     made = case(INSTANCES[name])
@@ -324,7 +324,7 @@ def any_can_jump(scan: Scan, i: int, bucket: int) -> bool:
     return bool(heads & join)
 
 
-@pytest.mark.parametrize("seed", long_after(3, range(12)))
+@pytest.mark.parametrize("seed", long_after(1, range(12)))
 def test_no_stage_that_fits_is_ruled_out(seed: int) -> None:
     """Tried one by one: every state of I through a member of a bucket costs what the bounds say, or more."""
     made = random_case(seed)

@@ -17,7 +17,7 @@ from tests.lengths import long_after
 from tests.solver_support import tables
 
 
-@pytest.mark.parametrize("seed", long_after(5, range(20)))
+@pytest.mark.parametrize("seed", long_after(3, range(12)))
 def test_paths_are_the_stages_and_what_they_pay(seed: int) -> None:
     made = case(random_instance(seed, most_layers=5))
     graph = made.whole.graph

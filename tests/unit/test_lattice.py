@@ -144,7 +144,7 @@ def test_vertex_level_is_the_size_of_the_least_downset_with_the_vertex() -> None
             assert lattice.arrays.vertex_level[v] == min(len(row) for row in found if v in row)
 
 
-@pytest.mark.parametrize("seed", long_after(10, range(40)))
+@pytest.mark.parametrize("seed", long_after(5, range(20)))
 def test_sums_over_downsets(seed: int) -> None:
     assert_sums(tables(random_instance(seed, most_layers=7).replace(devices=4), contraction=without_contraction()))
 
@@ -183,7 +183,7 @@ def assert_sums(whole: Tables) -> None:
         assert sums.replica_work_s[i] == pytest.approx(sum(min(p for _, p in layer) for layer in times))
 
 
-@pytest.mark.parametrize("seed", long_after(10, range(40)))
+@pytest.mark.parametrize("seed", long_after(5, range(20)))
 def test_charges_over_crossing_edges(seed: int) -> None:
     instance = random_instance(seed, most_layers=7).replace(devices=4)
     whole = tables(instance, contraction=without_contraction())

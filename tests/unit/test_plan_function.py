@@ -20,6 +20,7 @@ from piper_ray.workloads.estimate.build import EstimateRequest
 from piper_ray.workloads.estimate.config import read_model
 from piper_ray.workloads.estimate.doubt import load_doubt
 from tests.export_support import ROOT
+from tests.lengths import long_after
 from tests.unit.test_propose import BATCH, CONFIG, TOKENS, demand
 
 GPUS = {"gpus_per_node": 4, "tokens": TOKENS, "global_batch": BATCH}
@@ -90,7 +91,7 @@ def test_of_several_precisions_the_fastest_is_planned(config: Path) -> None:
     assert alone.step_s == best.by_precision["bf16"].step_s
 
 
-@pytest.mark.parametrize("headroom", ["97%", 0.97, "72.2GiB"])
+@pytest.mark.parametrize("headroom", long_after(1, ["97%", 0.97, "72.2GiB"]))
 def test_headroom_is_left(config: Path, headroom: str | float) -> None:
     best = piper_ray.plan(config, "H100-SXM", schedule="1f1b", headroom=headroom, **GPUS)  # type: ignore[arg-type]
     assert best.simulation.peak_memory_bytes <= 0.03 * 74.5 * 2**30
@@ -137,6 +138,7 @@ def test_all_options_of_the_command_are_there() -> None:
     assert wanted <= set(inspect.signature(piper_ray.plan).parameters)
 
 
+@pytest.mark.long
 def test_several_kinds_and_sites_are_planned_as_by_the_command(config: Path) -> None:
     """One kind at two sites, at a rate that is none to speak of, is two kinds of it."""
     best = piper_ray.plan(config, {"A100-80": 1, "H100-SXM": 1}, between="20GB/s", tokens=TOKENS, global_batch=BATCH)

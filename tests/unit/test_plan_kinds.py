@@ -33,6 +33,7 @@ from piper_ray.workloads.estimate.config import read_model
 from piper_ray.workloads.estimate.hardware import load_hardware
 from piper_ray.workloads.estimate.modes import Offer
 from tests.export_support import plan_of
+from tests.lengths import long_after
 
 CONFIG = {
     "model_type": "llama",
@@ -63,7 +64,7 @@ def demand(config: Path, runtime: RuntimeName) -> PlanDemand:
     return replace(asked, further=FurtherKinds("A100-80", (("H100-SXM", "H100-SXM", new),), 20e9))
 
 
-@pytest.mark.parametrize("runtime", [RuntimeName.MEGATRON, RuntimeName.FLAGSCALE])
+@pytest.mark.parametrize("runtime", long_after(0, [RuntimeName.MEGATRON, RuntimeName.FLAGSCALE]))
 def test_one_search_finds_what_a_solve_of_each_cell_gives(config: Path, runtime: RuntimeName) -> None:
     asked = demand(config, runtime)
     found = propose(asked)
@@ -209,6 +210,7 @@ def test_mistakes_of_the_command(asked: tuple[str, ...], told: str, tmp_path: Pa
     assert told in result.stderr
 
 
+@pytest.mark.long
 def test_solve_says_whether_pipelines_of_one_kind_each_are_faster(config: Path, tmp_path: Path) -> None:
     mixed = tmp_path / "mixed.toml"
     assert run("estimate", config, *KINDS, "--global-batch", 16, "-o", mixed).exit_code == 0
@@ -228,6 +230,7 @@ def test_solve_says_whether_pipelines_of_one_kind_each_are_faster(config: Path, 
 SITES = ("--gpu", "H100-SXM", "--site", "east:1", "--site", "west:1", "--between", "2GB/s")
 
 
+@pytest.mark.long
 def test_sites_are_kinds_of_one_gpu(config: Path, tmp_path: Path) -> None:
     out = tmp_path / "sites.toml"
     assert run("estimate", config, *SITES, "--global-batch", 16, "-o", out).exit_code == 0

@@ -33,6 +33,7 @@ def run(*arguments: object) -> Result:
     return CliRunner().invoke(app, ["profile", *map(str, arguments)])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_gpt_of_96_equal_blocks_is_profiled_and_planned(tmp_path: Path, device: str) -> None:
     out = tmp_path / "gpt.toml"
@@ -274,6 +275,7 @@ def test_no_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "profile needs torch, which is not installed: pip install 'piper-ray[torch]'" in result.stderr
 
 
+@pytest.mark.long
 def test_nothing_else_imports_torch() -> None:
     modules = "piper_ray.cli.app, piper_ray.engine.solve, piper_ray.workloads.formats"
     code = f"import sys, {modules}; print('torch' in sys.modules)"

@@ -11,6 +11,7 @@ import torch
 from piper_ray.model.errors import InputError, UsageError
 from piper_ray.workloads.measure.factory import TrainableModel, find_factory
 from piper_ray.workloads.measure.graph import TensorSource, TracedLayer, chosen, layers_of, signature_of
+from tests.lengths import long_after
 from tests.profile_models import GPT, HERE
 
 CPU = torch.device("cpu")
@@ -60,7 +61,7 @@ def test_two_towers_join_and_skip_with_tuples_dicts_and_keywords_between() -> No
     assert kinds(layers) == [0, 1, 2, 3, 4, 5, 6, 7]  # the last of a tower also pools
 
 
-@pytest.mark.parametrize("spec", [GPT, "small_resnet", "two_towers"])
+@pytest.mark.parametrize("spec", long_after(1, [GPT, "small_resnet", "two_towers"]))
 def test_the_layers_together_do_what_the_model_does(spec: str) -> None:
     model = model_of(spec)
     model.module.eval()  # normalisation over the batch would depend on how often it has run

@@ -494,6 +494,7 @@ def test_plan_prices_the_runtime_s_own_software() -> None:
         assert (found.software, found.offer.zero, found.offer.sharded_over) == expected[name.value]
 
 
+@pytest.mark.long
 def test_torchtitan_shards_as_it_is_priced(tmp_path: Path) -> None:
     """Weights on one rank, by all replicas; state alone, kept gathered, on several. No note says that more is shared,
     and each plan comes back from its files."""

@@ -6,6 +6,7 @@ import ast
 import inspect
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import FunctionType
 
@@ -16,18 +17,25 @@ import piper_ray
 ROOT = Path(piper_ray.__file__).parent
 
 
-def named_types() -> set[str]:
-    """Classes and type aliases of the package, by name."""
-    found = set()
+@cache
+def declared() -> tuple[frozenset[str], tuple[str, ...]]:
+    """Classes and type aliases of the package by name, and the names of all its classes."""
+    found, classes = set[str](), list[str]()
     for path in ROOT.rglob("*.py"):
-        for statement in ast.parse(path.read_text("utf-8")).body:
+        module = ast.parse(path.read_text("utf-8"))
+        classes += (node.name for node in ast.walk(module) if isinstance(node, ast.ClassDef))
+        for statement in module.body:
             if isinstance(statement, ast.ClassDef):
                 found.add(statement.name)
             elif isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
                 is_type_variable = isinstance(statement.value, ast.Call)
                 if statement.targets[0].id[0].isupper() and not is_type_variable:
                     found.add(statement.targets[0].id)
-    return {name for name in found if not name.startswith("_") and not name.isupper()}
+    return frozenset(name for name in found if not name.startswith("_") and not name.isupper()), tuple(classes)
+
+
+def named_types() -> frozenset[str]:
+    return declared()[0]
 
 
 def functions_of(value: object) -> Iterator[FunctionType]:
@@ -75,12 +83,7 @@ def unnamed() -> Iterator[str]:
 
 
 def test_no_two_classes_have_one_name() -> None:
-    found = Counter(
-        node.name
-        for path in ROOT.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
-        if isinstance(node, ast.ClassDef)
-    )
+    found = Counter(declared()[1])
     assert found
     assert [name for name, times in found.items() if times > 1] == []
 

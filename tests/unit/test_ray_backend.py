@@ -232,6 +232,7 @@ def test_a_cluster_without_more_threads_gets_no_workers(monkeypatch: pytest.Monk
         assert backend.stats().unused == f"its workers would have {CPUS} threads, and there are {CPUS} here"
 
 
+@pytest.mark.long
 def test_ray_is_not_loaded_before_it_is_needed() -> None:
     script = """
 import socket, sys

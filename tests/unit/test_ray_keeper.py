@@ -107,6 +107,7 @@ def folders(base: Path) -> list[str]:
     return [path.name for path in base.iterdir() if PREFIX in path.name]
 
 
+@pytest.mark.long
 def test_it_ends_with_the_session_and_the_environment_is_as_it_was(base: Path) -> None:
     with driver(base) as process:
         keeper = int(line(process))
@@ -224,6 +225,7 @@ def test_what_is_in_use_is_left_alone(base: Path) -> None:
     await_end(keeper)  # it still removes its folder
 
 
+@pytest.mark.long
 def test_why_it_does_not_start_is_told(base: Path) -> None:
     (base / "file").touch()
     sweep = ("sweep", str(write_small(base)), "--storage", str(base / "dataset"), "--address", "local")

@@ -35,7 +35,7 @@ from tests.simulate_support import GIB, chain, cut
 SECTIONS = ("figures", "findings", "placement", "stages", "timeline", "memory", "ranks", "comparison", "assumptions")
 
 
-@pytest.mark.parametrize("name", long_after(4, ScheduleName))
+@pytest.mark.parametrize("name", long_after(2, ScheduleName))
 def test_every_schedule_has_a_page(name: ScheduleName) -> None:
     instance = chain([3.0] * 4, microbatches=8, devices=4, edge_bytes=GIB / 8)
     html = page_html(subject(instance, cut([1] * 4), name.value))
@@ -87,6 +87,7 @@ def _named(texts: tuple[str, ...]) -> tuple[Instance, Plan]:
     return instance, Plan(tuple(Stage((i,), 1, 1, {i: text}) for i, text in enumerate(texts)))
 
 
+@pytest.mark.long
 def test_names_stay_names() -> None:
     instance, plan = _named(HOSTILE)
     claims = PlanClaims(planner=HOSTILE[0], note=HOSTILE[1])
@@ -181,7 +182,7 @@ def test_replicas_share_a_row_and_stand_by_themselves_below() -> None:
     assert "4 ranks in 3 rows" in found.texts["ranks"]
 
 
-@pytest.mark.parametrize("schedule", ["2bw", "gpipe", "1f1b", "interleaved"])
+@pytest.mark.parametrize("schedule", long_after(1, ["2bw", "gpipe", "1f1b", "interleaved"]))
 def test_other_planners_are_simulated_under_the_same_schedule(schedule: str) -> None:
     instance = chain([3.0] * 8, microbatches=8, devices=4, memory_bytes=64 * GIB)
     found = page(instance, cut([2] * 4), schedule)
@@ -258,6 +259,7 @@ def test_groups_keep_order_and_leave_nothing_out() -> None:
             assert len(found) == 1
 
 
+@pytest.mark.long
 def test_many_stages_are_grouped() -> None:
     count = 100
     instance = chain([0.01 + 0.001 * (i % 3) for i in range(count)], microbatches=4, devices=count)

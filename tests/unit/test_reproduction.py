@@ -97,6 +97,7 @@ def test_equal_partitions_are_the_published_ones() -> None:
     assert sum(row["reference_time_per_sample_s"] is not None for row in findings.rows) == 16
 
 
+@pytest.mark.long
 def test_no_planner_beats_piper(monkeypatch: pytest.MonkeyPatch) -> None:
     """At some of the sizes, the published values among the others'."""
     monkeypatch.setattr(throughput, "_DEVICES", (8, 64))

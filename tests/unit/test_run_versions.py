@@ -31,7 +31,8 @@ JOBS = {
     "pipedream, skips": job(_PIPEDREAM, (1, 2, 4), model="skipping", paths=SKIPPING_PATHS),
     "pipedream, turns, vertical sync": job(_PIPEDREAM, (2, 5), replicas=(1, 2, 1), vertical_sync=True),
 }
-QUICK = ("2bw", "pipedream", "vertical sync", "replicas in turn")
+QUICK = ("2bw", "pipedream", "vertical sync")
+"""Of two ranks, as a process takes longer to start than a job."""
 NAMES = sorted(JOBS, key=lambda name: name not in QUICK)
 
 
@@ -84,7 +85,7 @@ def test_no_more_versions_are_kept_than_passes_need(found: list[dict[str, Any]],
 
 
 @pytest.mark.parametrize(
-    "degrees", long_after(16, map(list, [*product((1, 2, 3, 4), repeat=2), *product((1, 2, 4), repeat=3)]))
+    "degrees", long_after(6, map(list, [*product((1, 2, 3, 4), repeat=2), *product((1, 2, 4), repeat=3)]))
 )
 def test_ranks_never_wait_for_each_other_under_the_rule(degrees: list[int]) -> None:
     borders = tuple(range(1, len(degrees)))

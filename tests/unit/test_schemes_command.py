@@ -70,6 +70,39 @@ def test_the_workload_has_each_scheme_in_full_and_its_plans_are_refused_by_name(
         make_job(instance, plan, TRAINED_TODAY, RUNTIMES[RuntimeName.MEGATRON], 8)
 
 
+@pytest.mark.long
+def test_a_plan_asks_for_schemes_until_no_others_save_anything(config: Path, written: Path, tmp_path: Path) -> None:
+    asked = ["--gpu", "A100-80", "--nodes", "1", "-t", "2", "--global-batch", "8", "--zero", "all"]
+    workload, plan, share = written, tmp_path / "plan.json", 1.0
+    for _ in range(4):
+        only = ["--schedule", "1f1b", "--runtime", "megatron", "--tensor-parallel", "2", "--memory", "1GiB"]
+        solved = run("solve", workload, *only, "-o", plan)
+        assert solved.returncode == 0, solved.stderr
+        workload = tmp_path / "more.toml"
+        found = run("schemes", config, *asked, "--plan", plan, "--json", "-o", workload)
+        assert found.returncode == 0, found.stderr
+        document = json.loads(found.stdout)
+        assert document["between_layers"] == ["s", "replicated"]
+        share = document["save_at_most"]
+        if share < 1e-3:
+            break
+    assert 0.0 <= share < 1e-3
+    assert run("verify", workload, plan).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("schedule", "error"), [("2bw", "expected a plan that solve wrote under --schedule"), ("1f1b", "has no TMPC")]
+)
+def test_plans_that_ask_for_nothing_are_refused(
+    config: Path, written: Path, tmp_path: Path, schedule: str, error: str
+) -> None:
+    plan, asked = tmp_path / "plan.json", ["--gpu", "A100-80", "--nodes", "1", "-t", "2", "--global-batch", "8"]
+    assert run("solve", written, "--schedule", schedule, "--tensor-parallel", "2", "-o", plan).returncode == 0
+    found = run("schemes", config, *asked, "--plan", plan)
+    assert found.returncode != 0
+    assert error in found.stderr
+
+
 def test_a_scheme_that_is_megatrons_own_is_exported_as_its_mode(written: Path) -> None:
     instance = piper_ray.load(written)
     plain = {word: x for word, x in instance.schemes.items() if x["border"] == "replicated"}
@@ -141,7 +174,7 @@ def test_plan_offers_schemes(config: Path, tmp_path: Path) -> None:
     [
         (["-t", "3"], "-t 3: no part of the 8 GPUs that share a link"),
         (["--precision", "fp8"], "--precision fp8: what is kept in 8 bits has no rules yet"),
-        (["-o", "x.csv"], "unknown kind of file; expected a path that ends in .json or .toml"),
+        (["-o", "x.csv"], "unknown kind of file; expected a path that ends in .json, .toml or .py"),
         (["-o", "x.toml"], "a workload is for a cluster; expected --nodes COUNT, too"),
         (["-t", "2", "--lora", "8"], "no rule says how norm before attention may be divided"),
     ],

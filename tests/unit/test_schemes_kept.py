@@ -12,6 +12,7 @@ from piper_ray.report.schemes import draw_scheme
 from piper_ray.workloads.schemes import frontier, kept
 from piper_ray.workloads.schemes.frontier import schemes_of
 from piper_ray.workloads.schemes.scheme import PricedGraph
+from tests.lengths import long_after
 from tests.scheme_support import RandomPrices, feeding_layer
 
 _OF = PricedGraph(feeding_layer(), RandomPrices(1))
@@ -41,7 +42,7 @@ def test_schemes_are_found_once(entry: Path, monkeypatch: pytest.MonkeyPatch) ->
         schemes_of(_OF, 2, (4.0,), lambda _: None)
 
 
-@pytest.mark.parametrize("damage", ["cut", "checksum", "figures", "placements"])
+@pytest.mark.parametrize("damage", long_after(1, ["cut", "checksum", "figures", "placements"]))
 def test_what_does_not_hold_is_found_again(entry: Path, damage: str) -> None:
     text = entry.read_text()
     documents = json.loads(text.partition("\n")[2])

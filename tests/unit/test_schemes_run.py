@@ -17,7 +17,7 @@ from piper_ray.workloads.schemes.graph import OperatorFamily, OperatorGraph
 from tests.lengths import long_after
 from tests.scheme_runs import outcomes, schemes_in_full
 
-_FAMILIES = ["cross", "gpt", "llama", "mixture", "experts", "state_space", "unet", "vit", "language"]
+_FAMILIES = ["cross", "llama", "experts", "state_space", "unet", "vit", "language"]
 _EXACT = 1e-12
 
 
@@ -33,9 +33,8 @@ def test_schemes_train_as_one_process_does(family: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("family", ["gpt", "mixture", "cross"])
-def test_schemes_of_four_ranks_train_as_one_process_does(family: str) -> None:
-    for one in outcomes(family, 4, schemes_in_full(family, 4, range(2))):
+def test_schemes_of_four_ranks_train_as_one_process_does() -> None:
+    for one in outcomes("mixture", 4, schemes_in_full("mixture", 4, range(2))):
         assert max(one.loss_difference, one.gradient_difference) < _EXACT, one
 
 

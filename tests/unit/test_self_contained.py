@@ -148,7 +148,7 @@ class _Names:
                 place = self.place(base)
                 return None if place is None else place.parents[number]
             case ast.Attribute(value=ast.Name() | ast.Attribute() as base, attr=name):
-                imported = self._imported.get(ast.unparse(base))
+                imported = self._imported.get(_dotted(base))
                 return None if imported is None else _of_module(".".join(filter(None, imported)))._named(name)
         return None
 
@@ -158,6 +158,13 @@ class _Names:
             module = _of_module(package)
             return None if module._path == self._path else module._named(original)  # a package's own submodule
         return self._places.get(name)
+
+
+def _dotted(node: ast.expr) -> str:
+    """A name with attributes; others are no modules."""
+    if isinstance(node, ast.Attribute):
+        return f"{_dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else "?"
 
 
 @cache

@@ -13,6 +13,7 @@ from piper_ray.model.errors import UsageError
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.simulate.actions import ActionKind, Actions, flush_lists, group_size, one_f_one_b
 from piper_ray.simulate.run import simulate
+from tests.lengths import long_after
 from tests.simulate_support import FLUSHED, stage_passes
 from tests.simulate_twin import B, F, I, Pass, W
 from tests.simulate_twin import one_f_one_b as plain_one_f_one_b
@@ -66,7 +67,7 @@ def test_schedules_with_a_flush_have_lists_and_no_others(name: ScheduleName) -> 
         flush_lists(schedule, 2, 4)
 
 
-@pytest.mark.parametrize(("name", "chunks", "torch_name"), OF_TORCH)
+@pytest.mark.parametrize(("name", "chunks", "torch_name"), long_after(3, OF_TORCH))
 def test_lists_are_torchs(name: ScheduleName, chunks: int, torch_name: str) -> None:
     compared = 0
     schedule = Schedule(name, chunks)

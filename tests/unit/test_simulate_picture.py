@@ -36,7 +36,7 @@ def _boxes(axes: Axes) -> int:
 @pytest.mark.parametrize(
     ("name", "ending"),
     long_after(
-        3,
+        1,
         [
             (ScheduleName.TWO_BW, "pdf"),
             (ScheduleName.ZB_V, "svg"),

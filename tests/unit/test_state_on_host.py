@@ -56,6 +56,7 @@ def test_cells_are_those_of_the_estimate_with_all_state_there(tmp_path: Path) ->
     assert all(cell.priced.instance == instance for cell in cells)
 
 
+@pytest.mark.long
 def test_one_more_axis_is_never_slower_and_is_all_there_is_where_nothing_else_fits(tmp_path: Path) -> None:
     free, without = (propose(asked(demand(tmp_path, samples=1), on_host)) for on_host in (None, False))
     assert free.best.step_s <= without.best.step_s * (1.0 + 1e-9)

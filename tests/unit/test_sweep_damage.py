@@ -17,6 +17,7 @@ from piper_ray.model.errors import CheckpointRefused
 from piper_ray.sweep.dataset import Dataset, read_dataset, read_whole_parts
 from piper_ray.sweep.parts import CONTROL
 from piper_ray.sweep.run import run_sweep
+from tests.lengths import long_after
 from tests.sweep_support import content, dataset_row, write_small
 
 Rows = list[dict[str, Any]]
@@ -179,7 +180,7 @@ DAMAGES = [
 ]
 
 
-@pytest.mark.parametrize("damaged", DAMAGES)
+@pytest.mark.parametrize("damaged", long_after(5, DAMAGES))
 def test_other_damage_is_noticed_too(storage: Path, damaged: Callable[[Path], None]) -> None:
     truth = rows_of(storage)
     damaged(storage)
@@ -189,7 +190,7 @@ def test_other_damage_is_noticed_too(storage: Path, damaged: Callable[[Path], No
     assert list(raised.value.damage) == damage
 
 
-@pytest.mark.parametrize("damaged", [pytest.param(damage, id=damage.__name__) for damage in DAMAGES])
+@pytest.mark.parametrize("damaged", long_after(5, DAMAGES), ids=lambda damage: damage.__name__)
 def test_what_is_lost_is_told_and_solved_again(tmp_path: Path, damaged: Callable[[Path], None]) -> None:
     text = """
 [workloads]

@@ -93,6 +93,7 @@ def test_the_schema_is_the_documented_one(tmp_path: Path) -> None:
     assert set(RUN_COLUMNS) | set(ORDER) <= set(types)
 
 
+@pytest.mark.long
 def test_merging_and_compacting_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dataset, "MERGE_AT", 4)
     monkeypatch.setattr(dataset, "FILE_ROWS", 10)
@@ -250,6 +251,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.long
 def test_two_sweeps_on_one_storage_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("piper_ray.storage.lease._POLL_S", 0.05)
     command = [sys.executable, "-c", _OWNER, str(tmp_path)]
@@ -307,6 +309,7 @@ print(threads() - before)
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="threads of any kind are counted in /proc")
 def test_reading_leaves_no_thread_behind(tmp_path: Path) -> None:
     """One of Arrow's that lets go of Python's memory while the interpreter ends takes the process down (exit 134)."""

@@ -237,6 +237,7 @@ def row_of(sweep: Sweep, stop: Stop[Any] | None = None) -> dict[str, object]:
     return plan_row(point, subject, stop or Stop())
 
 
+@pytest.mark.long
 def test_it_goes_on_where_it_was(done: tuple[Path, Path, Progress], rows: list[dict[str, Any]], tmp_path: Path) -> None:
     source, location, progress = done
     again = run_sweep(source, location, resume=True)
@@ -290,6 +291,7 @@ def left_after_plans(folder: Path) -> list[int]:
     return alive
 
 
+@pytest.mark.long
 def test_a_worker_keeps_nothing_of_its_plans(tmp_path: Path) -> None:
     """One that plans for hours would run out of memory: what a plan is made of refers to itself. In a process of its
     own, where no other test has left anything."""
@@ -406,6 +408,7 @@ def test_plans_as_csv_are_exact() -> None:
     assert rows[0]["reason"] == "too large"
 
 
+@pytest.mark.long
 def test_a_dataset_of_both_has_both_in_its_report(tmp_path: Path, done: tuple[Path, Path, Progress]) -> None:
     write_plans(tmp_path)
     source = write_small(tmp_path, PLANS + '[workloads]\nchain = "chain.json"\n[grid]\nmemory = 40\nbandwidth = 4\n')

@@ -186,6 +186,7 @@ def test_plots_are_drawn_without_a_display(tmp_path: Path, monkeypatch: pytest.M
         assert (pixels == [red, green, blue]).all(axis=2).sum() > 50
 
 
+@pytest.mark.long
 def test_a_plot_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (_, figure), *_ = figures(RECORDS)
     with pytest.raises(UsageError, match="cannot be written"):

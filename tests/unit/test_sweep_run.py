@@ -16,6 +16,7 @@ from piper_ray.sweep.dataset import Dataset, read_dataset
 from piper_ray.sweep.point import Point, Progress
 from piper_ray.sweep.read import read_sweep
 from piper_ray.sweep.run import run_sweep
+from tests.lengths import long_after
 from tests.sweep_support import SMALL_POINTS, content, graphs_of, write_small
 
 
@@ -119,6 +120,7 @@ def test_a_larger_sweep_does_only_what_is_new(tmp_path: Path) -> None:
     assert content(tmp_path / "d") == content(tmp_path / "other")
 
 
+@pytest.mark.long
 def test_points_are_on_record_while_the_sweep_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("piper_ray.sweep.run._WRITE_EVERY_S", 0.0)
     seen: list[tuple[int, int]] = []
@@ -132,7 +134,7 @@ def test_points_are_on_record_while_the_sweep_goes_on(tmp_path: Path, monkeypatc
     assert all(done == written for done, written in seen)
 
 
-@pytest.mark.parametrize("stop", [KeyboardInterrupt, RuntimeError])
+@pytest.mark.parametrize("stop", long_after(1, [KeyboardInterrupt, RuntimeError]))
 def test_an_interrupt_keeps_what_is_done(tmp_path: Path, stop: type[BaseException]) -> None:
     source = write_small(tmp_path)
 
@@ -198,6 +200,7 @@ schedule = "pipedream"
 """
 
 
+@pytest.mark.long
 def test_rows_are_of_the_schedules_asked_for(tmp_path: Path) -> None:
     text = SCHEDULES.replace('schedule = "zb-v:3"', 'schedule = "gpipe"')
     source, location = write_small(tmp_path, text), tmp_path / "dataset"

@@ -10,6 +10,7 @@ from piper_ray.model.options import SolveOptions
 from piper_ray.model.solution import Status
 from piper_ray.model.stop import StoppedBy
 from tests.instances import build, tmpc
+from tests.lengths import long_after
 
 INSTANCE = build(
     {v: {1: [tmpc(3 + v % 4)], 2: [tmpc(2 + v % 3)]} for v in range(9)},
@@ -30,7 +31,7 @@ def test_a_search_ends_once_no_plan_is_fast_enough(schedule: str) -> None:
     assert within_s < found.lower_bound_s <= best.time_per_sample_s * (1.0 + 1e-9)
 
 
-@pytest.mark.parametrize("schedule", ["2bw", "1f1b", "gpipe", "interleaved"])
+@pytest.mark.parametrize("schedule", long_after(2, ["2bw", "1f1b", "gpipe", "interleaved"]))
 def test_what_is_fast_enough_is_found(schedule: str) -> None:
     best = solve(INSTANCE, schedule=schedule)
     assert best.time_per_sample_s is not None

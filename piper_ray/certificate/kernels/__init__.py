@@ -1,1 +1,1 @@
-"""Compiled inner loops of the check: they know arrays only, and nothing of the solver's."""
+"""Compiled inner loops of the check. They use arrays only, and no code of the solver."""

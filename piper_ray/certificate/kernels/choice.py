@@ -1,8 +1,8 @@
-"""Kernel: whether some choice of configurations keeps a stage within its time and memory.
+"""Kernels: whether some choice of configurations keeps a stage within its time and memory.
 
-Both are in shares of what there is, so a choice fits if its times and its memories add up to no more than 1 each. For
-any price p >= 0 none does if the least of time + p memory, added up over the layers, exceeds 1 + p. A price that shows
-so is looked for by bisection. Where none is found all choices are gone through, less those that others are as good as.
+Both are shares of the limits, so a choice fits if its times and its memories each sum to at most 1. For any price p >=
+0 no choice fits if the least of time + p memory, summed over the layers, exceeds 1 + p. Such a price is sought by
+bisection. If none is found, all choices are enumerated, without dominated ones.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LARGEST_PRICE = 1e12
 
 @leaf_kernel
 def _at_price(items: int, item: Ints, time: Floats, memory: Floats, price: float) -> tuple[float, float, float]:
-    """The least of time + price memory, and the time and memory of a choice that has it."""
+    """Returns the least of time + price memory, and the time and memory of a choice with that value."""
     bound, total_time, total_memory = 0.0, 0.0, 0.0
     for k in range(items):
         best, best_memory, best_time = np.inf, np.inf, np.inf
@@ -35,7 +35,7 @@ def _at_price(items: int, item: Ints, time: Floats, memory: Floats, price: float
 
 @leaf_kernel
 def by_prices(items: int, item: Ints, time: Floats, memory: Floats, guess: float) -> tuple[int, float]:
-    """FITS or UNFIT, or TOO_HARD where prices do not tell; and the last price looked at."""
+    """Returns FITS or UNFIT, or TOO_HARD if prices do not decide; and the last price tried."""
     bound, total_time, total_memory = _at_price(items, item, time, memory, 0.0)
     if bound > 1.0:
         return UNFIT, guess
@@ -74,11 +74,11 @@ def by_choices(
     room_time: Floats,
     room_memory: Floats,
 ) -> int:
-    """FITS or UNFIT; TOO_HARD with more choices to compare than there is room for.
+    """Returns FITS or UNFIT; TOO_HARD if there are more choices to compare than there is room for.
 
-    Choices of the layers so far, by rising time and falling memory: those only that some choice of the others could
-    complete, by their least time, their least memory, and their least at the price. rest: float64[3, items], these.
-    room_time, room_memory: float64[3, room]: choices known, those with the next layer's options so far, and one more.
+    It keeps choices of the first layers, by rising time and falling memory, that the other layers might complete, by
+    their least time, their least memory, and their least at the price. rest: float64[3, items], these three. room_time,
+    room_memory: float64[3, room]: the known choices, those with the next layer's options so far, and one more.
     """
     for k in range(items - 1, -1, -1):
         least_time, least_memory, least_cost = np.inf, np.inf, np.inf

@@ -1,4 +1,4 @@
-"""Kernel: whether every stage in front of a listed tail leads to a listed one, or to none that a plan can have."""
+"""Kernels: whether every stage in front of a listed tail leads to a listed one, or to one that no plan can have."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from piper_ray.compiled.jit import inlined_kernel, leaf_kernel
 
 @inlined_kernel
 def _is_listed(i: int, devices: int, total: int, tails: ClaimedTails) -> bool:
-    """Whether a state of downset i is as good as this one in both."""
+    """Whether downset i has a listed state at most as large in both figures."""
     listed = False
     for state in range(tails.start[i], tails.start[i + 1]):
         if tails.devices[state] <= devices and tails.data_parallel_sum[state] <= total:
@@ -21,7 +21,7 @@ def _is_listed(i: int, devices: int, total: int, tails: ClaimedTails) -> bool:
 
 @inlined_kernel
 def _fill(i: int, j: int, r: int, k: int, y: int, claim: Claim, scratch: ThreadScratch) -> int:
-    """The stage's options as shares of its time and memory; returns how many layers it has."""
+    """Fills in the stage's options as shares of its time and memory. Returns its number of layers."""
     graph, cluster, ways, _, tails = claim
     d = cluster.degrees[k]
     budget_s, limit_bytes = cluster.budget_s * d, cluster.memory_bytes
@@ -47,7 +47,7 @@ def _fill(i: int, j: int, r: int, k: int, y: int, claim: Claim, scratch: ThreadS
             if items == 0:
                 total_s += fixed_s
             held = ways.a_bytes[o] * y + ways.b_bytes[o] + ways.shared_bytes[o] / d
-            # Where there is none to share, nothing or too much.
+            # If the limit is zero, the share is zero or too much.
             scratch.time[at] = total_s / budget_s if budget_s > 0.0 else (0.0 if total_s <= 0.0 else 2.0)
             scratch.memory[at] = held / limit_bytes if limit_bytes > 0.0 else (0.0 if held <= 0.0 else 2.0)
             at += 1
@@ -59,7 +59,7 @@ def _fill(i: int, j: int, r: int, k: int, y: int, claim: Claim, scratch: ThreadS
 @leaf_kernel
 def stage_fits(i: int, j: int, r: int, k: int, y: int, claim: Claim, scratch: ThreadScratch) -> int:
     """Whether stage I without J can keep the budgets in way r, with degree k and y microbatches in flight: FITS, UNFIT,
-    or TOO_HARD to tell."""
+    or TOO_HARD to decide."""
     items = _fill(i, j, r, k, y, claim, scratch)
     found, price = by_prices(items, scratch.item, scratch.time, scratch.memory, scratch.price[r, k])
     scratch.price[r, k] = price
@@ -79,7 +79,7 @@ def stage_fits(i: int, j: int, r: int, k: int, y: int, claim: Claim, scratch: Th
 
 @inlined_kernel
 def _leaving_s(i: int, r: int, crossings: int, claim: Claim, scratch: ThreadScratch) -> float:
-    """What edges from the stage into J take: of those into J (in ``scratch``), which were all taken off, they cross."""
+    """Returns the cost of edges from the stage into J. All edges into J (in ``scratch``) were subtracted before."""
     graph, least, tails = claim.graph, claim.least, claim.tails
     total_s = 0.0
     for n in range(crossings):
@@ -93,7 +93,7 @@ def _leaving_s(i: int, r: int, crossings: int, claim: Claim, scratch: ThreadScra
 def _stage_leads_out(
     i: int, j: int, devices: int, later_sum: int, crossings: int, claim: Claim, scratch: ThreadScratch
 ) -> int:
-    """Whether I without J fits, in front of a tail of J with these figures, and what comes of it is not listed."""
+    """Whether I without J fits in front of a tail of J with these figures, and the resulting tail is not listed."""
     _, cluster, ways, least, tails = claim
     for r in range(ways.degree.size):
         if least.missing[r, i] > least.missing[r, j]:
@@ -102,7 +102,7 @@ def _stage_leads_out(
         most = min((tails.device_limit[i] - devices) // t, tails.sum_limit[i] - later_sum)
         if most < cluster.degrees[ways.first[r]]:
             continue
-        # What it takes at least on one device, without weights and tensors, however sums were rounded.
+        # The least that the stage takes on one device, without weights and tensors, however sums were rounded.
         least_s = least.time_s[r, i] - least.time_s[r, j] + least.into_s[r, i] - least.into_s[r, j]
         least_s -= least.rounding_s[r]
         if least_s > cluster.budget_s * most:
@@ -113,7 +113,7 @@ def _stage_leads_out(
         if k == ways.end[r] or cluster.degrees[k] > most:
             continue
         if _is_listed(i, devices + t * cluster.degrees[k], later_sum + cluster.degrees[k], tails):
-            continue  # and so is whatever comes of more replicas
+            continue  # and so is the result with more replicas
         least_s += _leaving_s(i, r, crossings, claim, scratch)
         weights = max(0.0, least.weights_bytes[r, i] - least.weights_bytes[r, j] - least.rounding_weights[r])
         a_bytes = least.a_bytes[r, i] - least.a_bytes[r, j]
@@ -141,9 +141,10 @@ def _stage_leads_out(
 
 @leaf_kernel
 def first_gap(first: int, last: int, claim: Claim, scratch: ThreadScratch) -> int:
-    """Looks at all stages in front of the live tails first .. last - 1.
+    """Checks all stages in front of the live tails first .. last - 1.
 
-    UNFIT if none leads out of what is listed; FITS if one does, which is in ``scratch.gap``; TOO_HARD if one may.
+    UNFIT if none leads to a tail that is not listed; FITS if one does, which is then in ``scratch.gap``; TOO_HARD if
+    one may.
     """
     graph, cluster, _, _, tails = claim
     whole = tails.worth.size - 1
@@ -160,7 +161,7 @@ def first_gap(first: int, last: int, claim: Claim, scratch: ThreadScratch) -> in
                 continue
             done = 0
             for product in cluster.products:
-                # A stage on so many devices is worth no more, and leaves enough for what is in front of it.
+                # A stage on that many devices has no more worth, and leaves enough for the layers in front of it.
                 beyond = devices + product - cluster.devices + tails.worth[whole] - 2.0 * cluster.rounding_devices
                 upto = tails.worth[j] + product + 2.0 * cluster.rounding_devices
                 begin = max(done, first_above(tails.worth, beyond))

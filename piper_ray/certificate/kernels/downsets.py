@@ -31,7 +31,7 @@ def holds(bits: Bits, row: int, v: int) -> bool:
 
 @inlined_kernel
 def is_inside(bits: Bits, j: int, i: int) -> bool:
-    """Whether set j is a part of set i, or the same."""
+    """Whether set j is a subset of set i."""
     inside = True
     for word in range(bits.shape[1]):
         if bits[j, word] & ~bits[i, word] != 0:
@@ -54,7 +54,7 @@ def is_cut(tensors: Bits, tensor: int, bits: Bits, i: int, j: int) -> bool:
 
 @leaf_kernel
 def first_above(values: Floats, limit: float) -> int:
-    """The first place whose value exceeds the limit; the values rise."""
+    """Returns the first place whose value exceeds the limit; the values rise."""
     low, high = 0, values.size
     while low < high:
         middle = (low + high) >> 1
@@ -67,10 +67,11 @@ def first_above(values: Floats, limit: float) -> int:
 
 @leaf_kernel
 def list_downsets(successors: Bits, before_start: Ints, before: Ints, room: DownsetRoom) -> int:
-    """All sets that hold the successors of their members; returns how many, or -1 if there are more than room for.
+    """Lists all sets that have the successors of their members. Returns their number, or -1 if there is not enough
+    room.
 
-    successors: uint64[n, words], of vertices that come after their successors. before_start, before: the vertices that
-    each is a successor of. A set without its last vertex is such a set too: it is made from that one alone.
+    successors: uint64[n, words], of vertices that come after their successors. before_start, before: the vertices of
+    which each is a successor. A set without its last vertex is such a set too, and the set is made from that one alone.
     """
     bits, addable, parent, added = room
     vertices, words = successors.shape
@@ -116,7 +117,7 @@ def list_downsets(successors: Bits, before_start: Ints, before: Ints, room: Down
 
 @kernel
 def sums_over(parent: Ints, added: Ints, values: Floats) -> Floats:
-    """float64[m]: for each set the sum of its vertices' values, float64[n]."""
+    """Returns float64[m]: for each set the sum of its vertices' values, float64[n]."""
     found = np.zeros(parent.size)
     for at in range(1, parent.size):
         found[at] = found[parent[at]] + values[added[at]]

@@ -1,4 +1,4 @@
-"""Kernel: the longest paths through the passes of a batch."""
+"""Kernels: the longest paths through the passes of a batch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from piper_ray.compiled.jit import kernel
 class PassEvents(NamedTuple):
     """Passes, rank after rank in the order of their lists: those of rank r are start[r] .. start[r + 1] - 1.
 
-    stage, kind: of each. onward: the same microbatch's next pass, at the next stage; -1: none.
+    stage, kind: of each pass. onward: the same microbatch's next pass, at the next stage; -1: none.
     """
 
     start: Ints
@@ -23,8 +23,8 @@ class PassEvents(NamedTuple):
 
 
 class Longest(NamedTuple):
-    """through_s: of the longest path through some pass of each stage, and that pass. before, after: of each pass the
-    one before it and after it on its longest path (-1: none)."""
+    """The longest paths. through_s: the length of the longest path through some pass of each stage; through: that pass.
+    before, after: for each pass the previous and the next one on its longest path (-1: none)."""
 
     through_s: Floats
     at: Ints
@@ -34,7 +34,7 @@ class Longest(NamedTuple):
 
 @kernel
 def longest_through(events: PassEvents, seconds: Floats, sync_s: Floats) -> Longest:
-    """seconds: float64[stages, kinds]. sync_s: float64[ranks], after a rank's last pass."""
+    """Finds the longest paths. seconds: float64[stages, kinds]. sync_s: float64[ranks], after a rank's last pass."""
     start, stage, kind, onward = events
     count, ranks = stage.size, start.size - 1
     waits_on = np.full(count, -1, np.int64)
@@ -90,8 +90,8 @@ def longest_through(events: PassEvents, seconds: Floats, sync_s: Floats) -> Long
 
 @kernel
 def steps_through(events: PassEvents, longest: Longest, through: int) -> tuple[int, Ints]:
-    """The first pass of the longest path through a pass, and how it goes on: so many steps along a rank's list, so many
-    onward with a microbatch, and so on by turns."""
+    """Returns the first pass of the longest path through a pass, and its steps: alternately a number of steps along a
+    rank's list and a number of steps onward with a microbatch."""
     start = events.start
     ends = np.zeros(events.stage.size + 1, np.bool_)
     for rank in range(start.size):
@@ -122,7 +122,7 @@ def steps_through(events: PassEvents, longest: Longest, through: int) -> tuple[i
 
 @kernel
 def count_passes(events: PassEvents, first: int, steps: Ints, counts: Floats) -> int:
-    """Adds the passes of a path to ``counts``, float64[stages, kinds]; returns its last one, or -1 if there is no such
+    """Adds the passes of a path to ``counts``, float64[stages, kinds]. Returns its last pass, or -1 if there is no such
     path."""
     start, stage, kind, onward = events
     at = first

@@ -1,7 +1,9 @@
-"""Kernels: how many stages of a tail are on devices of each kind, and which kinds meet at its front, in one number.
+"""Kernels: mixes: how many stages of a tail are on devices of each kind, and which kinds meet at its front, in one
+number.
 
-From its last digit on: the kind that the stage in front is to be on, the kind of the tail's first stage, the stages on
-each kind, and all stages. 0: no stages. With devices of one kind it says how many stages there are, and nothing else.
+Its digits are, from the last one on: the kind of the stage in front, the kind of the tail's first stage, the number of
+stages on each kind, and the number of all stages. 0: no stages. With devices of one kind it is the number of stages
+alone.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from piper_ray.model.errors import LimitError
 
 
 def units_of(most_of_kind: tuple[int, ...]) -> Ints:
-    """int64[kinds + 1]: what one more stage on each kind adds to its digit, and to that of all. Raises LimitError."""
+    """Returns int64[kinds + 1]: what a further stage on each kind adds to its digit, and to that of all. Raises
+    LimitError."""
     found = [len(most_of_kind) ** 2 * prod(x + 1 for x in most_of_kind[:g]) for g in range(len(most_of_kind) + 1)]
     if found[-1] * (sum(most_of_kind) + 1) >= 2**63:
         raise LimitError(f"{len(most_of_kind)} kinds of devices have more mixes of stages than a certificate can hold")
@@ -26,7 +29,7 @@ def units_of(most_of_kind: tuple[int, ...]) -> Ints:
 
 @inlined_kernel
 def stages_of(mix: int, shape: FlushShape) -> int:
-    """All of them."""
+    """Returns the number of all stages."""
     return int(mix // shape.mix_unit[-1])
 
 
@@ -37,7 +40,7 @@ def _count_on(mix: int, kind: int, shape: FlushShape) -> int:
 
 @leaf_kernel
 def share_left(mix: int, shape: FlushShape) -> float:
-    """What a second counts on all stages that there may be in front, one second each."""
+    """Returns the sum of the values of a second over all stages that may be in front."""
     found = 0.0
     for kind in range(shape.share.size):
         found += (shape.most_of_kind[kind] - _count_on(mix, kind, shape)) * shape.share[kind]
@@ -53,7 +56,7 @@ def ends_whole(mix: int, shape: FlushShape) -> bool:
 
 @leaf_kernel
 def _is_between_borders(behind: int, r: int, tables: StageTables, shape: FlushShape) -> bool:
-    """With one kind: whether the borders of a stage with so many behind it are those of a way."""
+    """With one kind: whether a stage with ``behind`` stages behind it has the borders of a way."""
     if not 0 <= behind < shape.most_stages:
         return False
     return bool(tables.behind[r] == shape.borders[behind] and tables.ahead[r] == shape.borders[behind + 1])
@@ -61,7 +64,7 @@ def _is_between_borders(behind: int, r: int, tables: StageTables, shape: FlushSh
 
 @leaf_kernel
 def put_on(mix: int, r: int, tables: StageTables, shape: FlushShape) -> int:
-    """With a stage of a way in front; -1: it cannot be there."""
+    """Returns the mix with a stage of a way in front; -1 if the stage cannot be there."""
     if shape.borders.size > 0:
         is_there = _is_between_borders(stages_of(mix, shape), r, tables, shape)
         return int(mix + shape.mix_unit[0] + shape.mix_unit[-1]) if is_there else -1
@@ -77,7 +80,8 @@ def put_on(mix: int, r: int, tables: StageTables, shape: FlushShape) -> int:
 
 @leaf_kernel
 def taken_off(mix: int, r: int, tables: StageTables, shape: FlushShape) -> int:
-    """Without its first stage, which is in a way; -1: it cannot be. The other way round than ``put_on``."""
+    """Returns the mix without its first stage, which runs in a way; -1 if that is impossible. The inverse of
+    ``put_on``."""
     if shape.borders.size > 0:
         is_there = _is_between_borders(stages_of(mix, shape) - 1, r, tables, shape)
         return int(mix - shape.mix_unit[0] - shape.mix_unit[-1]) if is_there else -1

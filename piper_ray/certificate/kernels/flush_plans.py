@@ -1,8 +1,8 @@
 """Kernels: whether a plan with one d and one t takes less than a limit under a flush.
 
-First come the tails that such plans can have (``flush_states``). Where these make plans, the plans are gone through
-front to back. The stages in front of a tail are known then, and so what they bring into its paths: the tail's figures
-with them are a closer bound. A plan that is left at its end is run pass by pass.
+First come the tails that such plans can have (``flush_states``). If these make up plans, the plans are enumerated front
+to back. The stages in front of a tail are then known, and so is what they add to its paths: the tail's figures with
+them are a closer bound. A plan that remains at its end is simulated pass by pass.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _MOST_NODES = 20_000
 class _Nodes(NamedTuple):
     """Beginnings of plans, front to back.
 
-    downset: int64[nodes], what is behind. mix: int64[nodes], of the stages still to come. parent: int64[nodes], without
-    the last stage. stage: float64[nodes, 4], f, b and R of the last stage, and 1 where all stages are as they may be
-    taken, 0 where one of them is less than any. priced_s: float64[nodes]. open: int64[nodes], those to be continued.
-    counts: int64[2], nodes, and open ones.
+    downset: int64[nodes], the layers still to come. mix: int64[nodes], of the stages still to come. parent:
+    int64[nodes], the node without the last stage. stage: float64[nodes, 4], f, b and R of the last stage, and 1 if all
+    stages have figures of actual choices, 0 if one has less than any. priced_s: float64[nodes]. open: int64[nodes],
+    those to be continued. counts: int64[2], the number of nodes, and of open ones.
     """
 
     downset: Ints
@@ -67,7 +67,7 @@ def _no_nodes() -> _Nodes:
 
 @leaf_kernel
 def _add(nodes: _Nodes, downset: int, mix: int, parent: int, priced_s: float) -> int:
-    """The new node's number; it is open, and what it takes is to be written."""
+    """Adds an open node, and returns its number. The caller writes the stage's figures."""
     node = nodes.counts[0]
     nodes.downset[node], nodes.mix[node], nodes.parent[node] = downset, mix, parent
     nodes.priced_s[node] = priced_s
@@ -79,7 +79,7 @@ def _add(nodes: _Nodes, downset: int, mix: int, parent: int, priced_s: float) ->
 
 @leaf_kernel
 def _write_front(node: int, nodes: _Nodes, front: Floats) -> int:
-    """Writes the stages in front, the innermost first, each with the largest f and b up to it; returns how many."""
+    """Writes the stages in front, the innermost first, each with the largest f and b up to it. Returns their number."""
     count, at = 0, node
     while nodes.parent[at] >= 0:
         for column in range(3):
@@ -97,7 +97,8 @@ def _write_front(node: int, nodes: _Nodes, front: Floats) -> int:
 def _whole_batch_s(
     s: int, stage: tuple[float, float, float], front: Floats, search: Lookup, tails: TailStates
 ) -> float:
-    """At least, of a plan with these stages in front of one, and it in front of a tail as in state s."""
+    """Returns a lower bound on the batch of a plan with these stages in front of one, and that one in front of a tail
+    in state s."""
     gpipe, m = search.shape.gpipe, search.shape.microbatches
     f, b, _ = stage
     if front.shape[0] > 0:
@@ -112,7 +113,7 @@ def _whole_batch_s(
 
 @leaf_kernel
 def _may_take_s(node: int, front: Floats, nodes: _Nodes, search: Lookup) -> float:
-    """The next stage: see ``FlushShape``. The stages in front take what they take."""
+    """Returns the most that the next stage may take: see ``FlushShape``. The times of the stages in front are known."""
     tables, shape, _ = search
     in_front_s = 0.0
     for k in range(front.shape[0]):
@@ -125,7 +126,7 @@ def _may_take_s(node: int, front: Floats, nodes: _Nodes, search: Lookup) -> floa
 
 @leaf_kernel
 def _states_with(tails: TailStates, j: int, mix: int) -> tuple[int, int]:
-    """The first state of a downset with such a mix of stages, and the one after the last."""
+    """Returns the first state of a downset with this mix of stages, and the one after the last."""
     first = tails.start[j]
     end = tails.start[j] + tails.size[j]
     while first < end and tails.mix[first] < mix:
@@ -145,7 +146,7 @@ def _is_within(
     search: Lookup,
     tails: TailStates,
 ) -> bool:
-    """Whether a stage leads to a plan that keeps the limit, by the figures and prices of some of these states."""
+    """Whether a stage may lead to a plan that keeps the limit, by the figures and prices of some of these states."""
     limit_s = search.shape.limit_s
     for s in range(states[0], states[1]):
         if priced_s + tails.figures[s, PRICED] > limit_s:
@@ -157,7 +158,7 @@ def _is_within(
 
 @inner_kernel
 def _continue(node: int, j: int, front: Floats, search: Lookup, tails: TailStates, nodes: _Nodes, room: RowRoom) -> int:
-    """Adds nodes with one more stage, with J behind it. PROVED, or FOUND or TOO_MANY."""
+    """Adds nodes with one more stage, with J behind it. Returns PROVED, FOUND or TOO_MANY."""
     tables, shape, prices = search
     i, behind = nodes.downset[node], stages_of(nodes.mix[node], shape) - 1
     if tails.size[j] == 0 or not is_inside(tables.bits, j, i):
@@ -196,7 +197,7 @@ def _continue(node: int, j: int, front: Floats, search: Lookup, tails: TailState
 
 @inner_kernel
 def _run(front: Floats, last: tuple[float, float, float], search: Lookup) -> float:
-    """The batch of a plan of these stages and one more."""
+    """Returns the batch of a plan of these stages and one more."""
     count = front.shape[0]
     seconds = np.empty((count + 1, 3))
     for k in range(count):
@@ -232,8 +233,8 @@ def _plans(search: Lookup, tails: TailStates, control: Floats) -> int:
 
 @kernel
 def look_through(search: Lookup, control: Floats) -> tuple[int, float, int]:
-    """PROVED, if no plan takes less; FOUND, TOO_MANY or ENDED, because control[0] is not 0. With it a bound on each
-    plan that takes less (0: none is known), and the number of states."""
+    """Returns PROVED if no plan takes less, else FOUND, TOO_MANY, or ENDED because control[0] is not 0; also a bound on
+    all plans that take less (0: none is known), and the number of states."""
     status, least_s, tails = tail_states(search, control)
     if status == FOUND:
         status = _plans(search, tails, control)

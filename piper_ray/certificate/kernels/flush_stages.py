@@ -1,8 +1,8 @@
 """Kernels: what a stage takes at one d and one t under a flush: at least, and choice by choice.
 
-A stage is a downset without the downset of the tail behind it, in a way. Its choices are those of its layers that fit
-and that no other is as good as, one by one, or, if these are too many, the least of several at once. What is taken as
-the difference of two sums over downsets is less by what such a difference may be off.
+A stage is a downset without the downset of the tail behind it, in a way. Its choices are the undominated ones of its
+layers that fit, one by one or, if these are too many, the least of several at once. A difference of two sums over
+downsets is reduced by its possible rounding error.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from piper_ray.certificate.kernels.downsets import Bits, Floats, Ints, holds, is
 from piper_ray.compiled.jit import inlined_kernel, inner_kernel, leaf_kernel
 
 _SUMS_OFF = 1e-12
-"""Relative: more than sums of choices can be off."""
+"""Relative: more than the error of sums of choices."""
 
 _HELD = 3
 _MARK = 4
 
 
 class LeastColumns(NamedTuple):
-    """Of a downset's layers in a way: the least f, b, f + b, R, bytes for each microbatch and once; how many layers
-    have no single best choice, or none; and the bytes of the best ones."""
+    """Columns of sums over a downset's layers in a way: the least f, b, f + b, R, bytes for each microbatch and once;
+    the number of layers that have no single best choice, or none; and the bytes of the best ones."""
 
     f: int = 0
     b: int = 1
@@ -40,7 +40,7 @@ class LeastColumns(NamedTuple):
 SUM = LeastColumns()
 
 StageKey = tuple[int, int, int]
-"""The downset that begins with the stage, that of the tail behind it, and the way in which it runs."""
+"""The downset that begins with the stage, that of the tail behind it, and the way in which the stage runs."""
 
 
 class FlushShape(NamedTuple):
@@ -64,15 +64,16 @@ class FlushShape(NamedTuple):
 
 
 class StageTables(NamedTuple):
-    """Downsets by rising ``own_s``, their layers' least f + b, and what these may run. m downsets, n vertices, e edges.
+    """Downsets by rising ``own_s``, their layers' least f + b, and the choices of their layers. m downsets, n vertices,
+    e edges.
 
-    kind, behind, ahead: int64[r], of a way's devices, and of those of the stages behind and in front of it; with one
-    kind, of the borders there.
+    kind, behind, ahead: int64[r], the kinds of a way's devices, and of those of the stages behind and in front of it;
+    with one kind, the borders there.
     memory_bytes: float64[r]. sums: float64[r, m, columns]; rounding: float64[r, columns]. edges: tail, head; in_rate,
-    out_rate: float64[r, e], in bytes per second, for the stage of the head and of the tail; in_s, out_s: what it takes
-    at least, in each direction. choices: float64[choices, 5], f, b, R, bytes for each microbatch and once, of vertex v
-    from start[r, v] on; charges as in ``types.Ways``, in bytes. ahead_s, ahead_f, ahead_share: float64[m], of all
-    layers outside.
+    out_rate: float64[r, e], in bytes per second, for the stage of the head and of the tail; in_s, out_s: their least
+    cost, in each direction. choices: float64[choices, 5], f, b, R, bytes for each microbatch and once, of vertex v from
+    start[r, v] on; charges as in ``types.Ways``, in bytes. ahead_s, ahead_f, ahead_share: float64[m], of all layers
+    outside.
     """
 
     bits: Bits
@@ -112,8 +113,8 @@ class RowRoom(NamedTuple):
 
 
 class LeastStage(NamedTuple):
-    """What a stage takes at least. edges_s: of edges in each direction; forward_s, backward_s: of shared tensors,
-    exactly. f, b, t, sync, a, h: as in ``LeastColumns``, f, b and t with what crosses."""
+    """Lower bounds on a stage. edges_s: cost of edges in each direction. forward_s, backward_s: cost of shared tensors,
+    exactly. f, b, t, sync, a, h: as in ``LeastColumns``; f, b and t include what crosses."""
 
     edges_s: float
     forward_s: float
@@ -128,13 +129,13 @@ class LeastStage(NamedTuple):
 
 @inlined_kernel
 def in_flight(shape: FlushShape, behind: int) -> int:
-    """Microbatches of a stage with so many behind it."""
+    """Returns the microbatches in flight in a stage with ``behind`` stages behind it."""
     return shape.microbatches if shape.gpipe else min(shape.microbatches, behind + 1)
 
 
 @leaf_kernel
 def _crossing_s(i: int, j: int, r: int, tables: StageTables) -> tuple[float, float, float]:
-    """At least, of edges in each direction, and of tensors forward and backward, exactly."""
+    """Returns the least cost of edges in each direction, and the exact cost of tensors forward and backward."""
     bits, edges_s, forward_s, backward_s = tables.bits, 0.0, 0.0, 0.0
     for e in range(tables.tail.size):
         u, v = tables.tail[e], tables.head[e]
@@ -159,7 +160,8 @@ def _least(i: int, j: int, r: int, column: int, tables: StageTables) -> float:
 
 @leaf_kernel
 def least_stage(stage: StageKey, widest_s: float, tables: StageTables) -> LeastStage:
-    """With t of inf where the way runs not all layers; where t is more than ``widest_s`` the rest says nothing."""
+    """Returns the bounds, with t of inf if the way cannot run all layers. If t is more than ``widest_s``, the rest is
+    invalid."""
     i, j, r = stage
     t = _least(i, j, r, SUM.t, tables)
     if tables.sums[r, i, SUM.missing] != tables.sums[r, j, SUM.missing]:
@@ -182,7 +184,7 @@ def least_stage(stage: StageKey, widest_s: float, tables: StageTables) -> LeastS
 
 @leaf_kernel
 def _only_best(rows: Floats, count: int, columns: int) -> int:
-    """Moves those rows to the front that no other is as good as; returns how many."""
+    """Moves the undominated rows to the front. Returns their number."""
     kept = 0
     for k in range(count):
         beaten = False
@@ -210,7 +212,7 @@ def _only_best(rows: Floats, count: int, columns: int) -> int:
 
 @inner_kernel
 def _merged(rows: Floats, count: int) -> int:
-    """Each two rows, by rising memory, become the least of both."""
+    """Merges each two rows, by rising memory, into the least of both."""
     order = np.argsort(rows[:count, _HELD])
     sorted_rows = rows[:count][order].copy()
     half = (count + 1) // 2
@@ -224,7 +226,7 @@ def _merged(rows: Floats, count: int) -> int:
 
 @inner_kernel
 def row_room(most_rows: int, tables: StageTables) -> RowRoom:
-    """For any stage."""
+    """Returns room for any stage."""
     most = 1
     for r in range(tables.start.shape[0]):
         for v in range(tables.start.shape[1] - 1):
@@ -235,7 +237,7 @@ def row_room(most_rows: int, tables: StageTables) -> RowRoom:
 
 @inlined_kernel
 def _least_of_layer(r: int, v: int, y: int, tables: StageTables) -> tuple[float, float]:
-    """Seconds, and bytes, of whichever choices."""
+    """Returns the least seconds and bytes over all choices."""
     least_s, least_bytes = np.inf, np.inf
     for o in range(tables.start[r, v], tables.start[r, v + 1]):
         least_s = min(least_s, tables.choices[o, 0] + tables.choices[o, 1])
@@ -245,7 +247,7 @@ def _least_of_layer(r: int, v: int, y: int, tables: StageTables) -> tuple[float,
 
 @inlined_kernel
 def _paid_s(stage: StageKey, v: int, choice: int, tables: StageTables) -> float:
-    """What a layer's choice pays, in each direction, for the layer's edges that cross the stage's ends."""
+    """Returns what a layer's choice pays, in each direction, for the layer's edges that cross the stage's borders."""
     i, j, r = stage
     paid_s = 0.0
     for n in range(tables.edge_start[v], tables.edge_start[v + 1]):
@@ -269,8 +271,8 @@ def _with_layer(
     tables: StageTables,
     room: RowRoom,
 ) -> int:
-    """Writes each of ``count`` rows with each choice of one more layer to ``room.spare``, where it is within ``most``,
-    seconds and bytes; returns how many."""
+    """Combines each of ``count`` rows with each choice of one more layer, and writes those within ``most``, seconds and
+    bytes, to ``room.spare``. Returns their number."""
     _, rows, spare = room
     most_s, most_bytes = most
     new = 0
@@ -289,7 +291,7 @@ def _with_layer(
 
 @leaf_kernel
 def _has_one_best(stage: StageKey, y: int, tables: StageTables) -> bool:
-    """Whether each layer has a choice that is best in time, and these fit together."""
+    """Whether each layer has a choice that is best in time, and these together fit in memory."""
     i, j, r = stage
     if tables.sums[r, i, SUM.mixed] != tables.sums[r, j, SUM.mixed]:
         return False
@@ -302,8 +304,8 @@ def _has_one_best(stage: StageKey, y: int, tables: StageTables) -> bool:
 def stage_rows(
     stage: StageKey, least: LeastStage, y: int, cap_s: float, tables: StageTables, room: RowRoom
 ) -> tuple[int, bool]:
-    """Writes f, b and R of the stage's choices to ``room.rows``: how many, and whether each is one of them; 0: none
-    fits. y: microbatches in flight. cap_s: for f + b.
+    """Writes f, b and R of the stage's choices to ``room.rows``. Returns their number (0: none fits), and whether each
+    row is one choice. y: microbatches in flight. cap_s: limit on f + b.
     """
     i, j, r = stage
     _, rows, spare = room

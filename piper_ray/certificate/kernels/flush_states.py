@@ -1,13 +1,13 @@
-"""Kernel: the tails that plans below a limit can have under a flush, built from the back.
+"""Kernels: the tails that plans below a limit can have under a flush, built from the back.
 
-A state of a downset is the figures of a tail of its layers with a mix of stages (``flush_mixes``), and what it costs by
-the prices of its positions. Of two states of one mix the one that is nowhere larger stands for both. A state goes whose
-figures, or prices, with what the layers in front take at least, exceed the limit.
+A state of a downset has the figures of a tail of its layers with a mix of stages (``flush_mixes``), and its cost by the
+prices of its positions. Of two states of one mix, one that is nowhere larger replaces the other. A state is dropped if
+its figures or prices, with the least that the layers in front take, exceed the limit.
 
-No stage takes more than its position's room times what the limit leaves beyond the work of all stages; and so the work
-of the layers in front needs as many positions as have the room for it. Let a second on each kind of devices count a
-share: each layer in front has a share at least, on whichever kind, and the stages that are left have no more than so
-many of the longest have.
+No stage takes more than its position's room times what the limit leaves beyond the work of all stages; so the layers in
+front need enough positions with room for their work. On several kinds of devices, a second on each kind counts as a
+share: each layer in front has at least its least share, on whichever kind, and the remaining stages together have at
+most as many shares as if all took as long as the longest.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ from piper_ray.certificate.kernels.flush_tails import (
 from piper_ray.compiled.jit import inlined_kernel, inner_kernel
 
 PROVED, FOUND, TOO_MANY, ENDED = 0, 1, 2, 3
-"""No plan takes less; one does; there is no telling; told to end."""
+"""No plan takes less; one does; it cannot be decided; asked to end."""
 
 _MOST_ROWS = 128
 _MOST_STATES = 3_000_000
 _MOST_WORK = 100_000_000
-"""Comparisons of figures, about: some seconds. Counted, not timed, so that who makes a certificate and who checks it
-end at the same place."""
+"""Approximate comparisons of figures: some seconds. They are counted and not timed, so that making and checking a
+certificate end at the same place."""
 
 _OFF = 1e-12
-"""Of all work: more than sums of seconds can be off."""
+"""Share of all work: more than the error of sums of seconds."""
 
 PRICED = FIGURES
 
 
 class PositionPrices(NamedTuple):
-    """By the number of stages behind: of a second of f, b and R, float64[q]; room_s of a
-    device's memory. of_layers: float64[m, q], of a downset's layers there; ahead_s: float64[m, q + 1], of all layers
-    outside, at positions from q on, less their rooms."""
+    """Prices by the number of stages behind: float64[q], of a second of f, b and R; room_s: of a device's memory.
+    of_layers: float64[m, q], of a downset's layers at a position. ahead_s: float64[m, q + 1], of all layers outside, at
+    positions from q on, minus their rooms."""
 
     forward: Floats
     backward: Floats
@@ -75,8 +75,8 @@ class Lookup(NamedTuple):
 
 
 class TailStates(NamedTuple):
-    """start, size: int64[m]. figures: float64[states, 8], with the price. mix: int64[states], ascending for each
-    downset, and so the number of stages."""
+    """States of downsets. start, size: int64[m]. figures: float64[states, 8], with the price. mix: int64[states],
+    ascending for each downset, and so is the number of stages."""
 
     start: Ints
     size: Ints
@@ -92,9 +92,9 @@ class _New(NamedTuple):
 
 
 class _Left(NamedTuple):
-    """What a downset leaves. ahead_s, ahead_f: of the layers in front, at least. least_share: of theirs, for each
-    second of the longest stage that there may be. spare_s: of the limit beyond the work of all stages. widest_s: for
-    its first stage, at whichever position."""
+    """What a downset leaves to the layers in front. ahead_s, ahead_f: their least seconds. least_share: their least
+    share for each second of the longest stage possible. spare_s: what the limit leaves beyond the work of all stages.
+    widest_s: the most that the first stage may take, at any position."""
 
     ahead_s: float
     ahead_f: float
@@ -105,14 +105,14 @@ class _Left(NamedTuple):
 
 @inlined_kernel
 def lengths_of(figures: Floats, s: int) -> Lengths:
-    """Of a state, without its price."""
+    """Returns the figures of a state, without its price."""
     row = figures[s]
     return row[0], row[1], row[2], row[3], row[4], row[5], row[6]
 
 
 @inlined_kernel
 def priced_stage_s(i: int, j: int, behind: int, least: LeastStage, prices: PositionPrices) -> float:
-    """The price of a stage at least, by its layers, less that of the memory that it may hold."""
+    """Returns a lower bound on the price of a stage, by its layers, minus the price of the memory that it may hold."""
     f, b = prices.forward[behind], prices.backward[behind]
     found = prices.of_layers[i, behind] - prices.of_layers[j, behind] - prices.room_s[behind]
     return float(found + (f + b) * least.edges_s + f * least.forward_s + b * least.backward_s)
@@ -120,7 +120,7 @@ def priced_stage_s(i: int, j: int, behind: int, least: LeastStage, prices: Posit
 
 @inlined_kernel
 def priced_row_s(behind: int, stage: tuple[float, float, float], prices: PositionPrices) -> float:
-    """The price of a stage by its seconds: its memory is no more than there is, so it may be left out."""
+    """Returns the price of a stage by its seconds. Its memory is within the limit, so it can be left out."""
     f, b, sync = stage
     return float(prices.forward[behind] * f + prices.backward[behind] * b + prices.sync[behind] * sync)
 
@@ -139,7 +139,8 @@ def _left_by(i: int, search: Lookup) -> _Left:
 
 @inlined_kernel
 def _may_take_s(behind: int, left: _Left, shape: FlushShape) -> float:
-    """The first stage, with so many behind it; below 0 where the positions in front have no room for the layers."""
+    """Returns the most that the first stage may take with ``behind`` stages behind it; negative if the positions in
+    front have no room for the layers."""
     if left.ahead_s > left.spare_s * (shape.room[shape.most_stages] - shape.room[behind + 1]) and left.ahead_s > 0.0:
         return -1.0
     at_position_s = left.spare_s * (shape.room[behind + 1] - shape.room[behind])
@@ -150,7 +151,7 @@ def _may_take_s(behind: int, left: _Left, shape: FlushShape) -> float:
 def _grown(
     s: int, behind: int, stage: tuple[float, float, float], search: Lookup, found: TailStates, left: _Left
 ) -> tuple[bool, Lengths]:
-    """The figures of a state with a stage in front, and whether they keep the limit."""
+    """Returns the figures of a state with a stage in front, and whether they keep the limit."""
     shape = search.shape
     f, b, _ = stage
     tail = lengths_of(found.figures, s)
@@ -161,7 +162,7 @@ def _grown(
 
 @inner_kernel
 def _added(lengths: Lengths, priced_s: float, mix: int, new: _New, count: int) -> tuple[_New, int]:
-    """With one more state, if none of the first ``count`` is as good, and without those that it is as good as."""
+    """Adds a state, unless one of the first ``count`` dominates it, and drops those that it dominates."""
     kept = 0
     for other in range(count):
         keep = True
@@ -171,7 +172,7 @@ def _added(lengths: Lengths, priced_s: float, mix: int, new: _New, count: int) -
             for column in range(FIGURES):
                 as_good = as_good and new.figures[other, column] <= lengths[column]
                 no_better = no_better and new.figures[other, column] >= lengths[column]
-            if as_good:  # then none has gone: what this one beats, that one would have beaten
+            if as_good:  # then none was dropped: what this one dominates, that one would have dominated
                 return new, count
             keep = not no_better
         if keep:
@@ -191,15 +192,15 @@ def _added(lengths: Lengths, priced_s: float, mix: int, new: _New, count: int) -
 def _with_stages(
     i: int, j: int, left: _Left, search: Lookup, found: TailStates, room: RowRoom, new: _New, count: int
 ) -> tuple[_New, int, int]:
-    """Adds the states of I that have a stage of I without J in front of a state of J; and how many comparisons that
-    took, about."""
+    """Adds the states of I that have a stage of I without J in front of a state of J. Returns also the approximate
+    number of comparisons."""
     tables, shape, prices = search
     work = tables.tail.size
     for r in range(tables.sums.shape[0]):
         least = least_stage((i, j, r), left.widest_s, tables)
         if least.t > left.widest_s:
             continue
-        known, rows = -1, 0  # the rows there are of a stage with so many behind it
+        known, rows = -1, 0  # the rows of a stage with ``known`` stages behind it
         for s in range(found.start[j], found.start[j] + found.size[j]):
             behind = stages_of(found.mix[s], shape)
             y = in_flight(shape, behind)
@@ -231,7 +232,7 @@ def _with_stages(
 
 @inner_kernel
 def _joined(i: int, new: _New, count: int, used: int, found: TailStates) -> TailStates:
-    """With the states of I, after ``used`` others."""
+    """Appends the states of I after ``used`` others."""
     figures, mix = found.figures, found.mix
     while used + count > mix.size:
         figures, mix = _twice_rows(figures), _twice(mix)
@@ -245,8 +246,8 @@ def _joined(i: int, new: _New, count: int, used: int, found: TailStates) -> Tail
 
 @inner_kernel
 def tail_states(search: Lookup, control: Floats) -> tuple[int, float, TailStates]:
-    """Those of all downsets; PROVED or FOUND, by whether one of all layers keeps the limit, and the least batch of
-    these."""
+    """Finds the states of all downsets. Returns PROVED or FOUND, by whether one of all layers keeps the limit, and the
+    least batch of these."""
     tables, shape, _ = search
     m = tables.bits.shape[0]
     found = _empty_tail(shape.gpipe, m)
@@ -284,7 +285,7 @@ def tail_states(search: Lookup, control: Floats) -> tuple[int, float, TailStates
 
 @inner_kernel
 def _empty_tail(gpipe: bool, m: int) -> TailStates:
-    """The state of no layers alone, with room for more."""
+    """Returns the state of no layers, with room for more."""
     figures, mix = np.zeros((4096, FIGURES + 1)), np.zeros(4096, np.int64)
     empty = no_stages(gpipe)
     for column in range(FIGURES):

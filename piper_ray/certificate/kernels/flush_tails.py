@@ -1,24 +1,24 @@
-"""Kernel: what the tails of pipelines take at least under a flush, from the passes' own order; and a pipeline's batch.
+"""Kernels: lower bounds on the tails of pipelines under a flush, from the order of passes; and a pipeline's batch.
 
 Stage j takes f_j forward and b_j backward seconds for each of m microbatches, t_j = f_j + b_j, and R_j at the end. It
-has q stages behind it. Whatever follows is the length of a path through the passes: from pass to pass of one rank's
-list, or from a pass to the same microbatch's next one. A batch takes no less than any path. The paths looked at:
+has q stages behind it. Each figure below is the length of a path through the passes: from pass to pass of one rank's
+list, or from a pass to the same microbatch's next one. A batch takes no less than any path. These paths are used:
 
 *gpipe*. Forward passes of the first microbatch up to stage i, there those of all microbatches, and of the last one to
-the end: sum f + (m - 1) f_i. Likewise back, to the end of stage e: sum b_(e..) + (m - 1) max b_(e..) + R_e. No path is
-longer, as each such path has that shape.
+the end: sum f + (m - 1) f_i. Then the same way back, to the end of stage e: sum b_(e..) + (m - 1) max b_(e..) + R_e. No
+path is longer, as each path has this form.
 
-*1f1b*. Stage j begins with w_j = min(m, q + 1) forward passes. A path may go down from it to a stage k, and
-come up again: sum t_(j+1..k), and before k it may take all w_k - 1 further forward passes of k's beginning at any one
-stage i up to k: the first w_k microbatches enter k one after the other, each after its forward pass at i. It may take
-the last w_k - 1 backward passes at i in the same way on the way out. Between these stage j runs its list: m - w_j + 1
-times t_j, where m > w_j; else its warm-up and its end share the one microbatch, and one of the two has to go down to
-the turning point. A path that ends with R_e leaves the passes at e: backward passes in front of e are not on it.
+*1f1b*. Stage j begins with w_j = min(m, q + 1) forward passes. A path may go down from it to a stage k, and come up
+again: sum t_(j+1..k). Before k it may take all w_k - 1 further forward passes of k's beginning at any one stage i up to
+k: the first w_k microbatches enter k one after the other, each after its forward pass at i. It may take the last w_k -
+1 backward passes at i in the same way on the way out. Between these stage j runs its list: m - w_j + 1 times t_j if m >
+w_j; otherwise its warm-up and its end share the one microbatch, and one of the two has to go down to the turning point.
+A path that ends with R_e leaves the passes at e: backward passes in front of e are not on it.
 
 The figures of a tail are seven such lengths: down, up, whole, up and whole with further backward passes in the tail
-alone, the last microbatch's way to the end of a synchronisation, and the whole batch's way there. A stage in front adds
-to them, takes the larger of two, and nothing else: of two tails, the one that is nowhere larger stays so. What stages
-in front bring into the choice of i is given where it is known; where it is not, the lengths are of fewer paths.
+alone, the last microbatch's way to the end of a synchronisation, and the whole batch's way there. A stage in front only
+adds to them or takes the larger of two: so a tail that is nowhere larger than another remains so. What stages in front
+add to the choice of i is given if it is known; if it is not, the lengths are maxima over fewer paths.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FIGURES = 7
 
 @inlined_kernel
 def no_stages(gpipe: bool) -> Lengths:
-    """The figures of the empty tail."""
+    """Returns the figures of the empty tail."""
     if gpipe:
         return 0.0, 0.0, 0.0, -np.inf, 0.0, 0.0, 0.0
     return 0.0, 0.0, 0.0, 0.0, 0.0, -np.inf, -np.inf
@@ -45,8 +45,8 @@ def no_stages(gpipe: bool) -> Lengths:
 def put_in_front(
     gpipe: bool, m: int, behind: int, stage: tuple[float, float, float], known: tuple[float, float], tail: Lengths
 ) -> Lengths:
-    """The figures of a tail with one more stage. stage: f, b and R. known: the largest f and b of it and of stages in
-    front of it."""
+    """Returns the figures of a tail with a further stage in front. stage: f, b and R. known: the largest f and b of it
+    and of stages in front of it."""
     f, b, sync = stage
     t = f + b
     if gpipe:
@@ -77,7 +77,7 @@ def put_in_front(
 
 @inlined_kernel
 def batch_of(gpipe: bool, m: int, figures: Lengths) -> float:
-    """Of a pipeline that is such a tail and nothing in front."""
+    """Returns the batch of a pipeline that is this tail."""
     if gpipe:
         return figures[3] + (m - 1) * figures[1]
     return max(figures[2], figures[6])
@@ -85,7 +85,8 @@ def batch_of(gpipe: bool, m: int, figures: Lengths) -> float:
 
 @inlined_kernel
 def batch_with_ahead(gpipe: bool, m: int, ahead_s: float, ahead_f: float, figures: Lengths) -> float:
-    """No batch takes less that has such a tail behind stages that take this much, forward and backward, together."""
+    """Returns a lower bound on a batch with this tail behind stages that together take these seconds, forward and
+    backward."""
     if gpipe:
         total, slowest_f, slowest_b, synced, _, _, _ = figures
         return max(total + ahead_s + (m - 1) * (slowest_f + slowest_b), synced + ahead_f + (m - 1) * slowest_f)
@@ -94,7 +95,7 @@ def batch_with_ahead(gpipe: bool, m: int, ahead_s: float, ahead_f: float, figure
 
 @inner_kernel
 def run_batch(gpipe: bool, m: int, seconds: Floats) -> float:
-    """Pass by pass. seconds: float64[p, 3], front to back: f, b and R of each stage."""
+    """Runs a batch pass by pass. seconds: float64[p, 3], front to back: f, b and R of each stage."""
     p = seconds.shape[0]
     forward_end, backward_end = np.full((p, m), -1.0), np.full((p, m), -1.0)
     forwards, backwards = np.zeros(p, np.int64), np.zeros(p, np.int64)

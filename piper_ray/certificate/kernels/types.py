@@ -1,7 +1,7 @@
-"""What the check's kernels read.
+"""The records that the check's kernels read.
 
 Sizes: m downsets, n vertices, e edges that cost something, h tensors, r ways of running a stage, q degrees d. Seconds
-are of one device: a stage of d replicas takes a d-th. Budgets have the margins for rounding in them, sums have not.
+are for one device: a stage of d replicas takes a d-th. Budgets include the margins for rounding, sums do not.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from piper_ray.certificate.kernels.downsets import Bits, Floats, Ints
 FITS, UNFIT, TOO_HARD = 1, 0, 2
 
 _MOST_CHOICES = 1_000_000
-"""Of a stage's first layers, to compare. Room for them costs nothing until it is used."""
+"""Largest number of choices of a stage's first layers to compare. Room for them costs nothing until it is used."""
 
 
 class Graph(NamedTuple):
-    """tail, head: int64[e]. tensors: uint64[h, words], their ends; tensor_s: float64[h], what cutting one takes."""
+    """tail, head: int64[e]. tensors: uint64[h, words], their ends; tensor_s: float64[h], the cost of cutting one."""
 
     tail: Ints
     head: Ints
@@ -30,7 +30,7 @@ class Graph(NamedTuple):
 class Budgets(NamedTuple):
     """budget_s: of each stage. memory_bytes: of each device. degrees: int64[q], d, ascending.
 
-    products: d t of all ways, ascending, each once. rounding_devices: by which sums of ``worth`` may be off.
+    products: d t of all ways, ascending, each once. rounding_devices: the largest error of sums of ``worth``.
     """
 
     devices: int
@@ -42,11 +42,11 @@ class Budgets(NamedTuple):
 
 
 class Ways(NamedTuple):
-    """degree: int64[r], t. first, end: int64[r], the degrees d that it has are degrees[first] .. degrees[end - 1].
+    """degree: int64[r], t. first, end: int64[r], the degrees d of way r are degrees[first] .. degrees[end - 1].
 
-    resync_s: float64[r, q], for each byte of weights. The options of vertex v are start[r, v] .. start[r, v + 1] - 1,
-    with charges (seconds) of each of the vertex's edges in ``edge``: edge_start int64[n + 1], in the same order from
-    charge_start[option] on.
+    resync_s: float64[r, q], for each byte of weights. The options of vertex v are start[r, v] .. start[r, v + 1] - 1.
+    Their charges (seconds) are for each of the vertex's edges in ``edge``, from edge_start (int64[n + 1]) on, in the
+    same order from charge_start[option] on.
     """
 
     degree: Ints
@@ -66,11 +66,11 @@ class Ways(NamedTuple):
 
 
 class Least(NamedTuple):
-    """What any choice takes at least, summed over downsets: float64[r, m] each, and how far off a difference may be.
+    """The least over all choices, summed over downsets: float64[r, m] each, and the possible errors of differences.
 
     into_s: of edges from outside. missing: int64[r, m], vertices that cannot be run in the way. incoming_s, outgoing_s:
     float64[r, e], in the stage of the edge's head and of its tail. rounding_s, rounding_weights, rounding_bytes:
-    float64[r]; of bytes for each microbatch in flight.
+    float64[r]; the last for each microbatch in flight.
     """
 
     time_s: Floats
@@ -88,10 +88,10 @@ class Least(NamedTuple):
 
 
 class ClaimedTails(NamedTuple):
-    """Downsets by rising ``worth``, and what is claimed of each: its states are start .. start + states.
+    """Downsets by rising ``worth``, and the claim for each: its states are start .. start + states.
 
-    worth: float64[m], devices that its layers take at least. device_limit, sum_limit: int64[m], what a plan's tail may
-    take so that the layers in front find room. live: those with states.
+    worth: float64[m], the least devices of its layers. device_limit, sum_limit: int64[m], the most that a plan's tail
+    may take and leave room for the layers in front. live: the downsets with states.
     """
 
     bits: Bits
@@ -115,13 +115,14 @@ class Claim(NamedTuple):
 
 
 class ThreadScratch(NamedTuple):
-    """One thread's. gap: int64[4], the first stage that leads out of what is listed: J's place, I's, way, degree's."""
+    """The scratch of one thread. gap: int64[4], the first stage that leads to a tail not listed: J's place, I's, way,
+    degree's."""
 
     crossing: Ints  # int64[e]
     item: Ints  # int64[n + 1], starts of the stage's options
     time: Floats  # float64[options of the way with the most], shares of the budget
     memory: Floats
-    price: Floats  # float64[r, q], that which settled the last stage
+    price: Floats  # float64[r, q], the one that settled the last stage
     rest: Floats  # float64[3, n]
     room_time: Floats  # float64[3, room], choices
     room_memory: Floats
@@ -130,7 +131,7 @@ class ThreadScratch(NamedTuple):
 
 
 def make_scratch(claim: Claim) -> ThreadScratch:
-    """For one thread."""
+    """Returns scratch for one thread."""
     ways, vertices = claim.ways, claim.ways.edge_start.size - 1
     most = int((ways.start[:, -1] - ways.start[:, 0]).max(initial=0))
     return ThreadScratch(

@@ -1,1 +1,1 @@
-"""Who does the work of an evaluation: threads of this process, or a Ray cluster."""
+"""Workers that evaluate: threads of this process, or a Ray cluster."""

@@ -1,4 +1,4 @@
-"""Calls of functions, several at a time: what a call is, what is asked of those who take them, and threads that do."""
+"""Calls of functions, several at a time: what a call is, what workers must do, and workers that are threads."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from piper_ray.engine.kernels.types import FloatArray
 from piper_ray.model.events import Listener
 
 PROCESS_BYTES = 400e6
-"""Of a worker before any call: Python, Ray and the kernels."""
+"""Memory of a worker before any call: Python, Ray and the kernels."""
 
 Function = Callable[..., Any]
-"""Of what calls share, then of arguments of its own, then of control, float64[2]: a bound, in s, that it lowers when it
-finds better and that others lower, and the wish to stop (not 0). One that a module has by its name, so that it can be
-sent."""
+"""A function of the shared arguments, then the call's own, then control. control is float64[2]: a bound, in s, which
+the function lowers when it finds better and which others may lower, and the request to stop (not 0). The function must
+be importable by its name, so that it can be sent."""
 
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """function(*shared, *arguments, control), here or in another process. shared: what many calls take, sent once.
+    """A call function(*shared, *arguments, control), made here or in another process. shared: arguments of many calls,
+    sent once.
 
-    key: the caller's, for whom it means what was asked. what: in words. bound_s: control's to begin with. memory_bytes:
-    of a worker for it, all told. expected_s: how long it should take; None: as long as others took. most_deaths:
-    of workers over it, then it is lost; None: as many as usual.
+    key: identifies the call to the caller. what: the call in words. bound_s: the first value of control. memory_bytes:
+    of a worker that makes it, in total. expected_s: the time that it should take; None: as long as others took.
+    most_deaths: the number of workers that may die with it before it is lost; None: the default number.
     """
 
     key: Any
@@ -42,9 +43,9 @@ class Call:
 
 
 class Finished(NamedTuple):
-    """A call, and what its function returned. attempts: workers that have had it.
+    """A call, and the result of its function. attempts: the number of workers that had it.
 
-    lost: where each of these has ended with it, how the last one did; there is no result then.
+    lost: given if each of these died with it: how the last one did. There is no result then.
     """
 
     call: Call
@@ -54,53 +55,54 @@ class Finished(NamedTuple):
 
 
 class Workers(Protocol):
-    """Take calls. What they are asked, they are asked on one thread. Whoever opens them closes them."""
+    """Take calls. Their methods are called on one thread. Whoever opens them closes them."""
 
     @property
     def width(self) -> int:
-        """How many calls are worth giving at a time."""
+        """The number of calls that are worth giving at a time."""
         ...
 
     def give(self, call: Call) -> None:
-        """It is done as soon as somebody is free."""
+        """Takes a call. It is made as soon as a worker is free."""
         ...
 
     def tell(self, bound_s: float) -> None:
-        """Lowers the bounds of the calls that were given. It may come late, or not at all."""
+        """Lowers the bounds of the calls that were given. It may take effect late or not at all."""
         ...
 
     def heard_s(self) -> float:
-        """The least bound of the calls under way: what one of them has found, or was told. May be inf."""
+        """Returns the least bound of the calls that are being made, whether they found it or received it. May be
+        inf."""
         ...
 
     def done(self, timeout_s: float) -> Sequence[Finished]:
-        """What is finished since the last time; waits for so long while there is nothing."""
+        """Returns the calls finished since the last time. Waits for up to ``timeout_s`` if there are none."""
         ...
 
     def recall(self) -> Sequence[Finished]:
-        """Ends all that was given, and returns what it has come to, as far as that is soon to be had."""
+        """Ends all calls that were given, and returns those of their results that are soon available."""
         ...
 
     def close(self) -> None:
-        """Nothing is asked of them after that; what they have in hand is not waited for."""
+        """Closes the workers without waiting for calls. No other method may be called afterwards."""
         ...
 
 
 @runtime_checkable
 class TakesCalls(Protocol):
-    """A backend that does: ``LocalBackend`` and ``RayBackend`` do."""
+    """A backend that takes calls. ``LocalBackend`` and ``RayBackend`` do."""
 
     def open_workers(self) -> Workers:
-        """Who opens them closes them."""
+        """Returns workers. Whoever opens them closes them."""
         ...
 
     def listen(self, listener: Listener) -> None:
-        """A solve begins: notes for the user go there."""
+        """Begins a solve: notes for the user go to ``listener``."""
         ...
 
 
 class ThreadWorkers:
-    """Threads of this process."""
+    """Workers that are threads of this process."""
 
     def __init__(self, threads: int) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="piper-ray")
@@ -113,7 +115,7 @@ class ThreadWorkers:
 
     @property
     def futures(self) -> Collection[Future[Any]]:
-        """Of what is under way."""
+        """The futures of the calls that are being made."""
         return self._running.keys()
 
     @property

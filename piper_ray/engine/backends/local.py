@@ -1,4 +1,4 @@
-"""The default backend: threads of this process. The kernels hold no GIL."""
+"""The default backend: threads of this process. The kernels release the GIL."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from piper_ray.model.cores import usable_cores
 from piper_ray.model.events import Listener
 
 _TASK_S = 0.02
-"""Of one task, by what the rates say."""
+"""Target duration of a task, by the measured rates."""
 
 _HEARTBEAT_S = 0.1
-"""Of a task that takes longer than that."""
+"""Seconds between reports of progress during a longer task."""
 
 _SMALL_LEVEL_S = 1e-3
-"""What a level takes below which threads cost more than they save."""
+"""For a level that takes less than this, threads cost more than they save."""
 
 _LONG_RUN_S = 0.02
-"""Of small levels in one kernel call, which cannot be interrupted."""
+"""Target duration of small levels in one kernel call, which cannot be interrupted."""
 
 
 class Worked(NamedTuple):
-    """States, and the CPU seconds that all threads together took for them."""
+    """States, and the CPU seconds that all threads together spent on them."""
 
     states: LevelStates
     seconds: float
@@ -54,18 +54,18 @@ class LocalBackend:
         return self._threads
 
     def next_batch(self, states: StateTables) -> NextBatch:
-        """Level by level, as threads are soon told; small levels in one kernel call."""
+        """Returns one level, since threads are quick to start; or several small levels, for one kernel call."""
         end_level = end_of_small_levels(states)
         if end_level > states.level:
             return NextBatch(end_level, here=True)
         return NextBatch(states.level + 1, here=False)
 
     def open_workers(self) -> Workers:
-        """As many threads more, for calls. Close them after use."""
+        """Opens as many additional threads, for calls. Close them after use."""
         return ThreadWorkers(self._threads)
 
     def listen(self, listener: Listener) -> None:
-        """There is nothing to tell."""
+        """Does nothing: there are no notes."""
 
     def activity(self) -> Activity:
         return Activity(self._threads, 0)
@@ -86,11 +86,11 @@ class LocalBackend:
         buckets: int | None = None,
         earlier: Earlier | None = None,
     ) -> Worked:
-        """As ``evaluate_downsets``. buckets: over the first so many of the finished ones; None: all. earlier: what is
+        """Does ``evaluate_downsets``. buckets: over that many of the first finished ones; None: all. earlier: what is
         known of these downsets."""
         arrays = states.arrays if buckets is None else states.arrays_over(buckets)
         known = Earlier(0, no_states(last - first)) if earlier is None else earlier
-        # Every downset looks at the same buckets, so equal counts are about equal cost.
+        # Every downset tests the same buckets, so equal counts have about equal costs.
         bounds = (last - first) * (int(arrays.buckets.used[0]) - known.buckets)
         rate = states.rates.far if earlier is None else states.rates.near
         tasks = max(1, min(last - first, max(4 * self._threads, int(rate.seconds(bounds) / _TASK_S))))
@@ -127,7 +127,7 @@ class LocalBackend:
         return Worked(found._replace(tested=found.tested + known.states.tested), worked_s)
 
     def _scratch_of(self, tables: Tables) -> StepCache:
-        """The calling thread's scratch for these options and this memory limit."""
+        """Returns the calling thread's scratch for these options and this memory limit."""
         options, memory_bytes = tables.options, tables.cluster.memory_bytes
         if getattr(self._scratch, "options", None) is not options or self._scratch.memory_bytes != memory_bytes:
             self._scratch.options, self._scratch.memory_bytes = options, memory_bytes
@@ -136,14 +136,15 @@ class LocalBackend:
         return cache
 
     def close(self) -> None:
-        """Ends the threads, each once it is done with what it has in hand: a search that was stopped does not wait."""
+        """Ends the threads, each after its current task: a search that was stopped does not wait."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 def end_of_small_levels(states: StateTables) -> int:
-    """The level after the last that is small and of a run worth one kernel call, from the first unfinished one on.
+    """Returns the level after the last one of a run of small levels worth one kernel call, from the first unfinished
+    one on.
 
-    Costs are in bucket bounds, were every downset in between live and every bucket of theirs full.
+    Costs are counted in bucket bounds, as if every downset in between were live and all their buckets full.
     """
     starts = states.tables.lattice.level_start
     level, buckets, total = states.level, states.buckets_used, 0

@@ -1,1 +1,1 @@
-"""Operator-level graphs: layers merged into blocks, so that a graph too wide to plan layer by layer is planned."""
+"""Plans by blocks of operators, for graphs that are too wide to plan layer by layer."""

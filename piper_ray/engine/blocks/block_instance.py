@@ -1,4 +1,4 @@
-"""The instance whose layers are blocks, and the way back from its plans."""
+"""Makes an instance whose layers are blocks, and turns its plans into plans of the layers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from piper_ray.model.solution import BlockStats
 from piper_ray.simulate.stages import pass_times
 
 MOST_CHOICES = 32
-"""For each block and variant."""
+"""Largest number of choices for each block and variant."""
 
 Rows = npt.NDArray[np.float64]
 
@@ -28,10 +28,10 @@ _FIGURES = 5
 
 @dataclass(frozen=True)
 class BlockChoice:
-    """One TMPC for each layer of a block, and what they cost together; the tensors within the block cost nothing.
+    """One TMPC for each layer of a block, and their cost together. Tensors within the block cost nothing.
 
-    figures: p, w, a, b and what replicas share out. forward_bytes, backward_bytes: fw and bw for each neighbouring
-    block.
+    figures: p, w, a, b and the bytes that replicas share out. forward_bytes, backward_bytes: fw and bw for each
+    neighbouring block.
     """
 
     tmpc_ids: Mapping[int, str]
@@ -42,7 +42,7 @@ class BlockChoice:
 
 @dataclass(frozen=True)
 class Choices:
-    """dropped: combinations that no other beats and that are not among ``choices``."""
+    """The choices of a block. dropped: the number of undominated combinations that are not among ``choices``."""
 
     choices: tuple[BlockChoice, ...]
     dropped: int
@@ -51,14 +51,15 @@ class Choices:
 def combine(
     members: Sequence[int], tmpcs: Mapping[int, Sequence[Tmpc]], block_of: Mapping[int, int], most: int = MOST_CHOICES
 ) -> Choices:
-    """The choices of the block of ``members``; none if one of them has no TMPC in this variant.
+    """Returns the choices of the block of ``members``; none if one of them has no TMPC in this variant.
 
-    block_of: the block of each layer. Kept of too many: the least of each figure, and an even spread over the times.
+    block_of: the block of each layer. If there are too many, those with the least of each figure are kept, and an even
+    spread over the times.
     """
     if not all(tmpcs[layer] for layer in members):
         return Choices((), 0)
     own = block_of[members[0]]
-    every = [tmpc for layer in members for tmpc in tmpcs[layer]]  # one may name a neighbour that another does not
+    every = [tmpc for layer in members for tmpc in tmpcs[layer]]  # one may have a neighbour that another does not
     before = sorted({block_of[u] for tmpc in every for u in tmpc.forward_sync_bytes} - {own})
     after = sorted({block_of[w] for tmpc in every for w in tmpc.backward_sync_bytes} - {own})
     columns = _FIGURES + len(before) + len(after)
@@ -91,7 +92,7 @@ def combine(
 
 
 def _row(tmpc: Tmpc, block_of: Mapping[int, int], before: Sequence[int], after: Sequence[int]) -> list[float]:
-    """Its figures, then fw and bw summed for each neighbouring block."""
+    """Returns the figures of a TMPC, then fw and bw summed for each neighbouring block."""
     extras = (before, tmpc.forward_sync_bytes), (after, tmpc.backward_sync_bytes)
     sums = [
         sum(size for neighbour, size in sizes.items() if block_of[neighbour] == block)
@@ -102,7 +103,7 @@ def _row(tmpc: Tmpc, block_of: Mapping[int, int], before: Sequence[int], after: 
 
 
 def _unbeaten(rows: Rows) -> npt.NDArray[np.int64]:
-    """The rows that no other one never loses to (as ``variants.undominated``); of equal ones the first."""
+    """Returns the rows that no other dominates (as ``variants.undominated``); the first of equal ones."""
     figures = rows.copy()
     # a y + b + shared / d with y, d >= 1
     figures[:, B] += figures[:, A]
@@ -128,9 +129,10 @@ def _spread(rows: Rows, most: int) -> npt.NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class BlockInstance:
-    """``instance`` has layer i for ``members[i]``; a plan of it is one of the original, at the same cost.
+    """``instance`` has layer i for ``members[i]``. A plan of it is one of the original, at the same cost.
 
-    choices: by block, tensor-parallel degree and TMPC id. dropped: combinations of TMPCs left out, over all blocks.
+    choices: by block, tensor-parallel degree and TMPC id. dropped: the number of combinations of TMPCs left out, over
+    all blocks.
     """
 
     instance: Instance
@@ -139,7 +141,7 @@ class BlockInstance:
     dropped: int
 
     def expand(self, plan: Plan, original: Instance) -> Plan:
-        """The same plan in layers of ``original``."""
+        """Returns the same plan in layers of ``original``."""
         place, stages = places(original), []
         for stage in plan.stages:
             chosen: dict[int, str] = {}
@@ -152,10 +154,10 @@ class BlockInstance:
 def build_instance(
     instance: Instance, variants: Sequence[Variant], members: Sequence[tuple[int, ...]]
 ) -> BlockInstance:
-    """The blocks as layers: their TMPCs are combinations of the layers' in each variant.
+    """Builds the instance with blocks as layers. Their TMPCs are combinations of the layers' TMPCs in each variant.
 
-    The restrictions are in the variants already. A block's TMPC is marked as recomputing, and with a least
-    data-parallel degree, as its variant is, so that the same restrictions leave each variant what belongs to it.
+    The variants already reflect the restrictions. A block's TMPC has the recomputation and the least data-parallel
+    degree of its variant, so that the same restrictions leave each variant its own TMPCs.
     """
     block_of = {layer: block for block, of_block in enumerate(members) for layer in of_block}
     choices: dict[tuple[int, int, str], BlockChoice] = {}
@@ -205,8 +207,9 @@ def _chosen(variant: Variant, choice: BlockChoice) -> list[Tmpc]:
 
 
 def _passes(time_s: float, chosen: Sequence[Tmpc]) -> tuple[float | None, float | None]:
-    """The forward pass of all, and their weight gradients, as simulations have them; None unless the passes of each are
-    known. The block's own recomputation says nothing of its layers': some may recompute and some not."""
+    """Returns the seconds of the forward pass and of the weight gradients of a block, as in simulations; None unless
+    they are known for each layer. The block's recomputation does not determine that of its layers: only some may
+    recompute."""
     if any(tmpc.forward_s is None for tmpc in chosen):
         return None, None
     passes = [pass_times(tmpc) for tmpc in chosen]
@@ -215,7 +218,7 @@ def _passes(time_s: float, chosen: Sequence[Tmpc]) -> tuple[float | None, float 
 
 
 def _edges(instance: Instance, block_of: Mapping[int, int]) -> tuple[Edge, ...]:
-    """One edge for each two blocks with tensors between them: what all of these cost together."""
+    """Returns one edge for each two blocks with tensors between them, with the cost of all these."""
     sizes: dict[tuple[int, int], float] = {}
     for edge in instance.edges:
         ends = block_of[edge.source], block_of[edge.target]
@@ -225,7 +228,7 @@ def _edges(instance: Instance, block_of: Mapping[int, int]) -> tuple[Edge, ...]:
 
 
 def _tensors(instance: Instance, block_of: Mapping[int, int]) -> tuple[Tensor, ...]:
-    """The tensors with ends in several blocks."""
+    """Returns the tensors with ends in several blocks."""
     found = []
     for tensor in instance.tensors:
         ends = tuple(sorted({block_of[layer] for layer in tensor.layers}))
@@ -241,15 +244,15 @@ def _name(instance: Instance, members: Sequence[int]) -> str:
 
 @dataclass(frozen=True)
 class MergedOperators:
-    """The blocks as an instance of their own, and what was given up."""
+    """The blocks as an instance of their own, and what the merge gave up."""
 
     blocks: BlockInstance
     stats: BlockStats
 
 
 def merge_operators(instance: Instance, outline: Outline, downsets: int | None) -> MergedOperators | None:
-    """None if the layers are few enough as they are, or one of them has no TMPC that is allowed. downsets: of the
-    layers; None: too many to count.
+    """Merges operators into blocks. None if the layers are few enough, or one of them has no TMPC that is allowed.
+    downsets: of the layers; None: too many to count.
 
     Raises LimitError if they cannot be merged into few enough blocks.
     """

@@ -1,4 +1,4 @@
-"""Planning by blocks of operators: exact on the blocks, then improved layer by layer, with a bound for all plans."""
+"""Plans by blocks of operators: exact on the blocks, then improved layer by layer, with a bound for all plans."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from piper_ray.model.stop import StoppedBy
 
 @dataclass(frozen=True)
 class Improved:
-    """The best plan along an order of the layers, its time for a microbatch, and why the search for it ended."""
+    """The best plan along an order of the layers, its time for a microbatch, and why its search ended."""
 
     plan: Plan
     time_per_sample_s: float
@@ -50,27 +50,27 @@ class Improved:
 
 @dataclass(frozen=True)
 class Under2bw:
-    """By the lattice of single layers."""
+    """Plans of single layers under 2bw, on their lattice."""
 
     request: SolveRequest
     outline: Outline
 
     @property
     def downsets(self) -> int | None:
-        """Of their graph; None: too many to count."""
+        """The number of downsets of the layers' graph; None: too many to count."""
         return self.outline.downsets
 
     @cached_property
     def lower_bound_s(self) -> float:
-        """No plan of the layers takes less for a microbatch, whatever its stages are; inf: there is none."""
+        """A bound for all plans of the layers, for a microbatch; inf: there is none."""
         return self._chain(None).lower_bound_s()
 
     def valued(self, plan: Plan, of_blocks_s: float) -> Improved:  # noqa: ARG002 - sums of blocks' figures round
-        """A plan of whole blocks, which takes so long by their figures, in layers."""
+        """Values a plan of whole blocks, now in layers. of_blocks_s: its time by the blocks' figures."""
         return Improved(*ValuedPlan.of(self.request.instance, plan))
 
     def improved(self, known: Improved, limits: Limits) -> Improved:
-        """The best plan whose stages are runs of an order that passes the borders of a plan known."""
+        """Returns the best plan whose stages are runs of an order that passes the borders of a known plan."""
         request, chain = self.request, self._chain(known.plan)
         ledger = Ledger[ValuedPlan](
             1, limits, started_s=request.started_s, best=ValuedPlan(known.plan, known.time_per_sample_s)
@@ -91,7 +91,7 @@ class Under2bw:
 
 @dataclass(frozen=True)
 class _WithOneDegree:
-    """With one d and one t for all stages. What its properties and methods are: see ``Under2bw``."""
+    """Plans of single layers with one d and one t for all stages. For its properties and methods see ``Under2bw``."""
 
     request: SolveRequest
 
@@ -107,20 +107,20 @@ class _WithOneDegree:
         return build_graph(self.request.instance, without_contraction())
 
     def _sample_s(self, batch_s: float) -> float:
-        """With the optimizer's step, which every rank takes after the batch."""
+        """Returns the time of a microbatch, with the optimizer's step, which every rank takes after the batch."""
         return (batch_s + self.request.step.optimizer_s) / self.request.instance.microbatches
 
 
 @dataclass(frozen=True)
 class UnderFlush(_WithOneDegree):
-    """Under "1f1b" and "gpipe", and where 2bw is to have one d and one t."""
+    """Plans of single layers under "1f1b" and "gpipe", and under 2bw with one d and one t."""
 
     outline: Outline
     schedule: Schedule
 
     @cached_property
     def lower_bound_s(self) -> float:
-        """The least bound of any d and t: their work, spread over p d t devices without any loss."""
+        """The least bound of any d and t: their work, spread over p d t devices without loss."""
         batch_s = min((task.lower_s for task in self._tasks(self._chain(None))), default=float("inf"))
         return self._sample_s(batch_s)
 
@@ -142,14 +142,14 @@ class UnderFlush(_WithOneDegree):
         )
 
     def _tasks(self, workload: FlushWorkload) -> list[DegreePair]:
-        """Of all d and t."""
+        """Lists the tasks of all d and t."""
         request = self.request
         return list_tasks(request.instance, workload, self.schedule, request.restrictions, request.step)
 
 
 @dataclass(frozen=True)
 class WithChunks(_WithOneDegree):
-    """With chunks on each rank. Plans of blocks are not improved layer by layer yet."""
+    """Plans of single layers with chunks on each rank. Plans of blocks are not improved layer by layer yet."""
 
     schedules: Sequence[Schedule]
 
@@ -165,29 +165,32 @@ class WithChunks(_WithOneDegree):
 
 
 SingleLayers = Under2bw | UnderFlush | WithChunks
-"""Plans of single layers, of one request, with the passes that its schedule asks for."""
+"""Plans of single layers of one request, with the passes that its schedule requires."""
 
 
 def _order_through(graph: LayerGraph, plan: Plan | None) -> list[int]:
-    """The vertices in an order that passes the borders of ``plan``, from the back; without one, in the graph's."""
+    """Returns the vertices in an order that passes the borders of ``plan``, from the back; without a plan, in order of
+    numbers."""
     stage_of = {layer: number for number, stage in enumerate(plan.stages if plan else ()) for layer in stage.layers}
     return sorted(range(graph.size), key=lambda v: (-stage_of.get(graph.layer_ids[v], 0), v))
 
 
 _CHAIN_GAP = 1e-4
-"""How exactly borders within blocks are placed: far finer than what the blocks may cost."""
+"""The gap to which borders within blocks are placed: far finer than what blocks may cost."""
 
 _MOST_ON_CHAIN = 1_000
-"""Layers up to which a chain of single layers takes seconds; it gains a percent or two."""
+"""Up to this number of layers, a chain of single layers is searched. It takes seconds and gains a percent or two."""
 
 
 def solve_by_blocks(request: SolveRequest, schedules: Sequence[Schedule], solve: Solver) -> Solution:
-    """The best plan of whole blocks, improved on a chain of single layers that passes its stages' borders if short.
+    """Returns the best plan of whole blocks, improved on a chain of single layers that passes its borders, if that is
+    short.
 
-    schedules: of one name, with the numbers of chunks that may be. solve: exactly, of the layers or of their blocks.
-    Value, plan and bound are of the layers: all their work over all devices, or the dearest of them. So a plan of
-    blocks is "optimal" only if it meets that, and that no plan of blocks fits proves nothing of the layers. Raises as
-    the solve of single layers, and LimitError if the operators cannot be merged into few enough blocks.
+    schedules: all of one name, with the numbers of chunks tried. solve: solves exactly, for the layers or for their
+    blocks. Value, plan and bound are of the layers; the bound is all their work over all devices, or the most expensive
+    layer. So a plan of blocks is "optimal" only if it meets that bound, and if no plan of blocks fits, this proves
+    nothing about the layers. Raises what the solve of single layers raises, and LimitError if the operators cannot be
+    merged into few enough blocks.
     """
     layers = _single_layers(request, schedules)
     outline = Outline.of(layers.request.instance, request.restrictions)
@@ -223,14 +226,15 @@ def _single_layers(request: SolveRequest, schedules: Sequence[Schedule]) -> Sing
 
 @dataclass(frozen=True)
 class _BlockRun:
-    """From a solution of the blocks to one of the layers."""
+    """Turns a solution of the blocks into one of the layers."""
 
     layers: SingleLayers
     merged: MergedOperators
     merging_s: float
 
     def improved(self, of_blocks: Solution) -> Solution:
-        """Where the blocks' solve ended early, or the chain is long, what is known is the answer."""
+        """Improves a plan of blocks. If the blocks' solve ended early or the chain is long, it is the answer as it
+        is."""
         request = self.layers.request
         request.stop.offer(lambda: self.answer(of_blocks, StoppedBy.INTERRUPT))
         known = self._expanded(of_blocks)
@@ -242,7 +246,7 @@ class _BlockRun:
         return self.answer(of_blocks, None, self.layers.improved(known, limits), time.perf_counter() - began_s)
 
     def _expanded(self, of_blocks: Solution) -> Improved | None:
-        """The plan of the blocks, in layers."""
+        """Returns the plan of the blocks, in layers."""
         if of_blocks.plan is None or of_blocks.time_per_sample_s is None:
             return None
         plan = self.merged.blocks.expand(of_blocks.plan, self.layers.request.instance)
@@ -255,7 +259,8 @@ class _BlockRun:
         improved: Improved | None = None,
         search_s: float = 0.0,
     ) -> Solution:
-        """The better one of the blocks' plan and ``improved``. search_s: what came after the blocks' own solve."""
+        """Returns the better one of the blocks' plan and ``improved``. search_s: the time after the blocks' own
+        solve."""
         request, known = self.layers.request, self._expanded(of_blocks)
         best = known
         if improved is not None and known is not None and improved.time_per_sample_s < known.time_per_sample_s:

@@ -1,4 +1,4 @@
-"""Checkpoints of a solve: what is found is kept where a later solve of the same input takes it up."""
+"""Checkpoints of a solve: what it finds is stored, so that a later solve of the same input can continue from it."""
 
 from piper_ray.engine.checkpoint.checkpoint import Checkpoint
 from piper_ray.engine.checkpoint.identity import Identity

@@ -1,8 +1,8 @@
-"""A checkpoint of one solve: the answers of its evaluations, and the finished levels of the one under way; or the
-results of its tasks, for searches that have such.
+"""A checkpoint of one solve: the answers of its evaluations, and the finished levels of the current one; or, for
+searches over tasks, the results of these.
 
 The search is deterministic: the same answers lead to the same next threshold. So a solve is resumed by running it from
-its start, with the evaluations that are on record answered from there. A checkpoint stays after the solve has ended; a
+its start, with the recorded evaluations answered from the checkpoint. A checkpoint stays after the solve has ended; a
 solve resumed from it then has its answer at once.
 """
 
@@ -41,13 +41,13 @@ if TYPE_CHECKING:
 
 
 _KEPT = 2
-"""Files of each kind: the newest, and the one before in case the newest is damaged."""
+"""Number of files of each kind to keep: the newest, and the previous one in case the newest is damaged."""
 
 
 @dataclass
 class SavedAnswers:
-    """What was read. results: answers, by key. levels: of the evaluation that was under way. damaged: files that are
-    not what was written.
+    """The content of a checkpoint. results: answers, by key. levels: of the unfinished evaluation. damaged: files whose
+    content is not what was written.
     """
 
     files: list[StateFile]
@@ -59,7 +59,8 @@ class SavedAnswers:
 def read_newest(
     folder: Folder, files: Iterable[StateFile], kind: str, on_damaged: Callable[[StateFile], None]
 ) -> bytes | None:
-    """The content of the newest whole file of a kind, if any. files: newest first. on_damaged: of those passed over.
+    """Returns the content of the newest undamaged file of a kind, if any. files: newest first. on_damaged: called with
+    damaged ones.
 
     Raises Vanished.
     """
@@ -76,14 +77,14 @@ def read_newest(
 
 
 def write(folder: Folder, kind: str, epoch: int, sequence: int, content: bytes) -> StateFile:
-    """Durable when it returns."""
+    """Writes a file. It is durable when this returns."""
     file = StateFile(kind, epoch, sequence, checksum(content))
     folder.put(file.name, content, durable=True)
     return file
 
 
 def prune(folder: Folder, files: Iterable[StateFile], obsolete: Callable[[StateFile], bool]) -> None:
-    """Deletes, of ``files``, the obsolete ones and those with newer ones enough. What cannot be deleted stays."""
+    """Deletes those of ``files`` that are obsolete or have enough newer ones. Files that cannot be deleted stay."""
     kept: Counter[str] = Counter()
     for file in sorted(files, key=lambda file: file.age, reverse=True):
         if kept[file.kind] < _KEPT and not obsolete(file):
@@ -94,7 +95,8 @@ def prune(folder: Folder, files: Iterable[StateFile], obsolete: Callable[[StateF
 
 
 def _load(folder: Folder, location: str, identity: Identity, on_warning: Callable[[str], None]) -> SavedAnswers:
-    """The newest whole file of each kind. Raises CheckpointRefused if it is of another input or other options."""
+    """Reads the newest undamaged file of each kind. Raises CheckpointRefused if it is of another input or other
+    options."""
 
     def damaged(file: StateFile) -> None:
         saved.damaged.add(file)
@@ -118,20 +120,21 @@ def _load(folder: Folder, location: str, identity: Identity, on_warning: Callabl
 
 
 SHARE = 100
-"""A write waits until the run since the last one is this many times as long as the write will take."""
+"""A write waits until the run since the last one is this many times as long as the write is expected to take."""
 
 LEVELS_EVERY_S = 5.0
-"""At the most often."""
+"""Least seconds between two writes of levels."""
 
 
 @final
 @dataclass(eq=False)
 class Checkpoint:
-    """An open checkpoint, which only this process writes. ``open`` makes one; ``close`` gives it up, as does ``with``.
+    """An open checkpoint, which only this process writes. ``open`` makes one; ``close`` releases it, as does ``with``.
 
-    Writing takes less than 1 % of the run. What is not yet written for that reason is written by the next call that
-    finds it due, and by ``close``; a solve that is killed loses 100 times what a write takes (for levels, 5 s if that
-    is more) and the batch of levels under way. Storage that fails during the run costs the checkpoint, not the solve.
+    Writing takes less than 1 % of the run. What has to wait for that reason is written by the next call for which a
+    write is due, and by ``close``. A solve that is killed loses at most the work of 100 times the duration of a write
+    (for levels 5 s, if that is more) and the current batch of levels. If storage fails during the run, the solve
+    continues without the checkpoint.
     """
 
     _folder: Folder
@@ -162,12 +165,13 @@ class Checkpoint:
         clock: Clock = time,
         filesystem: FileSystem | None = None,
     ) -> Checkpoint:
-        """The checkpoint at a folder's path or URI (file, s3, gs: what pyarrow.fs knows), begun if there is none.
+        """Opens the checkpoint at a folder's path or URI (file, s3, gs: those of pyarrow.fs), and creates it if there
+        is none.
 
-        on_warning: is told in words of what is amiss but does not end the solve. filesystem: where ``location`` is a
-        path in it.
+        on_warning: receives, in words, problems that do not end the solve. filesystem: given if ``location`` is a path
+        in it.
 
-        Raises CheckpointRefused if it is of another input or other options, if another solve works on it, and if the
+        Raises CheckpointRefused if it is of another input or other options, if another solve uses it, and if the
         location cannot be read and written.
         """
         text = os.fspath(location)
@@ -176,13 +180,13 @@ class Checkpoint:
                 folder = open_folder(text, filesystem)
                 began = clock.monotonic()
                 saved = _load(folder, shown(text), identity, on_warning)
-                first_cost_s = clock.monotonic() - began  # a write's cost until one is measured: it lists files too
+                first_cost_s = clock.monotonic() - began  # an estimate of a write's time until one is measured
                 lease = acquire(folder, clock, on_warning)
                 unless_opened.callback(lease.release)
-                if state_files(folder.names()) != saved.files:  # the driver before wrote until it ended
+                if state_files(folder.names()) != saved.files:  # the previous driver wrote until it ended
                     saved = _load(folder, shown(text), identity, on_warning)
                 checkpoint = cls(folder, shown(text), identity, lease, saved, clock, on_warning, first_cost_s)
-                prune(folder, saved.files, checkpoint._is_obsolete)  # what a driver that was killed left
+                prune(folder, saved.files, checkpoint._is_obsolete)  # files left by a driver that was killed
                 unless_opened.pop_all()
                 return checkpoint
         except OSError as error:
@@ -190,26 +194,26 @@ class Checkpoint:
 
     @property
     def answers(self) -> int:
-        """Evaluations on record, or tasks of another search."""
+        """The number of recorded evaluations or, for searches over tasks, results."""
         return len(self._saved.results)
 
     def outcome(self, key: EvaluationKey) -> Outcome | None:
-        """The answer of an evaluation, if it is on record."""
+        """Returns the answer of an evaluation, if it is recorded."""
         row = self.result(json.dumps(key))
         return None if row is None else encoding.outcome_of(row)
 
     def record_outcome(self, key: EvaluationKey, outcome: Outcome) -> bool:
-        """As ``record_result``, of an evaluation."""
+        """Records an evaluation, as ``record_result`` does a result."""
         if self.levels(key) is not None:
             self._saved.levels = None
         return self.record_result(json.dumps(key), encoding.outcome_row(outcome))
 
     def result(self, key: str) -> encoding.Plain | None:
-        """That of a task, if it is on record."""
+        """Returns the result of a task, if it is recorded."""
         return self._saved.results.get(key)
 
     def record_result(self, key: str, result: encoding.Plain) -> bool:
-        """Puts an answer on record. True: it is durable. False: it will be once a write is due.
+        """Records an answer. Returns True if it is durable, and False if it will be once a write is due.
 
         Raises CheckpointLost if another solve has taken over.
         """
@@ -218,15 +222,15 @@ class Checkpoint:
         return self._is_due(OUTCOMES) and self._write_results()
 
     def levels(self, key: EvaluationKey) -> LevelStates | None:
-        """The levels from 1 on that an earlier solve had finished of this evaluation, by downset, if any were saved."""
+        """Returns the levels from 1 on that an earlier solve had finished of this evaluation, if any were saved."""
         saved = self._saved.levels
         return saved[1] if saved is not None and saved[0] == key else None
 
     def record_levels(self, key: EvaluationKey, states: Callable[[], LevelStates]) -> bool:
-        """To be called after each batch of levels. True: the finished levels have been written, and are durable.
+        """Called after each batch of levels. Returns True if the finished levels have been written and are durable.
 
-        states: all finished levels from 1 on; called only if a write is due. Raises CheckpointLost if another solve
-        has taken over.
+        states: returns all finished levels from 1 on; called only if a write is due. Raises CheckpointLost if another
+        solve has taken over.
         """
         if self._unwritten and self._is_due(OUTCOMES):
             self._write_results()
@@ -263,7 +267,8 @@ class Checkpoint:
         return written
 
     def _write(self, kind: str, content: Callable[[], bytes]) -> bool:
-        """Whether the storage took it. A failure is told once, until a write succeeds again."""
+        """Writes content, and returns whether that succeeded. A failure is reported once, until a write succeeds
+        again."""
         began = self._clock.monotonic()
         try:
             names = self._folder.names()
@@ -286,6 +291,6 @@ class Checkpoint:
             self._cost_s[kind] = self._written_at - began
 
     def _is_obsolete(self, file: StateFile) -> bool:
-        """Levels serve until the answer of their evaluation is durable."""
+        """Whether a file is no longer needed: levels are needed until the answer of their evaluation is durable."""
         answered = json.dumps(self._levels_key) in self._saved.results
         return file in self._saved.damaged or (file.kind == LEVELS and answered)

@@ -1,4 +1,4 @@
-"""What a checkpoint keeps, as files: evaluations as JSON, finished levels as NumPy's npz in zstd. All figures exact."""
+"""Files of a checkpoint: evaluations as JSON, finished levels as NumPy's npz in zstd. All figures are exact."""
 
 from __future__ import annotations
 
@@ -16,33 +16,34 @@ from piper_ray.engine.evaluation.state_tables import narrow, wide
 from piper_ray.engine.kernels.types import LevelStates
 
 Plain = Mapping[str, object]
-"""What JSON holds."""
+"""A value that JSON can hold."""
 
 
 def encode_results(identity: Facts, results: Mapping[str, Plain]) -> bytes:
-    """The answers of a search by their keys, as JSON, under the identity that they belong to."""
+    """Encodes the answers of a search by their keys, as JSON, with the identity that they belong to."""
     return json.dumps({"identity": identity, "results": dict(results)}).encode()
 
 
 def decode_results(content: bytes) -> tuple[Facts, dict[str, Plain]]:
-    """What ``encode_results`` wrote: of which input and options, in the same place in every format, and the answers."""
+    """Decodes what ``encode_results`` wrote: the identity, which has the same place in every format, and the
+    answers."""
     document = json.loads(content)
     return document["identity"], document.get("results", {})
 
 
 def outcome_row(outcome: Outcome) -> Plain:
-    """An evaluation's answer."""
+    """Encodes an evaluation's answer."""
     return {**asdict(outcome), "tested": outcome.tested.tolist()}
 
 
 def outcome_of(row: Any) -> Outcome:
-    """The answer in what ``outcome_row`` made."""
+    """Decodes what ``outcome_row`` encoded."""
     stages = tuple(TracedStage(**stage) for stage in row["stages"])
     return Outcome(**{**row, "stages": stages, "tested": np.array(row["tested"], np.int64)})
 
 
 def encode_levels(identity: Facts, key: EvaluationKey, states: LevelStates) -> bytes:
-    """The finished levels of an evaluation, in the narrowest integers."""
+    """Encodes the finished levels of an evaluation, in the narrowest integers."""
     import pyarrow as pa
 
     arrays, sink = io.BytesIO(), pa.BufferOutputStream()
@@ -54,7 +55,7 @@ def encode_levels(identity: Facts, key: EvaluationKey, states: LevelStates) -> b
 
 
 def decode_levels(content: bytes) -> tuple[Facts, EvaluationKey, LevelStates]:
-    """What ``encode_levels`` wrote."""
+    """Decodes what ``encode_levels`` wrote."""
     import pyarrow as pa
 
     with pa.CompressedInputStream(pa.BufferReader(content), "zstd") as stream:

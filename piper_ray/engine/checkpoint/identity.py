@@ -1,4 +1,4 @@
-"""What a checkpoint is a checkpoint of: the input, the options that change evaluations, and the program."""
+"""The identity of a checkpoint: the input, the options that change evaluations, and the program."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, StepTerms
 from piper_ray.version import __version__
 
 FORMAT = 5
-"""Of a checkpoint's files; one higher whenever an older program could misread them."""
+"""Version of the files. It is raised whenever an older program could misread them."""
 
 _DIGEST = "digest"
 _SCHEDULE = "schedule"
 _STEP = "terms of a step"
 _LINKS = "links"
 _UNSAID = {_LINKS: "none within groups", _SCHEDULE: PAPERS_SCHEDULE.name.value, _STEP: "as usual"}
-"""What it means that something is not among the facts."""
+"""What the absence of a fact means."""
 
 Facts = Mapping[str, Mapping[str, str]]
 
 
 @dataclass(frozen=True)
 class Identity:
-    """facts: by what they belong to ("input", "options", "version"), in words for the user. Equal: all texts are."""
+    """facts: in words for the user, by what they belong to ("input", "options", "version"). Identities with the same
+    texts are equal."""
 
     facts: Facts
 
@@ -38,8 +39,8 @@ class Identity:
         schedules: Sequence[Schedule] = (PAPERS_SCHEDULE,),
         step: StepTerms = StepTerms(),
     ) -> Identity:
-        """Every figure of the instance counts, to the last bit; its name and its own schedule do not. schedules: those
-        that plans may run under, of one name."""
+        """Makes the identity of an input and options. Every figure of the instance counts, to the last bit; its name
+        and its own schedule do not. schedules: those under which plans may run, all of one name."""
         return cls(
             {
                 "input": {
@@ -65,7 +66,7 @@ class Identity:
         )
 
     def require(self, found: Facts, location: str) -> None:
-        """Raises CheckpointRefused unless ``found``, the facts of the checkpoint at ``location``, are these."""
+        """Raises CheckpointRefused unless ``found``, the facts of the checkpoint at ``location``, are the same."""
         if found == self.facts:
             return
         groups = [group for group in self.facts if found.get(group) != self.facts[group]]
@@ -92,12 +93,12 @@ def _allowed(allowed: bool) -> str:
 
 
 def _figure(value: float) -> str:
-    """Tells apart what differs in the last bit."""
+    """Returns a text that differs if the value differs in the last bit."""
     return repr(value).removesuffix(".0")
 
 
 def _links(instance: Instance) -> dict[str, str]:
-    """Those of smaller groups, where there are any."""
+    """Returns the links of smaller groups, if there are any."""
     inner = instance.cluster.links[:-1]
     texts = [f"{_figure(link.bandwidth_bytes_per_s)} bytes/s within {link.devices}" for link in inner]
     return {_LINKS: ", ".join(texts)} if texts else {}

@@ -79,7 +79,7 @@ class _Unpickler(pickle.Unpickler):
         return self._parts[number]
 
 
-_PASSES_TO_BUILD = 150
+_PASSES_TO_BUILD = 60
 """Simulations of a shape that take about as long as building its linear program, ..."""
 
 _PASSES_OF_AN_ITERATION = 30

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from piper_ray.engine.chunks.crossings import forced_transfers_s, rank_seconds, with_transfers
+from piper_ray.engine.chunks.rank_cover import RankCover
 from piper_ray.engine.chunks.tasks import Task
 from piper_ray.engine.kernels import chunk_bound
 from piper_ray.engine.kernels.chunk_bound import FIGURE, LayerKinds, Paths, Prices, ShapeLimits
@@ -108,12 +109,7 @@ class Relaxation:
         """All plans of a task that take less than ``target_s``. None if none fits."""
         shape, d = task.shape, task.data_parallel_degree
         held, moment_rank = chunk_bound.moments(program, _MOST_MOMENTS)
-        forced_s, lower_s = forced_transfers_s(task, target_s), task.lower_s
-        if np.isinf(forced_s):
-            forced_s, lower_s = 0.0, target_s  # no plan is quick enough
         crossing_s = task.tables.crossing_s(program.rank_of)
-        # All transfers together are as many as are forced, and those of each chunk as its borders make them.
-        beside_s = max(0.0, forced_s - float(crossing_s.sum()))
         limits = ShapeLimits(
             crossing_s,
             held,
@@ -128,6 +124,12 @@ class Relaxation:
         )
         layers = limits.least_layers, limits.most_layers
         (exact, _), (kinds, members) = (task.tables.kinds(d, *layers, merged=merged) for merged in (False, True))
+        lower_s = RankCover.of(kinds, limits, program).least_s(task.lower_s, target_s)
+        forced_s = forced_transfers_s(task, target_s) if lower_s < target_s else 0.0
+        if np.isinf(forced_s):
+            forced_s, lower_s = 0.0, target_s  # no plan is quick enough
+        # All transfers together are as many as are forced, and those of each chunk as its borders make them.
+        beside_s = max(0.0, forced_s - float(crossing_s.sum()))
         exact, kinds = (with_transfers(one, beside_s, shape.stages) for one in (exact, kinds))
         unit = TimeUnit.of(exact, task)
         none = Paths(np.zeros((0, shape.stages, PASSES)), np.zeros(0, np.int64))
@@ -139,7 +141,8 @@ class Relaxation:
         exact, kinds = (unit.told(one, task) for one in (exact, kinds))
         found = cls(task, Case(), program, limits, exact, kinds, members, beside_s, unit, lower_s)
         found.aim(target_s)
-        found._add_first_paths()
+        if not found._is_over:
+            found._add_first_paths()
         return found
 
     def copy(self) -> Relaxation:

@@ -1,1 +1,1 @@
-"""One threshold evaluated over the lattice: pruned, scheduled, remembered."""
+"""Evaluates a threshold over the lattice: pruned, split among workers, and recorded."""

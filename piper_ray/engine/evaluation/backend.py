@@ -1,4 +1,4 @@
-"""What an evaluation asks of whoever does its work, and what that may ask of it. ``backends`` has them."""
+"""What an evaluation requires of a backend, and what it passes to one. ``backends`` has the backends."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from piper_ray.model.events import Listener
 from piper_ray.model.solution import ClusterStats
 
 OnProgress = Callable[[int], None]
-"""Called about ten times a second with what is done so far, of downsets or whatever the caller counts; what it raises
-ends the work."""
+"""Called about ten times a second with the number done so far, of downsets or whatever the caller counts. If it raises,
+the work ends."""
 
 
 class NextBatch(NamedTuple):
-    """Levels up to ``end_level`` - 1, at least one.
+    """The levels up to ``end_level`` - 1, at least one.
 
-    here: too little to share; the caller evaluates them alone. Else the caller finishes a batch of several levels:
-    stages that lie wholly inside it are left to it.
+    here: there is too little work to share, so the caller evaluates them alone. Otherwise, if the batch has several
+    levels, the caller finishes it: stages that lie wholly inside the batch are left to the caller.
     """
 
     end_level: int
@@ -27,30 +27,30 @@ class NextBatch(NamedTuple):
 
 
 class Activity(NamedTuple):
-    """What a backend is doing at this moment."""
+    """The workers of a backend and the pieces of work they hold at this moment."""
 
     workers: int
     chunks_in_flight: int
 
 
 class Evaluator(Protocol):
-    """Who does an evaluation's work: what next, how much of it, and the fronts that come of it."""
+    """Does the work of an evaluation: chooses the next levels, and finds the fronts of their downsets."""
 
     def next_batch(self, states: StateTables) -> NextBatch:
-        """Which levels should come next, and who should do them."""
+        """Returns the levels that come next and who evaluates them."""
         ...
 
     def evaluate_downsets(self, states: StateTables, first: int, last: int, on_progress: OnProgress) -> LevelStates:
-        """Fronts of downsets first .. last - 1, all in unfinished levels, over every J of a finished one: whoever does
-        it returns the same arrays.
+        """Returns the fronts of downsets first .. last - 1, all in unfinished levels, over every J of a finished one.
+        The arrays do not depend on who computes them.
 
-        on_progress: gets the number of these downsets done.
+        on_progress: receives the number of these downsets done.
         """
         ...
 
 
 class Backend(Evaluator, Protocol):
-    """All that a solve needs. Who makes it closes it.
+    """All that a solve needs of a backend. Whoever makes it closes it.
 
     >>> import piper_ray
     >>> with piper_ray.RayBackend("local") as backend:  # doctest: +SKIP
@@ -59,22 +59,22 @@ class Backend(Evaluator, Protocol):
 
     @property
     def threads(self) -> int:
-        """How many downsets are worked on at a time."""
+        """The number of downsets that are evaluated at a time."""
         ...
 
     def listen(self, listener: Listener) -> None:
-        """A solve begins: notes for the user go there, on the thread that calls the other methods, and figures count
-        from now on."""
+        """Begins a solve: notes for the user go to ``listener``, on the thread that calls the other methods, and
+        ``stats`` count from now on."""
         ...
 
     def activity(self) -> Activity:
-        """For a progress line. Notes that wait are passed on first."""
+        """Returns the present activity, for a progress line. Waiting notes are passed on first."""
         ...
 
     def stats(self) -> ClusterStats | None:
-        """What a cluster did for this solve; None for threads of this process."""
+        """Returns what a cluster did for this solve; None for threads of this process."""
         ...
 
     def close(self) -> None:
-        """Ends threads, actors and connections; nothing is asked of it after that."""
+        """Ends threads, actors and connections. No other method may be called afterwards."""
         ...

@@ -1,9 +1,9 @@
-"""Dual prices of layers: devices that each is worth at a threshold, so that no set of layers is done with fewer.
+"""Dual prices of layers: the devices that each is worth at a threshold, such that no set of layers takes fewer.
 
-The dual of covering all layers by fractional stages, found stage by stage (column generation; Desaulniers, Desrosiers
-and Solomon, 2005), in a box around the best values so far (Marsten, Hogan and Blankenship, 1975). Any values,
-divided by the largest ratio of a stage's to its devices, are prices that hold: so each round bounds from below, and how
-exactly the linear program is solved does not matter.
+They are the dual of covering all layers by fractional stages, found stage by stage (column generation; Desaulniers,
+Desrosiers and Solomon, 2005) in a box around the best values so far (Marsten, Hogan and Blankenship, 1975). Any values
+become valid prices if they are divided by the largest ratio of a stage's value to its devices. So each round gives a
+lower bound, and the linear program need not be solved exactly.
 """
 
 from __future__ import annotations
@@ -33,52 +33,53 @@ from piper_ray.engine.lattice.layer_graph import LayerGraph, descendants
 from piper_ray.engine.tables.problem import Problem
 
 _CELLS, _FINER = 256, 4
-"""Of the grid, and how many times as many come next where it is too coarse."""
+"""Cells of the first grid of times, and the factor of the next one if it is too coarse."""
 
 _ROUNDS = 80
 _STAGES_A_ROUND = 4
 _FAR_TOO_MANY = 2.0
-"""Of all devices there are: dual prices that ask for more need not be any better."""
+"""Multiple of all devices. Dual prices that sum to more need not be any better."""
 
 _NEARLY = 0.9
-"""Of the largest ratio in a round: what is less is no column worth having."""
+"""Share of the largest ratio in a round that a stage needs to become a column."""
 
 _BOX, _LEAST_BOX, _LARGEST_BOX = 0.05, 1e-3, 0.3
 _GROW, _SHRINK = 1.5, 0.5
 _ENOUGH = 1e-4
-"""A round that could gain no more, relative, is the last."""
+"""A round whose relative gain cannot exceed this is the last."""
 
 _MOVE_S = 1.5e-6
-"""Of a round, for each move of the labelling and kind of stage: roughly, and the same on every machine."""
+"""Rough seconds of a round for each move of the labelling and kind of stage. It is the same on every machine."""
 
 _PIVOTS = 300
-"""Of the inverse, before it is made anew."""
+"""Pivots before the inverse is computed anew."""
 
 _MEMORY_PRICES = (0.01, 0.03, 0.1, 0.2, 0.4, 0.8, 1.5, 3.0)
-"""Of all memory, in budgets of time: tried for each kind of stage."""
+"""Prices of all memory, in budgets of time, that are tried for each kind of stage."""
 
 _GUARD = 1e-9
 
 
 @dataclass(frozen=True)
 class DualPrices:
-    """of_vertex: float64[n], devices. No layers take fewer than theirs sum to in plans that keep ``threshold_s``."""
+    """Dual prices for plans that keep ``threshold_s``: of_vertex, float64[n], in devices. No set of layers takes fewer
+    devices than the sum of its prices."""
 
     threshold_s: float
     of_vertex: FloatArray
 
     @property
     def devices(self) -> float:
-        """No plan that keeps the threshold takes fewer."""
+        """The sum of all prices: no plan that keeps the threshold takes fewer devices."""
         return float(self.of_vertex.sum())
 
     def serves(self, threshold_s: float) -> bool:
-        """Whether it holds for plans that keep this threshold."""
+        """Whether the prices hold for plans that keep this threshold."""
         return threshold_s <= self.threshold_s
 
 
 class PlanLimits(NamedTuple):
-    """Of all plans: devices, sum of data-parallel degrees, bytes of a device, and microbatches in flight."""
+    """Limits of all plans: devices, sum of data-parallel degrees, bytes of a device, and microbatches in flight."""
 
     devices: int
     data_parallel_sum: int
@@ -87,16 +88,17 @@ class PlanLimits(NamedTuple):
 
 
 class LabelledStages(NamedTuple):
-    """All stages of a graph as paths, with the least that their borders cost. moves, label: see ``Labelling``."""
+    """All stages of a graph as paths, with the least costs of their borders. moves, label: see ``Labelling``."""
 
     moves: LabelMoves
     label: IndexArray
-    charge_s: FloatArray  # float64[r, moves], of a stage
-    front_s: FloatArray  # float64[r, moves], of those in front of it
+    charge_s: FloatArray  # float64[r, moves], paid by a stage
+    front_s: FloatArray  # float64[r, moves], paid by the stages in front of it
 
     @classmethod
     def of(cls, labelling: Labelling, in_s: FloatArray, out_s: FloatArray) -> LabelledStages:
-        """in_s, out_s: float64[r, e], what an edge costs the stage of its head, and of its tail, in both directions."""
+        """in_s, out_s: float64[r, e], the cost of an edge to the stage of its head and of its tail, in both
+        directions."""
         pairs = list(zip(in_s, out_s, strict=True))
         charge_s, front_s = (
             np.stack([charges.seconds(*pair) for pair in pairs])
@@ -106,7 +108,7 @@ class LabelledStages(NamedTuple):
 
     @property
     def paths(self) -> StagePaths:
-        """As the search for downsets has them."""
+        """The paths in the form that the search for downsets uses."""
         moves, label = self.moves, self.label
         state_start = offsets(moves.states)
         step = np.repeat(np.arange(moves.order.size), np.diff(moves.move_start))
@@ -119,34 +121,33 @@ class LabelledStages(NamedTuple):
 
 
 class Cover(ABC):
-    """The fractional covers of layers by stages, at any threshold. most_cells: of the grid of times.
+    """Fractional covers of layers by stages, at any threshold. most_cells: of the grid of times.
 
-    first_s: float64[n], what layers cost the first stage of a plan at least beyond what they cost others, where each
-    stage takes one device.
+    first_s: float64[n], the least extra cost of layers to the first stage of a plan, if each stage takes one device.
     """
 
     def __init__(self, stages: LabelledStages, limits: PlanLimits, most_cells: int = _CELLS) -> None:
         self.stages, self.limits, self._most_cells = stages, limits, most_cells
         self.first_s = np.zeros(stages.moves.order.size)
-        # What was found at a threshold keeps every higher one.
+        # A stage that keeps a threshold keeps every higher one.
         self._known: list[tuple[BoolArray, float, float]] = []
 
     def pay(self, stages: LabelledStages) -> None:
-        """Other costs of borders from now on."""
+        """Replaces the costs of borders."""
         if not np.array_equal(stages.charge_s, self.stages.charge_s):
             self._known = []
         self.stages = stages
 
     @abstractmethod
     def kinds_at(self, keep_s: float) -> StageKinds:
-        """The stages that there are, and what they may spend where none takes longer."""
+        """Returns the kinds of stages, and what each may spend if no stage takes longer than ``keep_s``."""
 
     @abstractmethod
     def with_memory(self, kinds: StageKinds) -> ReachKinds:
-        """The same kinds with what their layers hold at least."""
+        """Returns the same kinds with the least memory of their layers."""
 
     def kinds(self, dual_prices: DualPrices) -> StageKinds:
-        """Those of which some stage may keep the threshold and waste no more devices than plans can spare."""
+        """Returns the kinds with a stage that may keep the threshold and waste no more devices than plans can spare."""
         spare = self.limits.devices - dual_prices.devices
         kinds = self.kinds_at(kept_s(dual_prices.threshold_s))
         inside = np.zeros(dual_prices.of_vertex.size, np.bool_)
@@ -169,7 +170,8 @@ class Cover(ABC):
         rounds: int = _ROUNDS,
         check: Callable[[], None] = lambda: None,
     ) -> DualPrices:
-        """Good ones, from ``start`` on if given. until: devices that are enough. ``check`` may raise, to end it."""
+        """Returns good dual prices. start: prices to start from. until: ends when they sum to more devices. check: may
+        raise."""
         kinds = self.kinds_at(kept_s(threshold_s))
         alone = (kinds.weight_s / kinds.budget_s[:, None] * kinds.devices[:, None]).min(axis=0)
         if not np.isfinite(alone).all():
@@ -182,13 +184,13 @@ class Cover(ABC):
         devices = self.limits.devices
         found = ascent.run(np.minimum(trial, devices), min(until, _FAR_TOO_MANY * devices), rounds, check)
         self._known += [(inside, devices, threshold_s) for inside, devices in ascent.found]
-        # No stage has more than its share of time; what is found on a grid of times may be worse.
+        # No stage has more than its share of time. Prices found on a coarse grid may be worse than these shares.
         best = max(found, alone, key=np.sum)
         return DualPrices(threshold_s, best * (1.0 - _GUARD))
 
 
 class StageCover(Cover):
-    """Of a problem's layers."""
+    """A cover of a problem's layers by its stages."""
 
     def __init__(self, problem: Problem, labelling: Labelling, most_cells: int = _CELLS) -> None:
         options, least, cluster = problem.options, problem.workload.options.least, problem.cluster
@@ -210,18 +212,18 @@ class StageCover(Cover):
 
     @classmethod
     def of(cls, problem: Problem, most_cells: int = _CELLS) -> StageCover | None:
-        """None for a graph so entangled that its stages take longer to look through than that saves."""
+        """Returns None if the graph is so entangled that enumerating its stages takes longer than the prices save."""
         labelling = Labelling.of(problem.workload.lattice.graph)
         return None if labelling is None else cls(problem, labelling, most_cells)
 
     @staticmethod
     def least_round_s(problem: Problem) -> float:
-        """Of the best labelling that a graph of this size can have."""
+        """Returns the rough seconds of a round with the best labelling that a graph of this size can have."""
         return _MOVE_S * 3 * problem.workload.lattice.graph.size * problem.options.degree.size
 
     @property
     def round_s(self) -> float:
-        """What a round takes, roughly."""
+        """The rough seconds of a round."""
         return _MOVE_S * self.stages.moves.source.size * len(self._kinds)
 
     def kinds_at(self, keep_s: float) -> StageKinds:
@@ -251,9 +253,9 @@ class StageCover(Cover):
         )
 
     def _row(self, r: int, d: int, keep_s: float) -> tuple[FloatArray, float]:
-        """Weights and budget of a kind: time, and memory at the price that binds most.
+        """Returns the weights and the budget of a kind: time, and memory at the price that binds most.
 
-        A stage with a vertex has at least the microbatches in flight that the replicas behind that vertex ask for.
+        A stage with a vertex has at least as many microbatches in flight as the replicas behind that vertex need.
         """
         options, memory_bytes = self._problem.options, self._problem.cluster.memory_bytes
         budget_s = keep_s * d
@@ -271,9 +273,10 @@ class StageCover(Cover):
 def dearest_weights(
     time_s: FloatArray, held_bytes: FloatArray, start: IndexArray, budget_s: float, memory_bytes: float
 ) -> tuple[FloatArray, float]:
-    """Weights of vertices and their budget: time, and memory at the price that binds most.
+    """Returns the weights of vertices and their budget: time, and memory at the price that binds most.
 
-    time_s, held_bytes: of each option; start: int64[n], the first option of each vertex. A stage may take ``budget_s``.
+    time_s, held_bytes: of each option. start: int64[n], the first option of each vertex. budget_s: the most time of a
+    stage.
     """
     counts = np.diff(start, append=time_s.size)
     best: tuple[float, FloatArray, float] | None = None
@@ -289,7 +292,7 @@ def dearest_weights(
 
 
 def work_behind_s(graph: LayerGraph, least_s: FloatArray) -> FloatArray:
-    """float64[n]: of each vertex and all behind it, the least that their stages take together."""
+    """Returns float64[n]: the least time, in sum, of each vertex and all behind it."""
     behind = descendants(graph.successors)
     return np.array([least_s[members_of(mask | 1 << v)].sum() for v, mask in enumerate(behind)])
 
@@ -301,12 +304,12 @@ def _some(kinds: StageKinds, at: slice | list[int]) -> StageKinds:
 
 
 def kept_s(threshold_s: float) -> float:
-    """What a stage that keeps the threshold may take."""
+    """Returns the longest time of a stage that keeps the threshold, with its tolerance."""
     return max(threshold_s * (1.0 + THRESHOLD_TOLERANCE), RESOLUTION)
 
 
 def edges_s(problem: Problem) -> tuple[FloatArray, FloatArray]:
-    """float64[e, r] each: the least that an edge costs the stage of its head, and of its tail."""
+    """Returns float64[e, r] each: the least cost of an edge to the stage of its head, and to that of its tail."""
     least = problem.workload.options.least
     bytes_s = least.in_bytes + least.out_bytes
     both_s = problem.costs.both_s[:, : bytes_s.shape[0]].T
@@ -316,7 +319,7 @@ def edges_s(problem: Problem) -> tuple[FloatArray, FloatArray]:
 
 
 def _least_of_each(values: FloatArray, start: IndexArray, counts: IndexArray) -> FloatArray:
-    """The least value of each run; inf for empty ones."""
+    """Returns the least value of each run; inf for empty ones."""
     found = np.full(counts.size, np.inf)
     some = counts > 0
     if some.any():
@@ -325,7 +328,7 @@ def _least_of_each(values: FloatArray, start: IndexArray, counts: IndexArray) ->
 
 
 class _Ascent:
-    """Dual prices that rise from round to round."""
+    """Raises dual prices from round to round."""
 
     def __init__(self, moves: LabelMoves, kinds: StageKinds, most_cells: int) -> None:
         self._moves, self._kinds, self._cells, self._most_cells = moves, kinds, _CELLS, most_cells
@@ -361,9 +364,10 @@ class _Ascent:
         return best
 
     def _look(self, price: FloatArray) -> float:
-        """The largest ratio of all stages'; its stage, and others apart from it, become columns.
+        """Returns the largest ratio of any stage. That stage, and others disjoint from it, become columns.
 
-        Not so where the grid shows a stage that does not keep the threshold and may be finer: it is too coarse then.
+        If the grid shows a stage that does not keep the threshold, and it may be refined, the stage does not become a
+        column: the grid is too coarse.
         """
         inside = np.zeros(self._size, np.bool_)
         rest = price.copy()
@@ -385,7 +389,7 @@ class _Ascent:
         return max(float(largest), 1e-9)
 
     def _keeps(self, kind: int, inside: BoolArray) -> bool:
-        """Whether it is to be a column: at the end of what the grid may have, in any case."""
+        """Whether the stage becomes a column: it keeps its budget, or the grid cannot be refined."""
         if self._cells >= self._most_cells:
             return True
         kinds = self._kinds
@@ -395,7 +399,8 @@ class _Ascent:
 
 
 class _BoxProgram:
-    """max sum of dual prices, those of each stage at most its devices, each within its box."""
+    """Maximises the sum of dual prices, each within its box, such that those of each stage sum to at most its
+    devices."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -404,14 +409,14 @@ class _BoxProgram:
         self._known: set[tuple[bytes, float]] = set()
         self._basis = np.arange(size)
         self._inverse: FloatArray = np.eye(size)
-        # Slightly apart, so that a step is seldom of length zero.
+        # The demands differ slightly, so that a step seldom has length zero.
         self._demand: FloatArray = np.array(
             1.0 + 1e-7 * (np.arange(1, size + 1) * 0.6180339887498949 % 1.0), np.float64
         )
         self._share: FloatArray = self._demand.copy()
 
     def add(self, inside: BoolArray, devices: float) -> bool:
-        """Whether the stage is new."""
+        """Adds a stage. Returns whether it is new."""
         key = inside.tobytes(), devices
         if key in self._known:
             return False
@@ -436,7 +441,7 @@ class _BoxProgram:
         return np.clip(price, lower, upper)
 
     def _invert(self) -> None:
-        """The basis anew, free of what rounding has added up to."""
+        """Inverts the basis anew, to remove accumulated rounding errors."""
         n = self._size
         matrix = np.zeros((n, n))
         for k, column in enumerate(self._basis):

@@ -1,4 +1,4 @@
-"""Evaluations of the whole lattice, each made once: on record in a checkpoint, or computed by a backend."""
+"""Evaluations of the whole lattice. Each is made once: read from a checkpoint, or computed by a backend."""
 
 from __future__ import annotations
 
@@ -15,31 +15,32 @@ from piper_ray.engine.tables.problem import Problem
 
 
 class Memo(Protocol):
-    """What keeps answers, so that none is worked out twice: a checkpoint. Each method raises CheckpointLost if another
+    """Keeps answers, so that none is computed twice; a checkpoint is one. Each method raises CheckpointLost if another
     solve has taken it over.
     """
 
     def outcome(self, key: EvaluationKey) -> Outcome | None:
-        """The answer, if it is on record."""
+        """Returns the answer, if it is recorded."""
         ...
 
     def record_outcome(self, key: EvaluationKey, outcome: Outcome) -> bool:
-        """Whether the answer is durable by now."""
+        """Records an answer. Returns whether it is durable by now."""
         ...
 
     def levels(self, key: EvaluationKey) -> LevelStates | None:
-        """The levels from 1 on that an earlier run had finished, by downset."""
+        """Returns the states of the levels from 1 on that an earlier run finished, if any."""
         ...
 
     def record_levels(self, key: EvaluationKey, states: Callable[[], LevelStates]) -> bool:
-        """After each batch of levels. states: all finished ones from 1 on; asked for only if they are written."""
+        """Called after each batch of levels. states: returns those of all finished levels from 1 on; called only if
+        they are written."""
         ...
 
 
 class Evaluations:
-    """``evaluate`` by a backend, and through a memo if there is one: what is on record there is not done again.
+    """Evaluates thresholds with a backend. If there is a memo, recorded evaluations are not repeated.
 
-    Only for the lattice and stage costs that the memo stands for; a chain is evaluated apart.
+    Use it only for the lattice and stage costs that the memo belongs to; a chain is evaluated separately.
     """
 
     def __init__(self, backend: Backend, memo: Memo | None = None) -> None:
@@ -56,9 +57,10 @@ class Evaluations:
         on_finished: OnFinished = keep_nothing,
         completion: Completion | None = None,
     ) -> Outcome:
-        """As ``evaluate_threshold``. Raises CheckpointLost if another solve has taken the checkpoint over.
+        """Evaluates like ``evaluate_threshold``, unless the answer is recorded. Raises CheckpointLost if another solve
+        has taken the checkpoint over.
 
-        on_finished, completion: as ``evaluate_threshold``, where it is evaluated now.
+        on_finished, completion: used only if the threshold is evaluated now.
         """
         key = EvaluationKey.of(problem.cluster.memory_bytes, threshold_s, fewest_stages)
         known = self._memo.outcome(key) if self._memo is not None else None

@@ -1,4 +1,4 @@
-"""What an evaluation of a threshold answers, and under which key the answer is kept. Plain data."""
+"""The answer of an evaluation, and the key under which it is recorded. Plain data."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from piper_ray.engine.kernels.scan import BUCKETS_TESTED, CANDIDATES_TESTED, STA
 from piper_ray.engine.kernels.types import IndexArray
 
 BUCKET_S, _CANDIDATE_S, _STAGE_S = 2e-8, 8e-8, 6e-7
-"""What an evaluation takes for each, knapsacks and all: roughly, and the same on every machine."""
+"""Rough seconds for each bucket, candidate and stage, with knapsacks. They are the same on every machine."""
 
 
 def work_s(tested: IndexArray) -> float:
-    """CPU seconds of what was tested, about: by counters, so that what they decide is the same in every run."""
+    """Returns rough CPU seconds of the work counted in ``tested``. From counters, so that decisions are the same in
+    each run."""
     return float(
         BUCKET_S * tested[BUCKETS_TESTED] + _CANDIDATE_S * tested[CANDIDATES_TESTED] + _STAGE_S * tested[STAGES_COSTED]
     )
 
 
 class EvaluationKey(NamedTuple):
-    """Which evaluation of the whole lattice. Floats as ``float.hex`` writes them: equal only bit for bit."""
+    """Identifies an evaluation of the whole lattice. Floats are written as by ``float.hex``: equal only bit for bit."""
 
     memory_bytes: str
     threshold_s: str
@@ -33,9 +34,10 @@ class EvaluationKey(NamedTuple):
 
 @dataclass(frozen=True)
 class TracedStage:
-    """A stage as the tables know it: downset ``outer`` without ``inner``, in a variant, with d and y.
+    """A stage in terms of the tables: downset ``outer`` without ``inner``, in a variant, with d and the sum of d behind
+    it.
 
-    budget_s: what it was found to keep, as time on one device.
+    budget_s: the limit that it was found to keep, as time on one device.
     """
 
     outer: int
@@ -48,7 +50,8 @@ class TracedStage:
 
 @dataclass(frozen=True)
 class Outcome:
-    """feasible: some plan keeps the threshold. devices: the fewest, if so. stages: one such plan, front to back.
+    """The answer of an evaluation. feasible: some plan keeps the threshold. devices: the fewest of such a plan. stages:
+    those of one such plan, front to back.
 
     reach: the largest share of all work that a downset with states has; 1 if feasible.
     """

@@ -1,4 +1,4 @@
-"""Downsets that plans can use at a threshold, made as states reach them: the live part of a lattice alone."""
+"""Finds the downsets useful at a threshold. They are made as states reach them, without the rest of the lattice."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from piper_ray.engine.kernels.types import BitArray, IndexArray
 _FIRST_ROOM = 4096
 _AT_ONCE = 256
 _STEPS_AT_ONCE = 5_000_000
-"""Of one kernel call, which cannot be interrupted."""
+"""Limits of one kernel call, which cannot be interrupted."""
 
 _TINY, _MUCH = np.finfo(float).tiny, 1e300
-"""In place of a time of 0, which is no divisor, and of devices where no stage is of any use."""
+"""Replace a divisor of 0, and the devices of a layer that no stage can have."""
 
 _NO_CHECK: Callable[[], None] = lambda: None  # noqa: E731
 
 
 @dataclass(frozen=True)
 class Room:
-    """What there is to look for downsets: how many can be kept, at least one, and labels that may be tried, a measure
-    of time.
+    """Limits of a search for downsets: the number that can be kept, at least one, and the number of labels that may be
+    tried, a measure of time.
     """
 
     downsets: int
@@ -34,8 +34,8 @@ class Room:
 
 @dataclass(frozen=True)
 class Beam:
-    """Not all downsets are followed: of each size so many that waste least, and of these none that wastes more than
-    ``early`` devices before its share of what can be spared.
+    """Follows only some downsets: of each size the ``width`` ones that waste least, and none that wastes more than
+    ``early`` devices beyond its share of what plans can spare.
     """
 
     width: int
@@ -43,8 +43,10 @@ class Beam:
 
 
 class Reach:
-    """For the layers and stages of one cover. steps: those that the last search took, see ``Room``. outgrown: it ended
-    for want of room for downsets.
+    """Searches for useful downsets, for the layers and stages of one cover.
+
+    steps: the number taken by the last search, see ``Room``. outgrown: whether it ended because there was no room for
+    more downsets.
     """
 
     def __init__(self, cover: Cover) -> None:
@@ -56,8 +58,9 @@ class Reach:
     def downsets(
         self, dual_prices: DualPrices, room: Room, beam: Beam | None = None, check: Callable[[], None] = _NO_CHECK
     ) -> BitArray | None:
-        """uint64[m, words]: all that plans within the dual prices' threshold can use, or those along a beam; None if
-        they need more than the room. Without V if there is no such plan. ``check`` may raise, to end it.
+        """Returns uint64[m, words]: all downsets useful for plans within the dual prices' threshold, or those along a
+        beam; None if the room does not suffice. V is not among them if there is no such plan. ``check`` may raise, to
+        end it.
         """
         n = self._paths.order.size
         self.steps, self.outgrown = 0, False
@@ -90,10 +93,10 @@ class Reach:
         return reached.bits[np.concatenate(kept)]
 
     def limits(self, dual_prices: DualPrices, kinds: ReachKinds, beam: Beam | None = None) -> ReachLimits:
-        """Of the search for downsets at these dual prices, by stages of these kinds."""
+        """Returns the limits of the search for downsets, at these dual prices and with these kinds of stages."""
         limits, paths = self._cover.limits, self._paths
         spare = limits.devices - dual_prices.devices
-        # Of no time nothing has a share.
+        # If a kind has no time, nothing has a share of it.
         a_second = np.where(kinds.budget_s > 0.0, kinds.devices / np.maximum(kinds.budget_s, _TINY), 0.0)
         front = np.full(paths.target.shape, _MUCH)
         for r, devices in zip(kinds.variant.tolist(), a_second.tolist(), strict=True):
@@ -113,19 +116,19 @@ class Reach:
         )
 
     def kinds(self, dual_prices: DualPrices) -> ReachKinds:
-        """Stages of other kinds waste more than plans can spare."""
+        """Returns the kinds of stages that do not waste more than plans can spare."""
         return self._cover.with_memory(self._cover.kinds(dual_prices))
 
 
 def _least_waste(reached: Reached, sources: IndexArray, dual_prices: DualPrices) -> IndexArray:
-    """Their order by what plans for them take beyond the price."""
+    """Returns the order of downsets by waste: devices beyond their price."""
     rows = np.ascontiguousarray(reached.bits[sources].astype("<u8")).view(np.uint8)
     inside = np.unpackbits(rows, axis=1, bitorder="little")[:, : dual_prices.of_vertex.size]
     return np.argsort(reached.devices[sources] - inside @ dual_prices.of_vertex, kind="stable")
 
 
 def _empty_set_alone(room: int, words: int) -> Reached:
-    """Reached, with room for so many."""
+    """Returns the empty set as the only downset reached, with room for ``room`` downsets."""
     reached = Reached(
         used=np.ones(1, np.int64),
         steps=np.zeros(1, np.int64),
@@ -140,7 +143,7 @@ def _empty_set_alone(room: int, words: int) -> Reached:
 
 
 def grown(reached: Reached, room: int) -> Reached:
-    """The same, with room for more."""
+    """Returns the same downsets, with room for ``room``."""
     larger = _empty_set_alone(room, reached.bits.shape[1])
     count = int(reached.used[0])
     for name in ("bits", "size", "devices", "least_sum"):

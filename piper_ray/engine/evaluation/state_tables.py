@@ -1,4 +1,4 @@
-"""Fronts and buckets of one evaluation, which grow as levels are finished."""
+"""Fronts and buckets of one evaluation. They grow as levels are finished."""
 
 from __future__ import annotations
 
@@ -27,21 +27,23 @@ from piper_ray.engine.tables.rate import Rates
 
 
 def no_states(downsets: int) -> LevelStates:
-    """Empty fronts."""
+    """Returns empty fronts."""
     empty = np.zeros(0, np.int64)
     return LevelStates(np.zeros(downsets, np.int64), empty, empty, np.zeros(COUNTERS, np.int64))
 
 
 def has_one_degree(tables: Tables) -> bool:
-    """Whether devices and data-parallel sum go together, as with one tensor-parallel degree: a front is a state."""
+    """Whether all stages have the same tensor-parallel degree. Then devices determine the sum of d: a front is one
+    state."""
     return len(set(tables.options.degree.tolist())) <= 1
 
 
 class StateTables:
-    """Starts with the empty downset finished. The arrays are replaced as they grow: take them anew for each use.
+    """The states of an evaluation. It starts with the empty downset finished. The arrays are replaced as they grow, so
+    read them anew for each use.
 
-    used: states in use. level: the first that is not finished. tested: counters over all levels. rates: learn from what
-    is evaluated here.
+    used: the number of states. level: the first unfinished one. tested: counters over all levels. rates: learn from the
+    evaluations made here.
     """
 
     def __init__(self, tables: Tables, target: Threshold, rates: Rates | None = None) -> None:
@@ -66,11 +68,12 @@ class StateTables:
 
     @property
     def arrays(self) -> StateArrays:
-        """All of it, as the kernels take it."""
+        """All arrays in the form that the kernels take."""
         return StateArrays(self.tables, self.target, self.fronts, self.members, self.buckets, self.groups)
 
     def arrays_over(self, buckets: int) -> StateArrays:
-        """With the first so many buckets alone, of finished levels: they stay as they are when further ones are."""
+        """Returns arrays with only the first ``buckets`` buckets, of finished levels: they do not change as others
+        finish."""
         groups = np.searchsorted(self.groups.bucket_start[: int(self.groups.used[0])], buckets)
         return self.arrays._replace(
             buckets=self.buckets._replace(used=np.array([buckets])),
@@ -82,12 +85,13 @@ class StateTables:
         return int(self.buckets.used[0])
 
     def downsets(self, end_level: int) -> tuple[int, int]:
-        """The ids of the levels from the first unfinished one to ``end_level`` - 1, as a range."""
+        """Returns, as a range, the ids of downsets in the levels from the first unfinished one to ``end_level`` - 1."""
         level_start = self.tables.lattice.level_start
         return int(level_start[self.level]), int(level_start[end_level])
 
     def evaluate(self, end_level: int, steps: StepCache, earlier: Earlier | None = None) -> None:
-        """Evaluates and finishes the levels up to ``end_level`` - 1 here, in one kernel call or a few as tables grow.
+        """Evaluates and finishes the levels up to ``end_level`` - 1 on this thread, in one kernel call or, as tables
+        grow, a few.
 
         steps: scratch of the calling thread. earlier: what is known of these levels.
         """
@@ -116,7 +120,7 @@ class StateTables:
             rate.record(int(downsets * mean_buckets), time.thread_time() - began)
 
     def take(self, states: LevelStates) -> None:
-        """Takes in finished levels; their downsets are the first unfinished ones."""
+        """Adds the states of finished levels. Their downsets are the first unfinished ones."""
         first = int(self.tables.lattice.level_start[self.level])
         last = first + states.counts.size
         self._reserve_states(states.tallies.size)
@@ -134,7 +138,7 @@ class StateTables:
         self.tested += states.tested
 
     def finished(self, from_level: int, to_level: int) -> LevelStates:
-        """The states of finished levels ``from_level`` .. to_level - 1."""
+        """Returns the states of the finished levels ``from_level`` .. to_level - 1."""
         first, last = (int(self.tables.lattice.level_start[level]) for level in (from_level, to_level))
         start = int(self.fronts.start[first]) if first < last else self.used
         counts = self.fronts.states[first:last]
@@ -165,17 +169,17 @@ class StateTables:
         self.buckets, self.groups = buckets, groups
 
     def _empty(self, capacity: int) -> tuple[BucketArrays, GroupArrays]:
-        """Groups take as much room as buckets at worst."""
+        """Returns empty tables. At worst there are as many groups as buckets."""
         lattice, costs = self.tables.lattice, self.tables.costs
         return empty_buckets(capacity, lattice, costs), empty_groups(capacity, lattice, costs)
 
 
 def evaluate_downsets(first: int, last: int, arrays: StateArrays, earlier: Earlier, steps: StepCache) -> LevelStates:
-    """Fronts of the downsets first .. last - 1 over all J, of which ``earlier`` holds a part: so one front can be found
-    in several steps.
+    """Returns the fronts of the downsets first .. last - 1 over all J. ``earlier`` holds a part of them, so that one
+    front can be found in several steps.
 
-    steps: scratch of the calling thread. Pure: the same input gives the same states, whoever computes them and in
-    however many steps.
+    steps: scratch of the calling thread. The result depends only on the input, and not on the number of steps or who
+    makes them.
     """
     downsets, room, done, used = last - first, last - first + 64, 0, 0
     scratch = make_scratch(arrays.tables, max(1, int(arrays.buckets.used[0])), steps)
@@ -196,20 +200,20 @@ def _doubled(values: IndexArray) -> IndexArray:
 
 
 def without_first(states: LevelStates, downsets: int) -> LevelStates:
-    """The states of all but the first downsets."""
+    """Returns the states without those of the first ``downsets`` downsets."""
     skipped = int(states.counts[:downsets].sum())
     return LevelStates(states.counts[downsets:], states.tallies[skipped:], states.sums[skipped:], states.tested)
 
 
 def between(states: LevelStates, begin: int, end: int) -> LevelStates:
-    """The states of downsets ``begin`` .. end - 1 of these, with none of what was tested."""
+    """Returns the states of the downsets ``begin`` .. end - 1 among these. Its counters are zero."""
     first, last = int(states.counts[:begin].sum()), int(states.counts[:end].sum())
     tested = np.zeros(COUNTERS, np.int64)
     return LevelStates(states.counts[begin:end], states.tallies[first:last], states.sums[first:last], tested)
 
 
 def joined(parts: Sequence[LevelStates]) -> LevelStates:
-    """The states of consecutive ranges of downsets as those of one."""
+    """Joins the states of consecutive ranges of downsets."""
     return LevelStates(
         np.concatenate([part.counts for part in parts]),
         np.concatenate([part.tallies for part in parts]),
@@ -219,10 +223,10 @@ def joined(parts: Sequence[LevelStates]) -> LevelStates:
 
 
 def narrow(states: LevelStates) -> LevelStates:
-    """The same figures, none negative, in the narrowest integers that hold them: as states travel, and are kept."""
+    """Returns the same figures in the narrowest integers that hold them, to be sent or recorded. None is negative."""
     return LevelStates(*(array.astype(np.min_scalar_type(array.max(initial=0))) for array in states))
 
 
 def wide(states: LevelStates) -> LevelStates:
-    """As the kernels take them."""
+    """Returns the figures as int64, which the kernels take."""
     return LevelStates(*(array.astype(np.int64) for array in states))

@@ -1,8 +1,7 @@
-"""One evaluation: is there a plan with every stage at most a threshold, and with how few devices?
+"""Evaluates a threshold: is there a plan with every stage within it, and with how few devices?
 
-f[I] = the Pareto front of (devices, data-parallel sum) of plans for downset I. f[empty] = {(0, 0)}; f[I] takes every
-state of every J < I with a stage I \\ J of the least data-parallel degree that fits. With one tensor-parallel degree a
-front is a single state.
+f[I] is the Pareto front of (devices, sum of d) of plans for downset I. f[empty] = {(0, 0)}; f[I] extends every state of
+every J < I by a stage I \\ J of the least d that fits. With one tensor-parallel degree a front is a single state.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def _ignore(done: int) -> None:
 
 
 def keep_nothing(states: StateTables) -> None:
-    """Of an evaluation's states."""
+    """Ignores an evaluation's states."""
 
 
 def evaluate_threshold(
@@ -48,14 +47,13 @@ def evaluate_threshold(
     on_finished: OnFinished = keep_nothing,
     completion: Completion | None = None,
 ) -> Outcome:
-    """Evaluates one threshold. ``on_progress`` gets the downsets done; what it raises ends it.
+    """Evaluates one threshold. Raises ChoiceTooHard if a TMPC choice is too hard to make exactly.
 
-    Raises ChoiceTooHard if a TMPC choice is too hard to make exactly.
-
-    fewest_stages: among plans of fewest devices the one with fewest stages, else any.
-    finished: states of levels 1 .. that an earlier run of the same evaluation had. on_finished: gets the states after
-    each batch of levels, to keep them for a later one.
-    completion: narrows the limits where it holds for this threshold; what it leaves out is part of no answer.
+    on_progress: receives the number of downsets done; if it raises, the evaluation ends.
+    fewest_stages: find a plan with the fewest stages among those with the fewest devices, not just any of these.
+    finished: states of the levels from 1 on that an earlier run of this evaluation finished. on_finished: receives the
+    states after each batch of levels, to keep them for a later run.
+    completion: two-sided bounds; they are used if they hold for this threshold.
     """
     states = StateTables(problem.tables, _target(problem, threshold_s, fewest_stages, completion), problem.rates)
     if finished is not None:
@@ -103,12 +101,12 @@ def _advance(on_progress: OnProgress, first: int, done: int) -> None:
 
 
 def limits_by_work(available: int, work_s: FloatArray, all_s: float, keep_s: float) -> IndexArray:
-    """int64[m]: of so many devices (or replicas) those that may go to downsets with so much work, float64[m], of
-    ``all_s``: the rest takes what is left, at least.
+    """Returns int64[m]: how many of ``available`` devices (or replicas) may go to downsets of the given work,
+    float64[m]. The rest of the work, ``all_s`` in sum, needs at least the others.
     """
     rest = np.minimum((all_s - work_s) / keep_s, 2.0**40)
     room = np.floor(available - rest + _GUARD)
-    # A downset whose own work exceeds what its limit leaves has no state: 0 keeps it out of the loops.
+    # A downset whose own work needs more than its limit has no state: 0 keeps it out of the loops.
     needed = work_s / keep_s
     return np.where(room + _GUARD < np.minimum(needed, 2.0**40), 0, room).astype(np.int64)
 
@@ -135,7 +133,7 @@ def _target(problem: Problem, threshold_s: float, fewest_stages: bool, completio
 
 
 def _trace(states: StateTables, i: int, state: int, steps: StepCache) -> tuple[TracedStage, ...]:
-    """The stages of a plan with state number ``state``, one of downset i."""
+    """Returns the stages of a plan with state number ``state``, one of downset i."""
     rows = np.empty((states.tables.lattice.level_start.size, 5), np.int64)
     count = trace_stages(i, state, states.arrays, steps, rows)
     if count < 0:

@@ -1,11 +1,11 @@
-"""What plans of a (d, t) take at least where all downsets are too many to list: the shortest way over the cheapest
-borders at each amount of work (``kernels.flush_borders``).
+"""A lower bound for plans of a (d, t) if all downsets are too many to list: the shortest way over the cheapest borders
+at each amount of work (``kernels.flush_borders``).
 
-By prices of positions (``flush.path_prices``) the layers in front of a border cost so much more, or less, behind it
-than in front of it; what stages pay at their borders comes on top. A stage pays for each edge that crosses its border,
-but for those that go past it, from a stage in front to one behind. Past a stage of more than its *span* no edge goes:
-that is the work of all layers that are neither in front of its tail nor behind its head. Long edges, as of a mask
-that each block of a decoder reads, count where their ends are surely in different stages.
+By prices of positions (``flush.path_prices``), moving the layers in front of a border from behind it to in front of it
+changes their cost by a known amount; to this comes what stages pay at their borders. A stage pays for each edge that
+crosses its border, but not for edges that pass it, from a stage in front to one behind. No edge passes a stage with
+more work than the edge's *span*: the work of all layers that are neither in front of its tail nor behind its head. Long
+edges, such as of a mask that each block of a decoder reads, count where their ends are surely in different stages.
 """
 
 from __future__ import annotations
@@ -35,32 +35,36 @@ from piper_ray.engine.lattice.layer_graph import LayerGraph, ancestors
 _CELLS = 4096
 
 _CELLS_OF_SHARE, _MOST_CHOSEN = 4, 50_000_000
-"""For downsets with cheap borders: cells in each share of the work; figures that there is room for."""
+"""For downsets with cheap borders: cells in each share of the work, and the largest number of figures."""
 
 _SHORT = np.append(0.0, 2.0 ** np.arange(-7.0, -1.0))
-"""Spans, of all work."""
+"""Spans, as shares of all work."""
 
 _QUANTILES = (0.25, 0.5, 0.75)
-"""Of what a second of layers is worth."""
+"""Quantiles of the value of a second of layers."""
 
 _SHARES = (1.0, 0.998, 0.995, 0.99, 0.98, 0.96, 0.92, 0.84)
-"""Of a plan's time."""
+"""Shares of a plan's time at which bounds are tried."""
 
 _RISE, _MOST_RISES = 1.06, 40
 
 _TIE = 1e-8
 
 _LOOSE = 1.0 / 32.0
-"""Of all work: a layer that may be in front of a border or behind it where so much is in between."""
+"""Share of all work. A layer is loose if the work in front of borders that may or may not have it in front ranges over
+more than this."""
 
 _ROUNDING, _TINY = 1e-9, 1e-11
-"""Relative, of sums: of what limits ways, and of what they cost."""
+"""Relative rounding errors of sums: of those that limit ways, and of those that are their costs."""
 
 
 class LayerWork(NamedTuple):
-    """float64[n] each: the least time of a layer; that of it and all in front of it, and of all but it and what is
-    behind it. A border with less than ``up_s`` in front has the layer behind it, one with more than ``apart_s`` in
-    front of it."""
+    """float64[n] each. own_s: the least time of a layer. up_s: the sum over it and all layers in front of it. apart_s:
+    the sum over all layers but it and those behind it.
+
+    If less than ``up_s`` is in front of a border, the layer is behind it; if more than ``apart_s`` is, the layer is in
+    front of it.
+    """
 
     own_s: FloatArray
     up_s: FloatArray
@@ -75,7 +79,7 @@ class LayerWork(NamedTuple):
 
 @dataclass(frozen=True)
 class BorderBound:
-    """Of one graph, with the variants that a task has."""
+    """Bounds plans on one graph with the variants of a task."""
 
     cells: BorderCells
     work: LayerWork
@@ -84,7 +88,7 @@ class BorderBound:
     def of(
         cls, graph: LayerGraph, labelling: Labelling, tables: FlushTables, variants: IndexArray
     ) -> BorderBound | None:
-        """None where some layer has no option, or no layer takes any time. labelling: of single borders."""
+        """Returns None if some layer has no option or no layer takes any time. labelling: of single borders."""
         own_s = _least_work_s(tables, variants)
         all_s = float(own_s.sum())
         if not 0.0 < all_s < np.inf:
@@ -111,10 +115,12 @@ class BorderBound:
     def least_s(
         self, tables: FlushTables, task: FlushTask, prices: PathPrices, lower_s: float, upper_s: float
     ) -> float:
-        """No plan of the task takes less; inf if none takes at most ``upper_s``. lower_s: known beforehand.
+        """Returns a time that no plan of the task is below; inf if none takes at most ``upper_s``. lower_s: a known
+        bound.
 
-        Ways are the shorter the more their stages may take. So it is asked at a time, and what they cost bounds plans
-        of more: from ``upper_s`` down, or from ``lower_s`` up where nothing is known.
+        The more time stages may take, the shorter are ways. So the cost of the shortest way for stages of a given time
+        bounds all plans of at least that time. Times are tried from ``upper_s`` down, or from ``lower_s`` up if no plan
+        is known.
         """
         way_prices, found_s = self.way_prices(tables, task, prices), lower_s
         if upper_s == np.inf:
@@ -136,7 +142,7 @@ class BorderBound:
         return found_s
 
     def way_prices(self, tables: FlushTables, task: FlushTask, prices: PathPrices) -> WayPrices:
-        """What ways cost in the task."""
+        """Returns the costs of ways in the task."""
         choices, positions = LayerChoices.of(tables, task), task.most_stages
         cost_s = choices.least_s(prices, in_flight_at(task))[:, choices.of_vertex]
         border_s = np.zeros((positions, self.cells.from_s.size))
@@ -163,11 +169,12 @@ class BorderBound:
         )
 
     def least_in_front(self, value: FloatArray) -> FloatArray:
-        """float64[c]: in front of a downset of each cell the values sum to no less; 0 where there is none. value:
-        float64[n].
+        """Returns float64[c]: a lower bound, for each cell, on the sum of ``value`` over the layers in front of a
+        border of that cell; 0 if it has none. value: float64[n].
 
-        Whatever a second is worth: the work in front counts so much, and so does a layer that must be in front for what
-        it is worth beyond its work, and one that may be there if that is less than nothing.
+        The bound holds for any value of a second of work. It is the value of the work in front, plus what layers are
+        worth beyond their work: all that must be in front count, and all that may be there count if this is negative.
+        The best of several values of a second is taken.
         """
         from_s, to_s, own_s = self.cells.from_s, self.cells.to_s, self.work.own_s
         has_some = np.isfinite(from_s)
@@ -187,9 +194,9 @@ class BorderBound:
 
 
 class _Edges(NamedTuple):
-    """float64[e] each: what an edge costs at least the stage of its head, and of its tail, in each direction; its span;
-    and of tail and head what ``LayerWork`` has. tail, head: int64[e]. from_s: an edge counts as long for limits from
-    there to its span.
+    """Edges of a graph. in_s, out_s: float64[e], the least that an edge costs the stage of its head and of its tail, in
+    each direction. span_s: float64[e]. tails, heads: ``LayerWork`` of its ends. tail, head: int64[e]. from_s:
+    float64[e]; an edge counts as long for limits from there to its span.
     """
 
     in_s: FloatArray
@@ -216,12 +223,13 @@ class _Edges(NamedTuple):
         return cls(in_s, out_s, heads.apart_s - tails.up_s, tails, heads, tail, head, from_s)
 
     def past_loose_layers(self, graph: LayerGraph, work: LayerWork) -> _Edges:
-        """With edges past layers that may be far from those behind them, as a decoder's keys of what the encoder made.
+        """Adds edges past loose layers, which may be far from the layers behind them, such as a decoder's keys of the
+        encoder's output.
 
-        Such a layer reads a single one. Whether it is in the stage of a layer behind it or not, if the one that it
-        reads is in front of that stage, the stage pays: for what it reads, or for what it makes, of which each layer
-        behind it has its share. So it is with what the stage of the one that it reads pays. Where all of these edges
-        are long those past it take their place.
+        Such a layer reads a single other one. If that one is in front of a stage with a layer behind the loose one, the
+        stage pays in any case: either for what the loose layer reads or for what it makes, of which each layer behind
+        has its share. The same holds for the stage of the layer that is read. Where all these edges are long, those
+        past the loose layer replace them.
         """
         loose = np.flatnonzero(work.apart_s - work.up_s > _LOOSE * work.own_s.sum())
         into, out_of = ([np.zeros(0, np.int64) for _ in range(graph.size)] for _ in range(2))
@@ -257,13 +265,13 @@ class _Edges(NamedTuple):
         changes = np.zeros((none + 2, none + 2))
 
         def add(fronts: _Range, backs: _Range, paid_s: FloatArray) -> None:
-            """For all borders in these ranges: in front of a stage, and behind it."""
+            """Adds a payment for all borders in these ranges: in front of a stage, and behind it."""
             for front, sign in zip(fronts, (1.0, -1.0), strict=True):
                 for back, other in zip(backs, (1.0, -1.0), strict=True):
                     np.add.at(changes, (front, back), np.where(some, sign * other * paid_s, 0.0))
 
         first, last, end = (np.full(self.in_s.size, at) for at in (0, none, none + 1))
-        # The tail in front of the stage, the head in it; then the tail in it, and the head behind it.
+        # First, the tail is in front of the stage and the head in it; then the tail is in it and the head behind it.
         add((tail_front, np.maximum(tail_front, head_behind)), (head_front, end), self.in_s)
         behind = (tail_front, np.maximum(tail_front, head_behind))
         add((first, tail_behind), behind, self.out_s)
@@ -283,7 +291,7 @@ _Range = tuple[IndexArray, IndexArray]
 
 
 def _first_cells(work: LayerWork, from_s: FloatArray, to_s: FloatArray) -> _Range:
-    """The first cell whose borders may have each layer in front of them, and the first one where they must."""
+    """Returns, for each layer, the first cell whose borders may have it in front, and the first whose borders must."""
     most_s = np.maximum.accumulate(np.where(np.isfinite(from_s), to_s, -np.inf))
     least_s = np.minimum.accumulate(from_s[::-1])[::-1]
     may = np.searchsorted(most_s * (1.0 + _ROUNDING), work.up_s * (1.0 - _ROUNDING))
@@ -294,8 +302,8 @@ def _first_cells(work: LayerWork, from_s: FloatArray, to_s: FloatArray) -> _Rang
 def downsets_with_cheap_borders(
     graph: LayerGraph, labelling: Labelling, tables: FlushTables, most: int
 ) -> BitArray | None:
-    """uint64[m, words]: the empty set, V, and for each of so many equal shares of the work that may be in front of a
-    border a downset with the cheapest one. None where no layer takes any time. labelling: of single borders.
+    """Returns uint64[m, words]: the empty set, V, and a downset with the cheapest border for each of ``most`` equal
+    shares of the work in front. None if no layer takes any time. labelling: of single borders.
     """
     every = np.arange(tables.option_start.shape[0])
     own_s = _least_work_s(tables, every)
@@ -314,7 +322,7 @@ def downsets_with_cheap_borders(
 
 
 def _cells_of(labelling: Labelling, own_s: FloatArray, cells: int) -> IndexArray:
-    """int64[n]: how many cells each vertex counts in front of a border."""
+    """Returns int64[n]: the number of cells that each vertex counts in front of a border."""
     order = labelling.moves.order
     found = np.zeros(order.size, np.int64)
     found[order] = np.diff(np.rint(np.cumsum(own_s[order]) * (cells / own_s.sum())).astype(np.int64), prepend=0)
@@ -327,12 +335,13 @@ def _in_front(labelling: Labelling) -> IndexArray:
 
 
 def border_labelling(graph: LayerGraph) -> Labelling | None:
-    """None if borders are too many to label."""
+    """Returns a labelling of single borders; None if they are too many."""
     return Labelling.of(graph, BORDER_LABELS)
 
 
 def _least_work_s(tables: FlushTables, variants: IndexArray) -> FloatArray:
-    """float64[n]: t of each vertex's fastest option, which comes first in its variant; inf where it has none."""
+    """Returns float64[n]: the least time t of each vertex; inf if it has no option. A variant's fastest option comes
+    first."""
     time_s = tables.option_forward_s + tables.option_backward_s
     found = np.full(tables.option_start.shape[1] - 1, np.inf)
     for start in tables.option_start[variants]:

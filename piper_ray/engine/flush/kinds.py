@@ -1,9 +1,10 @@
-"""The rule of a search on devices of several kinds, where what an edge is charged is not known of single stages: it may
-skip stages, and how fast it goes depends on the kinds of devices at both its ends.
+"""The rule of a search on devices of several kinds, if the cost of an edge does not follow from single stages: the edge
+may skip stages, and its rate depends on the kinds of devices at both its ends.
 
-A node's plans have certain layers on certain kinds. Its edges are charged at the fastest rate that they may have, so
-that ``FlushSearch`` gives a bound; the plan it finds is valued at its own rates. Where these differ, an end of such an
-edge that may be on several kinds makes a node for each of them. With all ends on one kind the bound is exact.
+The plans of a node have certain layers on certain kinds. Its edges are charged at the fastest rate possible, so that
+``FlushSearch`` gives a bound; the plan that it finds is valued at its true rates. If these differ, and an end of such
+an edge may be on several kinds, the node is divided into one for each kind. If all ends are on one kind, the bound is
+exact.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from piper_ray.model.stop import StoppedBy
 
 @dataclass(eq=False)
 class KindNode:
-    """Plans of ``instance``, whose layers may have TMPCs for some kinds of devices only."""
+    """The plans of ``instance``, whose layers may be limited to TMPCs for some kinds of devices."""
 
     instance: Instance
     lower_s: float
@@ -35,15 +36,19 @@ class KindNode:
 
 @dataclass(frozen=True)
 class ChosenInNode(ChosenStages):
-    """Stages at the rates that their edges have. workload: of the node, whose variants and options these are."""
+    """Stages of a plan valued at the true rates of its edges. workload: the node's, which numbers variants and
+    options."""
 
     workload: FlushWorkload
 
 
 @dataclass
 class KindSearch:
-    """search_of: searches a node's plans, with a ledger of its own. charged: a plan at the rates that its edges have;
-    and for each vertex the seconds that the search left out at edges whose other end is there."""
+    """Searches nodes, those of the least bound first.
+
+    search_of: searches a node's plans with a ledger of its own. charged: returns a plan valued at its true rates, and
+    float64[n]: for each vertex the seconds that the search left out at edges whose other end it is.
+    """
 
     root: Instance
     ledger: Ledger[Any]
@@ -55,7 +60,7 @@ class KindSearch:
         self.ledger.cases = {0: KindNode(self.root, 0.0)}
 
     def efforts(self) -> Generator[None, None, None]:
-        """The node of the least bound first, until its bound is met."""
+        """Searches the node of the least bound until the bound is met or that node cannot be divided."""
         while not self.ledger.is_near(self.ledger.upper_s) and not self.ledger.proved:
             nodes = dict(self.ledger.cases)
             key = min(nodes, key=lambda k: (nodes[k].lower_s, k))
@@ -65,11 +70,11 @@ class KindSearch:
             first = max([key, *nodes]) + 1
             self.ledger.cases = nodes | {first + k: child for k, child in enumerate(made)}
             if made == [node] and not self.ledger.is_near(self.ledger.upper_s):
-                return  # its bound is not met, and it cannot be divided
+                return  # the bound is not met, and the node cannot be divided
             yield
 
     def _search(self, node: KindNode) -> list[KindNode]:
-        """What is left open of it."""
+        """Searches a node, and returns the nodes that remain open."""
         ledger = self.ledger
         part = Ledger[Any](ledger.microbatches, ledger.limits, best=ledger.best)
         workload = self.search_of(node.instance, part)
@@ -94,7 +99,7 @@ class KindSearch:
 
 
 def _on_kind(instance: Instance, layer: int, kind: str) -> Instance:
-    """With a layer on devices of one kind alone."""
+    """Returns the instance with a layer on devices of one kind alone."""
     own = instance.layer_by_id[layer]
     only = replace(own, tmpcs={t: tuple(x for x in row if x.kind == kind) for t, row in own.tmpcs.items()})
     layers = tuple(only if x.id == layer else x for x in instance.layers)
@@ -102,7 +107,7 @@ def _on_kind(instance: Instance, layer: int, kind: str) -> Instance:
 
 
 def charged_truly(instance: Instance, workload: FlushWorkload, chosen: ChosenStages) -> tuple[ChosenInNode, FloatArray]:
-    """See ``KindSearch``."""
+    """``KindSearch.charged`` for plans under a flush."""
     graph, names = workload.lattice.graph, instance.cluster.kind_names
     stage_of: dict[int, int] = {}
     tmpc_of: dict[int, Tmpc] = {}

@@ -1,10 +1,10 @@
-"""Which stages may come before which, and at which rates their borders are charged: on devices of several kinds, and
-on one kind with faster links within groups.
+"""Which stages may come before which, and the rates at which their borders are charged: on devices of several kinds,
+and on one kind with faster links within groups.
 
-A stage pays for what crosses its borders at rates that follow from its own kind and those of its neighbours. So a
-variant is taken once for each kind of the stage behind it and of the one in front; a tail *promises* the kind of the
-stage that is put in front. With one kind there is nothing to promise: a variant is taken once for each rate behind it
-and in front of it, and how many stages are behind says which of these a stage has.
+The rates at a stage's borders follow from its own kind and those of its neighbours. So there is a copy of a variant for
+each kind of the stage behind it and of the one in front; a tail *promises* the kind of the stage that comes in front.
+With one kind nothing is promised: there is a copy of a variant for each rate behind it and in front of it, and the
+number of stages behind determines which of them a stage has.
 """
 
 from __future__ import annotations
@@ -30,9 +30,11 @@ from piper_ray.model.schedule import FLUSHED, Schedule
 
 @dataclass(frozen=True)
 class Placed:
-    """A variant between stages on devices of these kinds, by their numbers in the cluster. The last stage counts as
-    having one of its own kind behind it, and so the first one in front. With one kind: between borders of these rates,
-    by their numbers in ``BorderRates``."""
+    """A variant between stages on devices of given kinds, by their numbers in the cluster.
+
+    The last stage counts as having one of its own kind behind it, and the first one as having one in front. With one
+    kind of devices, ``behind`` and ``ahead`` are the rates of the borders, by their numbers in ``BorderRates``.
+    """
 
     variant: Variant
     kind: int
@@ -51,13 +53,13 @@ class BorderRates:
 
     @classmethod
     def of(cls, instance: Instance, graph: LayerGraph, schedule: Schedule) -> BorderRates:
-        """One rate alone where borders are alike: with one link, under 2bw, or where all edges may skip stages."""
+        """Returns one rate alone if borders are alike: with one link, under 2bw, or if all edges may skip stages."""
         rates, cluster = instance.cluster.border_rates, instance.cluster
         by_stages = len(cluster.links) > 1 and schedule.name in FLUSHED and not cluster.kinds
         return cls(rates if by_stages and unpassed_edges(graph).any() else rates[-1:], by_stages)
 
     def numbers(self, cluster: Cluster, degree: int) -> range:
-        """Of the rates that borders between stages of at least so many devices may have."""
+        """Returns the numbers of the rates that borders between stages of at least ``degree`` devices may have."""
         if len(self.rates) == 1:
             return range(1)
         shared = next(k for k, x in enumerate(cluster.links) if x.devices is None or 2 * degree <= x.devices)
@@ -84,7 +86,7 @@ class BorderRates:
 def placed_variants(
     variants: Sequence[Variant], cluster: Cluster, borders: BorderRates = BorderRates()
 ) -> list[Placed]:
-    """Each variant with all neighbours that its stages may have."""
+    """Returns each variant with all neighbours that its stages may have."""
     names = cluster.kind_names
     if len(names) > 1:
         pairs = list(product(range(len(names)), repeat=2))
@@ -97,8 +99,9 @@ def placed_variants(
 
 
 class EdgeRates(NamedTuple):
-    """float64[r, e] each, in bytes per second: what a stage of a placed variant counts on for an edge that comes in,
-    and for one that goes out. are_exact: no plan has another rate for one of them; else none is slower."""
+    """The rates assumed for edges that enter and that leave a stage of a placed variant: float64[r, e] each, in bytes
+    per second. are_exact: every plan has these rates; else no plan has slower ones.
+    """
 
     come_in: FloatArray
     go_out: FloatArray
@@ -108,8 +111,10 @@ class EdgeRates(NamedTuple):
 def edge_rates(
     graph: LayerGraph, placed: Sequence[Placed], cluster: Cluster, borders: BorderRates = BorderRates()
 ) -> EdgeRates:
-    """An edge that no stage can lie between the ends of goes to a neighbour. Any other may go to a stage further on, on
-    devices of any kind that the layer there may run on. borders: where these are of one kind."""
+    """Returns the rates of edges. If no stage can lie between the ends of an edge, it goes to a neighbour. Any other
+    edge may go to a stage further on, on devices of any kind that can run the layer there. borders: for one kind of
+    devices.
+    """
     names, shape = cluster.kind_names, (len(placed), len(graph.edges))
     own, behind, ahead = (np.array([getattr(x, name) for x in placed]) for name in ("kind", "behind", "ahead"))
     unpassed = unpassed_edges(graph)
@@ -130,15 +135,17 @@ def edge_rates(
 
 
 def unpassed_edges(graph: LayerGraph) -> npt.NDArray[np.bool_]:
-    """bool[e]: whether each other layer comes before the edge's tail or after its head: no stage can lie between."""
+    """Returns bool[e]: whether every other layer comes before the edge's tail or after its head, so that no stage can
+    lie between."""
     before, after = ancestors(graph.successors), descendants(graph.successors)
     found = [before[tail].bit_count() + after[head].bit_count() == graph.size - 2 for tail, head, _ in graph.edges]
     return np.array(found, np.bool_)
 
 
 def tensor_rates(graph: LayerGraph, placed: Sequence[Placed], cluster: Cluster) -> FloatArray:
-    """float64[h], in bytes per second, of tensors with several ends: none is slower in any plan, nor faster where all
-    ends can be on one kind alone."""
+    """Returns float64[h]: rates of tensors with several ends, in bytes per second. No plan has a slower one, and none a
+    faster one if each end can be on one kind only.
+    """
     kinds, names = possible_kinds(graph, placed), cluster.kind_names
     found = np.full(len(graph.tensors), cluster.bandwidth_bytes_per_s)
     for h, (ends, _) in enumerate(graph.tensors):
@@ -149,14 +156,16 @@ def tensor_rates(graph: LayerGraph, placed: Sequence[Placed], cluster: Cluster) 
 
 
 def possible_kinds(graph: LayerGraph, placed: Sequence[Placed]) -> list[frozenset[int]]:
-    """Of each vertex the numbers of the kinds of devices that it may run on; all of them where it can on none."""
+    """Returns for each vertex the numbers of the kinds of devices that can run it; all kinds if none can."""
     found = [frozenset(x.kind for x in placed if x.variant.tmpcs[layer]) for layer in graph.layer_ids]
     return [kinds or frozenset(x.kind for x in placed) for kinds in found]
 
 
 class MixLimits(NamedTuple):
-    """most: stages on devices of each kind. stages: how many a plan may have; uses_all: of each kind as many as there
-    can be. moves: with one kind, where borders differ, the only one of a stage with so many behind it."""
+    """Limits on the mixes of a task. most: stages on devices of each kind. stages: the numbers that a plan may have.
+    uses_all: whether a plan must have the most stages of each kind. moves: with one kind of devices and different
+    borders, the only move of a stage, by the number of stages behind it.
+    """
 
     most: tuple[int, ...]
     stages: range
@@ -165,17 +174,17 @@ class MixLimits(NamedTuple):
 
     @property
     def most_mixes(self) -> int:
-        """There are no more."""
+        """An upper bound on the number of mixes."""
         return prod(x + 1 for x in self.most) * len(self.most) ** 2
 
 
 def moves_of(placed: Sequence[Placed], neighbours: int) -> IndexArray:
-    """int64[r]: see ``FlushTask``. neighbours: kinds of devices that there are, or rates of borders."""
+    """Returns int64[r]: ``FlushTask.move``. neighbours: the number of kinds of devices, or of rates of borders."""
     return np.array([(x.kind * neighbours + x.behind) * neighbours + x.ahead for x in placed], np.int64)
 
 
 def with_mixes(task: FlushTask, limits: MixLimits) -> FlushTask:
-    """With those that its tails may have."""
+    """Returns the task with the mixes that its tails may have."""
     most, stages, uses_all, moves = limits
     kinds = len(most)
     grid = np.stack(np.meshgrid(*(np.arange(x + 1) for x in most), indexing="ij"), axis=-1).reshape(-1, kinds)
@@ -199,7 +208,7 @@ def with_mixes(task: FlushTask, limits: MixLimits) -> FlushTask:
 
 
 def _by_position(tables: MixTables, moves: IndexArray) -> MixTables:
-    """moves: int64[stages], as ``MixLimits`` has them."""
+    """Returns the mixes by position, for one kind of devices. moves: int64[stages], as in ``MixLimits``."""
     position, columns = np.arange(moves.size), int(moves.max()) + 1
     following, previous = (np.full((len(tables.next_mix), columns), -1, np.int64) for _ in range(2))
     following[position, moves] = tables.next_mix[:-1, 0]
@@ -208,7 +217,7 @@ def _by_position(tables: MixTables, moves: IndexArray) -> MixTables:
 
 
 def share_within(task: FlushTask, limits: MixLimits) -> float:
-    """``FlushTask.share_left`` of no stages: all are left."""
+    """Returns ``FlushTask.share_left`` of the empty tail."""
     return float(np.array(limits.most) @ _share_of_kinds(task, len(limits.most)))
 
 

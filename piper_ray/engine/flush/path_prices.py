@@ -1,19 +1,19 @@
-"""Prices of each second and each byte at each position of a pipeline, and what they say of the layers.
+"""Prices of each second and each byte at each position of a pipeline, and the bounds that they give.
 
-However the layers are cut, a batch takes as long as the longest path through its passes, which is a sum of the stages'
-forward and backward seconds, each so and so many times, and of some stage's synchronisation (``flush.paths``). Of any
-weighted mean of such paths, with a position being the number q of stages behind a stage,
+However the layers are cut, a batch takes as long as the longest path through its passes. A path is a sum of the stages'
+forward and backward seconds, each a number of times, and of some stage's synchronisation (``flush.paths``). A stage's
+position is the number q of stages behind it. For any weighted mean of such paths,
 
     batch >= sum over q of  forward_q f_q + backward_q b_q + sync_q R_q.
 
-Positions in front of the first stage are empty, which changes no path. A stage fits, y_q a + b <= M, so with any prices
-memory_q >= 0 of a byte, each layer with a choice of its own and at the position where it costs least,
+Positions in front of the first stage are empty, which changes no path. A stage fits, y_q a + b <= M. So for any prices
+memory_q >= 0 of a byte, with each layer at the position and with the choice that cost least,
 
     batch >= sum over layers of min over q and choices (forward_q f + backward_q b + sync_q R + memory_q (y_q a + b))
              - M times sum of memory_q.
 
-So it is with the tail of a plan as it is and only the layers in front of it anywhere (``path_bounds``). Good prices are
-found by linear programming (``flush.position_program``); whichever they are, they bound.
+The same holds with a given tail of the plan and only the layers in front of it placed freely (``path_bounds``). Good
+prices come from linear programming (``flush.position_program``); any prices give a bound.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ from piper_ray.engine.kernels.flush_types import TWO_BW, FlushTables, FlushTask,
 from piper_ray.engine.kernels.types import FloatArray, IndexArray, frozen
 
 _ROUNDING = 1e-9
-"""Relative, of sums."""
+"""Relative rounding error of sums."""
 
 _PRICES = (0.0, 0.3, 1.0, 3.0, 1e6)
-"""The price of all bytes, relative to the work of all layers."""
+"""Prices of all bytes, relative to the work of all layers."""
 
 _MOST_FIGURES = 30_000_000
-"""Of ``PathBounds``, a number each."""
+"""Largest number of figures in ``PathBounds``."""
 
 
 class PathPrices(NamedTuple):
-    """By the number of stages behind, float64[most_stages] each. memory_s: of a byte. bound_s: no batch takes less."""
+    """Prices by the number of stages behind: float64[most_stages] each. memory_s: of a byte. bound_s: no batch takes
+    less."""
 
     forward: FloatArray
     backward: FloatArray
@@ -49,8 +50,8 @@ class PathPrices(NamedTuple):
 
 
 def even_prices(task: FlushTask) -> PathPrices | None:
-    """Those of all paths alike that are longest where all stages are: good ones where memory is no matter and layers
-    are small. None where a schedule has no paths.
+    """Returns the mean of the longest paths of equal stages. It is good if memory does not bind and layers are small.
+    None under a schedule without paths.
     """
     if task.schedule == TWO_BW:
         return None
@@ -61,8 +62,10 @@ def even_prices(task: FlushTask) -> PathPrices | None:
 
 
 class LayerChoices(NamedTuple):
-    """Choices of layers, equal layers once. of_vertex: int64[n], the layer; copies: float64[layers]. The others:
-    float64[choices], ascending by layer; seconds, bytes for each microbatch in flight and once."""
+    """Choices of layers, with equal layers once. of_vertex: int64[n], the layer of each vertex. copies:
+    float64[layers], how many vertices have it. The others: one value per choice, ascending by layer; seconds, bytes for
+    each microbatch in flight (a) and once (b).
+    """
 
     of_vertex: IndexArray
     copies: FloatArray
@@ -90,28 +93,31 @@ class LayerChoices(NamedTuple):
 
     @property
     def has_all(self) -> bool:
-        """Whether each layer has some choice."""
+        """Whether each layer has at least one choice."""
         return self.copies.size == np.unique(self.layer).size
 
     def least_held(self, at_once: FloatArray) -> FloatArray:
-        """float64[positions, layers]: the least bytes of each at each position. at_once: microbatches in flight."""
+        """Returns float64[positions, layers]: the least bytes of each layer. at_once: float64[positions], microbatches
+        in flight."""
         return self._least(self.a_bytes * at_once[:, None] + self.b_bytes)
 
     def least_sync_s(self) -> FloatArray:
-        """float64[layers]: the least seconds of each."""
+        """Returns float64[layers]: the least seconds of synchronisation."""
         found: FloatArray = self._least(self.sync_s[None, :])[0]
         return found
 
     def least_s(self, prices: PathPrices, at_once: FloatArray) -> FloatArray:
-        """float64[positions, layers]: the least that each costs at each position. at_once: microbatches in flight."""
+        """Returns float64[positions, layers]: the least cost at the prices. at_once: float64[positions], microbatches
+        in flight."""
         held = self.a_bytes * at_once[:, None] + self.b_bytes
         priced_s = self.forward_s * prices.forward[:, None] + self.backward_s * prices.backward[:, None]
         priced_s += self.sync_s * prices.sync[:, None] + held * prices.memory_s[:, None]
         return self._least(priced_s)
 
     def in_pieces(self, at_once: FloatArray, count: int) -> LayerChoices:
-        """A chain of all layers in so many pieces at most of about the same work, each as if it were a layer: with the
-        choices that are quickest where a byte costs nothing, or more and more."""
+        """Cuts a chain of all layers into at most ``count`` pieces of about the same work, each taken as a layer. Its
+        choices are the quickest ones at several prices of a byte, from zero up.
+        """
         least_s = self._least((self.forward_s + self.backward_s)[None, :])[0][self.of_vertex]
         at = (np.cumsum(least_s) - 0.5 * least_s) / max(least_s.sum(), 1e-300)
         piece = np.unique(np.minimum((at * count).astype(np.int64), count - 1), return_inverse=True)[1]
@@ -130,14 +136,16 @@ class LayerChoices(NamedTuple):
         return LayerChoices(np.arange(len(some)), np.ones(len(some)), layer, *np.concatenate(some).T.copy())
 
     def _least(self, of_choices: FloatArray) -> FloatArray:
-        """float64[rows, layers]: of the choices of each layer. of_choices: float64[rows, choices]."""
+        """Returns float64[rows, layers]: the least over the choices of each layer. of_choices: float64[rows,
+        choices]."""
         first = np.flatnonzero(np.diff(self.layer, prepend=-1))
         found: FloatArray = np.minimum.reduceat(of_choices, first, axis=1)
         return found
 
 
 def _rows(tables: FlushTables, task: FlushTask) -> list[FloatArray]:
-    """Of each vertex float64[choices, 5], in whichever variant of the task: as ``LayerChoices`` has them."""
+    """Returns for each vertex float64[choices, 5], with all variants of the task: the columns are those of
+    ``LayerChoices``."""
     figures = np.stack(
         [
             tables.option_forward_s,
@@ -154,7 +162,7 @@ def _rows(tables: FlushTables, task: FlushTask) -> list[FloatArray]:
 
 
 def bounded(choices: LayerChoices, task: FlushTask, prices: PathPrices) -> PathPrices:
-    """With the bound that they give."""
+    """Returns the prices with the bound that they give."""
     of_layers = float(choices.copies @ choices.least_s(prices, in_flight_at(task)).min(axis=0))
     room_s = float(prices.memory_s.sum()) * task.most_memory_bytes
     return frozen(prices._replace(bound_s=of_layers - room_s - _ROUNDING * (of_layers + room_s)))
@@ -164,8 +172,8 @@ NO_BOUNDS: PathBounds = frozen(PathBounds(*(np.zeros(0) for _ in range(5)), *(np
 
 
 def path_bounds(tables: FlushTables, task: FlushTask, prices: PathPrices | None) -> PathBounds:
-    """What the prices say of each downset; of nothing where there are none, where a layer has no choice, or where
-    figures are too many.
+    """Returns the bounds that the prices give for each downset; ``NO_BOUNDS`` if there are no prices, a layer has no
+    choice, or there are too many figures.
     """
     positions, downsets = task.most_stages, tables.bits.shape[0]
     if prices is None or downsets * (2 * positions + 1) > _MOST_FIGURES:
@@ -194,12 +202,13 @@ def path_bounds(tables: FlushTables, task: FlushTask, prices: PathPrices | None)
 
 
 def in_flight_at(task: FlushTask) -> FloatArray:
-    """float64[positions]: microbatches."""
+    """Returns float64[positions]: the microbatches in flight."""
     return np.array([in_flight(task.schedule, task.microbatches, q) for q in range(task.most_stages)], np.float64)
 
 
 def _leaving_s(tables: FlushTables, task: FlushTask) -> FloatArray:
-    """float64[m]: the least that the stage in front of a downset pays for what crosses to it, in each direction."""
+    """Returns float64[m]: the least that the stage in front of a downset pays for what crosses to it, in each
+    direction."""
     downsets = tables.bits.shape[0]
     of_edge = np.repeat(np.arange(downsets), np.diff(tables.crossing_start))
     of_variants = [np.bincount(of_edge, tables.edge_out_s[r][tables.crossing], downsets) for r in task.bounding]

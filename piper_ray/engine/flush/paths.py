@@ -1,4 +1,4 @@
-"""The longest paths through a pipeline's step under a flush, as how often each stage is on them: see
+"""The longest paths through a pipeline's step under a flush, given by how often each stage is on them: see
 ``kernels.flush_paths``. A stage's position is the number of stages behind it."""
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ from piper_ray.engine.kernels.flush_types import GPIPE, TWO_BW
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
 
 _MOST_ENDS = 4
-"""Beside the end of the first stage: paths to these are looked at."""
+"""Paths to the end of this many stages are considered besides those to the end of the first one."""
 
 
 class PassPath(NamedTuple):
-    """How often each position's passes, forward and backward, and its synchronisation are on a path, by stages behind.
-    float64[positions] each."""
+    """How often the forward passes, the backward passes and the synchronisation of each position are on a path:
+    float64[positions] each, by stages behind."""
 
     forward: FloatArray
     backward: FloatArray
     sync: FloatArray
 
     def seconds(self, forward_s: FloatArray, backward_s: FloatArray, sync_s: FloatArray) -> float:
-        """Its length, with what each position takes."""
+        """Returns the length of the path for the given seconds of each position."""
         return float(self.forward @ forward_s + self.backward @ backward_s + self.sync @ sync_s)
 
 
 def longest_paths(
     schedule: int, microbatches: int, forward_s: FloatArray, backward_s: FloatArray, sync_s: FloatArray
 ) -> list[PassPath]:
-    """The longest path of each position, longest first. By stages behind, what each takes."""
+    """Returns the longest path of each position, the longest first. The arguments in s are by stages behind."""
     if schedule == GPIPE:
         found = _of_gpipe(microbatches, forward_s, backward_s)
     else:
@@ -43,8 +43,9 @@ def longest_paths(
 
 
 def often(schedule: int, microbatches: int, most_stages: int) -> float:
-    """How many times a batch takes, beside the work of all stages, what one of them takes for a microbatch, wherever it
-    is in a pipeline of so many stages at most; 0: that bounds nothing."""
+    """Returns the factor c of a bound: a batch takes at least the work of all stages plus c times the time of any one
+    of them for a microbatch, in a pipeline of at most ``most_stages`` stages. 0: that bounds nothing.
+    """
     m = microbatches
     if schedule == TWO_BW:
         return 0.0
@@ -52,17 +53,17 @@ def often(schedule: int, microbatches: int, most_stages: int) -> float:
 
 
 def room(schedule: int, microbatches: int, most_stages: int) -> FloatArray:
-    """float64[most_stages + 1]: how much the last so many stages may take together, of what a batch takes beyond the
-    work of all stages; float64[0] where that bounds nothing.
+    """Returns float64[most_stages + 1]: for k = 0, 1, ..., how much the last k stages may take together, as a multiple
+    of what a batch takes beyond the work of all stages; float64[0] if that bounds nothing.
 
-    So does each of them alone: with q stages behind it, it may take one part in ``often`` of a pipeline of q + 1.
+    Each stage alone is limited so: with q stages behind it, it may take one part in ``often`` of a pipeline of q + 1.
     """
     times = np.array([often(schedule, microbatches, q + 1) for q in range(most_stages)], np.float64)
     return np.append(0.0, np.cumsum(1.0 / times)) if (times > 0.0).all() else np.zeros(0)
 
 
 def _of_gpipe(m: int, forward_s: FloatArray, backward_s: FloatArray) -> list[PassPath]:
-    """Through all forward passes, and through the backward passes up to each position."""
+    """Returns paths through all forward passes and through the backward passes up to each position."""
     found = []
     for q in range(forward_s.size):
         forward, backward = np.ones_like(forward_s), _ones(forward_s.size, 0, q + 1)
@@ -73,7 +74,8 @@ def _of_gpipe(m: int, forward_s: FloatArray, backward_s: FloatArray) -> list[Pas
 
 
 def _ends(sync_s: FloatArray) -> list[int]:
-    """The first stage of all, and those that synchronise longer than all in front of them, the longest first."""
+    """Returns the position of the first stage, and those that synchronise longer than all in front of them, longest
+    first."""
     first, found = sync_s.size - 1, []
     longest_s = sync_s[first]
     for q in range(first - 1, -1, -1):
@@ -84,8 +86,8 @@ def _ends(sync_s: FloatArray) -> list[int]:
 
 
 def _up_to(end: int, positions: int, paths: list[PassPath]) -> list[PassPath]:
-    """Paths to the end of a position. paths: of the pipeline of it and all behind it, which begins with the first
-    microbatch's forward passes in front of that."""
+    """Returns paths to the end of a position. paths: of the pipeline that begins with that position. They are preceded
+    by the first microbatch's forward passes in front of it."""
     if end == positions - 1:
         return paths
     in_front, none = np.ones(positions - 1 - end), np.zeros(positions - 1 - end)
@@ -96,7 +98,7 @@ def _up_to(end: int, positions: int, paths: list[PassPath]) -> list[PassPath]:
 
 
 def _of_1f1b(m: int, forward_s: FloatArray, backward_s: FloatArray) -> list[PassPath]:
-    """With m - w + 1 microbatches at each position; to the end of the first stage of all."""
+    """Returns paths to the end of the first stage, each with m - w + 1 microbatches at a position."""
     positions, found = forward_s.size, []
     whole_s = forward_s + backward_s
     down, up = _there_and_back(m, whole_s, forward_s), _there_and_back(m, whole_s, backward_s)
@@ -124,7 +126,8 @@ def _of_1f1b(m: int, forward_s: FloatArray, backward_s: FloatArray) -> list[Pass
 
 
 class _Ways(NamedTuple):
-    """S, or E, of each position: how far behind it goes, the slowest stage up to there, and how often that counts."""
+    """S or E of each position: how far behind it reaches, the slowest stage up to there, and how often that one
+    counts."""
 
     reach: IndexArray
     slowest: IndexArray

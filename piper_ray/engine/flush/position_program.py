@@ -1,8 +1,8 @@
-"""A (d, t) whose layers may be shared out over all positions of its pipeline, as a linear program.
+"""A linear program that shares the layers of a (d, t) out over all positions of its pipeline.
 
-Layers, or parts of them, are at any positions, each part with a choice of its own. All layers are there; each position
-holds no more than the memory; no path is longer than the batch, which is least. Paths that turn out to be longer are
-added, and the program is solved again.
+Parts of layers are at any positions, each part with a choice of its own. All layers are placed; each position fits in
+memory; no path is longer than the batch, which is minimised. Paths that turn out to be longer are added, and the
+program is solved again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from piper_ray.engine.kernels.types import FloatArray
 
 _MOST_ROUNDS = 40
 _NEAR = 1e-4
-"""A path that is longer by no more, relative, is not added."""
+"""Relative. A path is added only if it is longer than the batch by more than this."""
 
 _PATHS_AT_ONCE = 8
 
@@ -26,15 +26,16 @@ _MOST_COLUMNS = 100_000
 
 
 _MANY_LAYERS, _PIECES = 400, 96
-"""So many layers are shared out in pieces of a chain of them: whoever cuts a block of operators pays for it, and layers
-that are cut one by one give prices of memory which know nothing of that."""
+"""From this number of layers on, pieces of a chain of them are shared out. Cutting through a block of operators is
+expensive, and if layers were cut one by one, the prices of memory would not reflect that."""
 
 _EXCESS = 100.0
-"""The price of a device's whole memory once more, relative to the work of all layers."""
+"""The price of exceeding a device's memory by its whole size, relative to the work of all layers."""
 
 
 def path_prices(tables: FlushTables, task: FlushTask) -> PathPrices | None:
-    """Good ones; None where a schedule has no paths, a layer has no choice, or they would take too long."""
+    """Returns good prices; None under a schedule without paths, if a layer has no choice, or if it would take too
+    long."""
     if task.schedule == TWO_BW or task.work_s <= 0.0:
         return None
     choices = LayerChoices.of(tables, task)
@@ -58,11 +59,11 @@ def path_prices(tables: FlushTables, task: FlushTask) -> PathPrices | None:
 
 
 class PositionProgram:
-    """In units of the work of all layers, and of the memory of a device.
+    """The program, in units of the work of all layers and of the memory of a device.
 
     Columns: parts of layers by position and choice; forward, backward and synchronisation seconds of each position; the
-    batch; what each position holds beyond the memory, which costs much. Rows: each layer is there; these seconds; the
-    memory of each position; then paths.
+    batch; the excess over the memory at each position, at a high cost. Rows: each layer is placed; the seconds of each
+    position; the memory of each position; then paths.
     """
 
     def __init__(self, choices: LayerChoices, task: FlushTask) -> None:
@@ -102,7 +103,7 @@ class PositionProgram:
         return lp
 
     def add(self, paths: list[PassPath]) -> None:
-        """The batch takes no less than these."""
+        """Adds paths. A batch takes no less than any of them."""
         first = self._positions * self._choices.layer.size
         for path in paths:
             often = np.concatenate(path)
@@ -112,13 +113,13 @@ class PositionProgram:
         self._paths += paths
 
     def solve(self) -> bool:
-        """False if no solution is found."""
+        """Solves the program. Returns False if no solution is found."""
         self._highs.run()
         return bool(self._highs.getModelStatus() == highspy.HighsModelStatus.kOptimal)
 
     @property
     def stages(self) -> tuple[tuple[FloatArray, FloatArray, FloatArray], float]:
-        """Forward, backward and synchronisation seconds of each position, and the batch."""
+        """The forward, backward and synchronisation seconds of each position, and the time of the batch."""
         values = np.array(self._highs.getSolution().col_value)[self._positions * self._choices.layer.size :]
         batch = 3 * self._positions
         forward_s, backward_s, sync_s = values[:batch].reshape(3, -1) * self._unit_s
@@ -126,7 +127,7 @@ class PositionProgram:
 
     @property
     def prices(self) -> PathPrices:
-        """Of the last solution; they say nothing yet."""
+        """The prices of the last solution, without a bound."""
         duals = np.array(self._highs.getSolution().row_dual)
         first = self._choices.copies.size + 3 * self._positions
         memory = np.maximum(0.0, -duals[first : first + self._positions])

@@ -1,8 +1,9 @@
 """The search over all (d, t): rounds of tasks at rising times, with a bound that holds at every moment.
 
-It is the same whatever the workers. Tasks hear of plans that others find meanwhile; one that is left open all the same
-is tried again when the best plan of the others is known. Where a search may end within a round, by its gap or as no
-plan is fast enough, results count in the tasks' order, and no task goes by the plan of a later one.
+Its result does not depend on the number of workers. While a task runs, it receives the values of plans that other tasks
+find. A task that nevertheless stays open is tried again once the best plan of the others is known. If the search may
+end within a round, by its gap or because no plan is fast enough, results count in the order of the tasks, and no task
+uses the plan of a later one.
 """
 
 from __future__ import annotations
@@ -23,25 +24,28 @@ from piper_ray.model.stop import StoppedBy
 
 FIRST_SHARE = 0.005
 _LARGE_SHARE = 4.0
-"""How far above the bound plans are sought first; twice as far each time, up to where any plan will do."""
+"""Plans are first sought up to this share above the bound. It doubles each round; beyond the second, any plan will
+do."""
 _STEP = 0.03
-"""On a large lattice, where a plan is known, and with several kinds of devices: the number of states grows steeply with
-the time that they may take."""
+"""The largest share on a large lattice or with several kinds of devices, once a plan is known: the number of states
+grows steeply with the time that plans may take."""
 _CAREFUL_STEP, _CAREFUL_ROUNDS = 0.06, 16
-"""With several kinds, where no plan is known: as many rounds take no larger step."""
+"""With several kinds and no plan known: the largest share, and the number of rounds for which it holds."""
 _LOOK_S = 0.05
-"""How often is looked whether to stop."""
+"""Seconds between two checks of the limits."""
 
 
 Degrees = tuple[int, ...]
-"""d, and t on each kind of devices."""
+"""d, then t on each kind of devices."""
 
 
 @dataclass
 class FlushSearch:
-    """The rule of a search that keeps ``ledger``. proved_s: what is known beforehand of tasks, by (d, t): none of its
-    plans takes less. origin: what finds its plans, as events tell it. effort: of its tasks; of a search for an early
-    plan alone bounds need not meet plans. first_share: how far above the bound plans are sought first.
+    """The rule of a search over all (d, t). It keeps ``ledger``.
+
+    proved_s: bounds known beforehand, by (d, t): no plan of the task takes less. origin: what finds the plans, for
+    events. effort: made for each task; if only an early plan is sought, bounds need not meet plans. first_share: plans
+    are first sought up to this share above the bound.
     """
 
     space: SearchSpace
@@ -56,10 +60,10 @@ class FlushSearch:
 
     def __post_init__(self) -> None:
         self.states = 0
-        self.found: list[ChosenStages] = []  # in turn, from chain and beams too
+        self.found: list[ChosenStages] = []  # in order, with those from chain and beams
         self._began_s = time.perf_counter()
         self._ended_s: float | None = None
-        self._bound_s = np.inf  # that plans must beat
+        self._bound_s = np.inf  # plans must take less
         self._in_order = False  # whether results count in the tasks' order
         self._cases = {
             task.order: _Case(task, max(task.lower_s, self.proved_s.get(task.degrees, 0.0))) for task in self.tasks
@@ -68,44 +72,44 @@ class FlushSearch:
 
     @property
     def searched(self) -> int:
-        """Tasks that no bound ruled out."""
+        """The number of tasks that no bound ruled out."""
         return sum(case.searched for case in self._cases.values())
 
     @property
     def looked_through(self) -> int:
-        """Tasks whose plans were looked at one by one."""
+        """The number of tasks whose plans were enumerated one by one."""
         return sum(case.looked_through for case in self._cases.values())
 
     @property
     def left_open(self) -> StoppedBy | None:
-        """Why the search could not meet its bound, where it ended by itself and did not."""
+        """Why the search ended by itself with a bound below the best plan; else None."""
         beaten_s = self.ledger.beaten_from_s
         reasons = (case.left_open for case in self._cases.values() if case.lower_s < beaten_s)
         return next(filter(None, reasons), None)
 
     @property
     def seconds(self) -> float:
-        """Since it was made, up to its end."""
+        """Seconds from the creation of the search to its end."""
         return (time.perf_counter() if self._ended_s is None else self._ended_s) - self._began_s
 
     def proved_of_tasks(self) -> dict[Degrees, float]:
-        """As ``proved_s``, for a search with fewer plans."""
+        """Returns ``proved_s`` for a later search whose plans are some of these."""
         cases = sorted(self._cases.values(), key=lambda case: case.lower_s, reverse=True)
         return {case.task.degrees: case.lower_s for case in cases}
 
     def add(self, other: FlushSearch) -> None:
-        """What another search of some of the same plans has done."""
+        """Adds the work of another search for some of the same plans."""
         self.states += other.states
         for mine, theirs in zip(self._cases.values(), other._cases.values(), strict=False):
             mine.searched |= theirs.searched
             mine.looked_through |= theirs.looked_through
 
     def bound(self) -> None:
-        """Bounds of all tasks, at the best plan's time if there is one."""
+        """Computes bounds of all tasks, at the best plan's time if there is one."""
         self._run_before(FlushSearch(self.space, self.tasks, self.workers, self._part(), effort=TaskEffort.BOUND))
 
     def improve(self, space: SearchSpace, tasks: Sequence[DegreePair], origin: str, first_share: float) -> None:
-        """Plans on fewer downsets, for an early upper bound; what is proved there of all plans of a task is kept."""
+        """Looks for an early plan on fewer downsets. Keeps the bounds that hold for all plans of a task."""
         effort = TaskEffort.PLAN
         self._run_before(
             FlushSearch(space, tasks, self.workers, self._part(), {}, None, origin, effort, first_share=first_share)
@@ -116,7 +120,7 @@ class FlushSearch:
         return Ledger(ledger.microbatches, ledger.limits, best=ledger.best, whole=ledger)
 
     def _run_before(self, search: FlushSearch) -> None:
-        """Another search of the same tasks, with what is known of these."""
+        """Runs another search of the same tasks. The two pass each other what is proved of them."""
         ledger, some = self.ledger, search.ledger
         mine = {case.task.key: case for case in self._cases.values()}
         theirs = {case.task.key: case for case in search._cases.values()}
@@ -131,8 +135,8 @@ class FlushSearch:
             case.learn(found)
 
     def efforts(self) -> Generator[None, None, None]:
-        """From below: plans are sought that take hardly more than the bound, then ever more. So little is looked at
-        that takes more than the best plan, and what is not found is proved not to be there.
+        """Seeks plans that take hardly more than the bound, then ever more. So few plans slower than the best one are
+        looked at, and plans that a round does not find are proved not to exist.
         """
         ledger, share, index = self.ledger, self.first_share, 0
         has_kinds = any(task.has_kinds for task in self.tasks)
@@ -159,7 +163,7 @@ class FlushSearch:
                 if ledger.proved or cutoff_s >= upper_s:
                     break
                 share = 2.0 * share if share < _LARGE_SHARE else np.inf
-                # A step that does not raise the bound, as from 0, is not to be made again.
+                # A step that does not raise the bound, such as one from 0, is not repeated.
                 rose = lower_s < cutoff_s <= ledger.lower_s * (1.0 + TIE)
                 if rose and (self.space.is_large or has_kinds) and np.isfinite(ledger.upper_s):
                     share = min(share, _STEP)
@@ -174,7 +178,7 @@ class FlushSearch:
     def _seek(
         self, tasks: Sequence[DegreePair], cutoff_s: float, round_: Round, effort: TaskEffort
     ) -> Generator[None, None, None]:
-        """One round: plans of at most ``cutoff_s``, or only bounds on them."""
+        """Runs one round: seeks plans of at most ``cutoff_s``, or only bounds on them."""
         self._bound_s, limits = cutoff_s, self.ledger.limits
         may_end = limits.gap > 0.0 or limits.within_s < np.inf
         again = yield from self._go_through(tasks, cutoff_s, round_, effort, in_order=may_end)
@@ -183,8 +187,11 @@ class FlushSearch:
     def _go_through(
         self, tasks: Sequence[DegreePair], most_s: float, round_: Round, effort: TaskEffort, *, in_order: bool
     ) -> Generator[None, None, list[DegreePair]]:
-        """Plans of at most ``most_s``, of each task. Returns tasks that are left open, and that a better plan is known
-        for than they began with: what they have come to may depend on when they heard of it, and does not count."""
+        """Seeks plans of at most ``most_s`` for each task.
+
+        Returns the tasks that are left open although a better plan is known now than when they began. Their results do
+        not count: they may depend on when the tasks received that plan.
+        """
         workers, waiting, left = self.workers, deque(tasks), deque(task.order for task in tasks)
         known_s = self.ledger.upper_s
         memo = None if effort is TaskEffort.BOUND else self.memo
@@ -233,12 +240,12 @@ class FlushSearch:
         return again
 
     def _next(self, left: Sequence[int], ready: Mapping[int, _Outcome]) -> int | None:
-        """The task whose outcome counts next, if it is there."""
+        """Returns the order of the task whose outcome counts next; None if that is not ready."""
         order = left[0] if self._in_order and left else next(iter(ready), None)
         return order if order in ready else None
 
     def _may_begin(self, task: DegreePair, left: Sequence[int], ready: Mapping[int, _Outcome]) -> bool:
-        """Whether it is worth beginning: of those that come far behind the next one to count not too many."""
+        """Whether the task should begin. Not too many outcomes may wait for the next one to count."""
         return task.order == left[0] or len(ready) < 2 * self.workers.width
 
     def _count(self, outcome: _Outcome, most_s: float, memo: TaskMemo | None) -> None:
@@ -253,14 +260,14 @@ class FlushSearch:
                 self.workers.tell(bound_s)
 
     def _take(self, task: DegreePair, result: TaskResult) -> float:
-        """Returns what is proved of all plans of the task: no batch takes less, in s."""
+        """Records a task's result. Returns the bound for all plans of the task: no batch takes less, in s."""
         case = self._cases[task.order]
         self.states += result.states
         case.searched |= result.states > 0
         case.looked_through |= result.looked_through
         if result.found is not None:
             self._lower_bound(result.found.value_s)
-        # What is proved holds for the bound that the task had; that was never below the one that there is now.
+        # The bound holds for plans below the time that the task had to beat, which was never less than it is now.
         proved_s = min(result.lower_s, self._bound_s)
         case.proved_s = max(case.proved_s, result.proved_s, 0.0 if result.prices is None else result.prices.bound_s)
         case.task = replace(case.task, prices=result.prices or case.task.prices)
@@ -274,7 +281,7 @@ class FlushSearch:
 
 @dataclass(frozen=True)
 class _Outcome:
-    """Of a task. began_with_s: the bound that its plans had to beat at first; 0: it is on record."""
+    """The outcome of a task. began_with_s: the time that its plans had to beat at first; 0: read from the memo."""
 
     task: DegreePair
     result: TaskResult
@@ -283,8 +290,11 @@ class _Outcome:
 
 @dataclass
 class _Case:
-    """A task, and what is known of it. lower_s: proved of its plans in the space of the search; proved_s: of all of
-    them. left_open: why its bound could not be met."""
+    """A task with what is known of it.
+
+    lower_s: the bound for its plans on the search's downsets. proved_s: the bound for all of its plans. left_open: why
+    its bound could not be met.
+    """
 
     task: DegreePair
     lower_s: float
@@ -294,7 +304,7 @@ class _Case:
     left_open: StoppedBy | None = None
 
     def learn(self, other: _Case) -> None:
-        """What another search has proved of all plans of the same task."""
+        """Takes over the bounds that another search has proved for all plans of the same task."""
         self.proved_s = max(self.proved_s, other.proved_s)
         self.lower_s = max(self.lower_s, other.proved_s)
         self.task = replace(self.task, prices=other.task.prices or self.task.prices)

@@ -1,4 +1,4 @@
-"""A solve with one d and one t for all stages: from what is asked to a proved plan. Only puts the parts together."""
+"""Solves with one d and one t for all stages: from a request to a proved plan. This module only joins the parts."""
 
 from __future__ import annotations
 
@@ -40,56 +40,59 @@ from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, StepTerms
 from piper_ray.model.solution import DegreeStats, Infeasibility, Solution, SolveStats, Status
 
 _ANY_PLAN = 0.999
-"""A gap with which a search ends at its first plan."""
+"""A search with this gap ends at its first plan."""
 
 _MOST_DOWNSETS = 200_000
-"""Of more downsets than this, only those that plans can use are listed."""
+"""If there are more downsets than this, only the useful ones are listed."""
 
 _MOST_LISTED = 1_000_000
-"""The limit also where useful downsets are unknown: tables of 2.4 million took 8 GB."""
+"""The most downsets ever listed, also if it is unknown which are useful: tables of 2.4 million took 8 GB."""
 
 _MANY_DOWNSETS = 300
 _FEW_DOWNSETS = 200
-"""Of cheap borders, which give an early plan where there are many downsets."""
+"""If there are more downsets than the first, an early plan is sought on the second number of cheap borders."""
 
 _CHAIN_SHARE = 4
-"""A chain pays when the lattice has this many times as many downsets."""
+"""A chain is searched first if the lattice has at least this many times as many downsets."""
 
 
 def solve_under_flush(request: SolveRequest, schedule: Schedule) -> Solution:
-    """The plan whose batch is fastest, one d and one t for all stages; value and bound are of a microbatch.
+    """Returns the plan with the fastest batch among those with one d and one t for all stages. Its value and bound are
+    of a microbatch.
 
-    Under a flush a batch is simulated; without one it takes N times what the slowest stage takes. Of the restrictions
-    those on the plan as a whole that are not kept by one d and one t for all stages are the caller's.
+    Under a flush a batch is simulated; without one it takes N times as long as the slowest stage. The caller handles
+    the restrictions on the plan as a whole that one d and one t for all stages do not satisfy.
 
-    Raises LimitError if the lattice does not fit, UsageError for a backend of one's own that such a search cannot use.
+    Raises LimitError if the lattice does not fit in memory, UsageError for a custom backend that such a search cannot
+    use.
     """
     return FlushSeries(request, schedule).solve(request, explained=True)
 
 
 class FlushSeries:
-    """Solves of one workload on several numbers of devices: they share the lattice, bounds of (d, t), and all plans
-    that were found.
+    """Solves one workload on several numbers of devices. The solves share the lattice, the bounds of each (d, t), and
+    all plans found.
 
-    first: on the most devices of all. preparation_s: what is shared took so long to make, since somebody asked.
-    Raises LimitError if the lattice does not fit.
+    first: the request with the most devices. preparation_s: the time to make the shared tables. Raises LimitError if
+    the lattice does not fit in memory.
     """
 
     def __init__(self, first: SolveRequest, schedule: Schedule) -> None:
         self._schedule, self._proved_s = schedule, dict[Degrees, float]()
-        self._found: dict[int, ChosenStages] = {}  # the best one known that needs so many devices
+        self._found: dict[int, ChosenStages] = {}  # the best known plan by the number of devices it needs
         self._problem = _Problem.of(first, schedule)
         self.preparation_s = 0.0
         if not isinstance(self._problem, Infeasibility):
             self.preparation_s = self._problem.lattice_s + self._problem.stage_costs_s
 
     def solve(self, request: SolveRequest, *, explained: bool = False) -> Solution:
-        """On so many devices as the request has. explained: where there is no plan, with the reason and the memory that
-        would do."""
+        """Solves on the devices of ``request``. explained: if there is no plan, find the reason and the memory that
+        would suffice.
+        """
         problem, devices, every = self._problem, request.instance.devices, request.restrictions.all_devices
         if isinstance(problem, Infeasibility):
             return no_plan(problem, _stats_of(request.instance), self._schedule, request.step)
-        # With all devices in use plans for fewer are none for these.
+        # A plan for fewer devices does not count if all devices must be used.
         proved_s = {} if every else self._proved_s
         ledger: Ledger[ChosenStages] = request.ledger(problem.instance.microbatches)
         instance = problem.on(devices)
@@ -125,10 +128,10 @@ class FlushSeries:
 
 @dataclass(frozen=True)
 class _Problem:
-    """What is solved, on as many devices as ``instance`` has or fewer.
+    """The problem, on all devices of ``instance`` or fewer.
 
-    workload: on all downsets; where these are too many, on a chain (``is_wide``). downsets: None for too many to count.
-    labelling: where it was looked for. lattice_s, stage_costs_s: what making it took.
+    workload: on all downsets or, if these are too many (``is_wide``), on a chain. downsets: their number; None: too
+    many to count. labelling: of the graph, if it was sought. lattice_s, stage_costs_s: the time to make them.
     """
 
     instance: Instance
@@ -145,7 +148,7 @@ class _Problem:
 
     @classmethod
     def of(cls, request: SolveRequest, schedule: Schedule) -> _Problem | Infeasibility:
-        """Or why there is no plan: some layer has no TMPC that is allowed.
+        """Builds the tables. Returns the reason why there is no plan if some layer has no TMPC that is allowed.
 
         The lattice is that of all layers: a layer that costs nothing may be a stage of its own, which under 1F1B lets
         the stages before it start with one more forward pass. So none may be merged with a neighbour.
@@ -189,7 +192,7 @@ class _Problem:
 
     @cached_property
     def chain(self) -> FlushWorkload | None:
-        """A lattice of n + 1 downsets, where that is worth its while: for a plan to begin with."""
+        """The workload on a chain of n + 1 downsets, for an early plan; None if it is not worthwhile."""
         graph = self.workload.lattice.graph
         if self.is_wide:
             return self.workload
@@ -199,8 +202,8 @@ class _Problem:
 
     @cached_property
     def with_cheap_borders(self) -> FlushWorkload | None:
-        """On a few downsets whose borders are cheap: for a plan to begin with; None where all downsets or those of a
-        chain are few enough, or borders are too many to tell the cheap ones.
+        """The workload on a few downsets with cheap borders, for an early plan. None if all downsets or those of the
+        chain are few enough, or if there are too many borders to find the cheap ones.
         """
         few, graph = self.workload if self.chain is None else self.chain, self.workload.lattice.graph
         labelling = self.workload.border_labelling
@@ -210,7 +213,7 @@ class _Problem:
         return None if found is None else self._on(listed_lattice(graph, found))
 
     def _on(self, lattice: Lattice) -> FlushWorkload:
-        """The same layers on other downsets."""
+        """Returns the workload with the same layers on other downsets."""
         known = self.workload
         return replace(known, lattice=lattice, arrays=tables_on(lattice, known.arrays, known.values), ahead_of={})
 
@@ -233,13 +236,13 @@ class _Problem:
         proved_s: Mapping[Degrees, float] = MappingProxyType({}),
         memo: TaskMemo | None = None,
     ) -> FlushSearch:
-        """Of all tasks. instance: on other devices."""
+        """Makes a search of all tasks. instance: this instance, or the same on other devices."""
         return FlushSearch(self.space, self.tasks(self.workload, instance), workers, ledger, proved_s, memo)
 
     def searched_part(
         self, workers: Workers, whole: FlushSearch, instance: Instance, ledger: Ledger[ChosenStages]
     ) -> FlushWorkload:
-        """Searches the plans of ``instance``, which has some of the TMPCs. whole: gets what was done."""
+        """Searches the plans of ``instance``, which has some of the TMPCs, and adds the work to ``whole``."""
         variants = usable_variants(instance, self.restrictions)
         workload = build_workload(instance, self.workload.lattice, variants, self.workload.border_rates)
         part = replace(self, instance=instance, variants=variants, workload=workload)
@@ -249,7 +252,7 @@ class _Problem:
         return workload
 
     def on(self, devices: int) -> Instance:
-        """The instance on as many devices as it has, or fewer."""
+        """Returns the instance on ``devices`` devices, which may be fewer than its own."""
         return self.instance if devices == self.instance.devices else self.instance.replace(devices=devices)
 
     def needed_devices(self, chosen: ChosenStages, cluster: Cluster) -> int:
@@ -260,11 +263,11 @@ class _Problem:
         return cluster.needed_devices(d, chosen.devices // (chosen.stages * d), chosen.stages)
 
     def tasks(self, workload: FlushWorkload, instance: Instance) -> list[DegreePair]:
-        """Of the lattice, or of the chain. instance: on other devices."""
+        """Lists the tasks on the lattice or the chain. instance: this instance, or the same on other devices."""
         return list_tasks(instance, workload, self.schedule, self.restrictions, self.step)
 
     def run(self, search: FlushSearch, instance: Instance) -> None:
-        """To its end. Where its lattice is large, it gets plans to begin with."""
+        """Runs a search to its end. On a large lattice, early plans are sought first."""
         are_bounded = self.workload.border_labelling is not None
         if are_bounded:
             search.bound()
@@ -283,7 +286,7 @@ class _Problem:
         return build_flush_plan(self.instance, workload, chosen)
 
     def explanation(self, request: SolveRequest, workers: Workers) -> Infeasibility:
-        """Of there being no plan."""
+        """Explains why there is no plan."""
         instance, restrictions = request.instance, request.restrictions
         if restrictions.all_devices and not can_use_all(instance, restrictions):
             return Infeasibility(reason_against_all(instance, restrictions), None)
@@ -300,7 +303,7 @@ class _Problem:
         return Infeasibility(reason, least)
 
     def _fits(self, memory_bytes: float, workers: Workers, limits: Limits) -> bool | None:
-        """Whether there is a plan with so much memory on each device; None: a limit came first."""
+        """Whether there is a plan with ``memory_bytes`` on each device; None: a limit was reached first."""
         roomy = self.instance.replace(memory_bytes=memory_bytes)
         ledger = Ledger[ChosenStages](roomy.microbatches, limits)
         self.run(FlushSearch(self.space, self.tasks(self.workload, roomy), workers, ledger), roomy)
@@ -327,7 +330,8 @@ def _memory_of_each(cluster: Cluster) -> str:
 
 
 def instance_under(schedule: Schedule, instance: Instance, tell: Callable[[str], None]) -> Instance:
-    """With the passes that the schedule asks for. Piper's knows passes of both kinds together only."""
+    """Returns the instance with separate forward and backward passes, unless the schedule is Piper's, which uses their
+    sum."""
     return instance if schedule == PAPERS_SCHEDULE else with_passes(instance, tell)
 
 
@@ -336,15 +340,16 @@ def _chain_of(graph: LayerGraph) -> GrownLattice:
 
 
 def _stats_of(instance: Instance) -> SolveStats:
-    """Of a solve that has done nothing yet."""
+    """Returns the stats of a solve that has done nothing yet."""
     return replace(stats_of_nothing(instance, len(instance.layers)), degrees=DegreeStats(0, 0, 0, 0))
 
 
 def least_memory_bytes(instance: Instance, fits: Callable[[float], bool | None]) -> float | None:
-    """For an instance that has no plan, within 1 byte or 1e-9: the least memory of a device with which it has one.
+    """Returns the least memory of a device, in bytes, with which an infeasible instance has a plan, within 1 byte or
+    1e-9.
 
-    fits: whether there is a plan with so many bytes; None: not known, as a limit came first. None if no memory helps,
-    or a limit came first.
+    fits: whether there is a plan with that memory; None: a limit was reached first. Returns None if no memory helps or
+    a limit was reached first.
     """
     most_bytes = ceiling_bytes(instance, instance.microbatches)
     low, high = instance.memory_bytes, max(1.0, 2.0 * instance.memory_bytes)

@@ -1,4 +1,4 @@
-"""Where the tails of tasks are looked for: all downsets of a graph, or for each task those that its plans can use."""
+"""Selects the downsets on which tasks look for tails: all of a graph, or for each task those useful for its plans."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from piper_ray.engine.lattice.downsets import listed_lattice
 from piper_ray.engine.lattice.layer_graph import LayerGraph
 
 _CELLS, _FEW_CELLS = 1024, 256
-"""Of the grid of times in the search for dual prices: more where all downsets hang on them."""
+"""Cells of the grid of times in the search for dual prices: more if the list of downsets depends on them."""
 
 _ROOM = Room(downsets=1_000_000, steps=1_000_000_000)
 _BEAM = Beam(width=30, early=0.02)
@@ -31,22 +31,24 @@ _BEAM_ROOM = Room(downsets=100_000, steps=100_000_000)
 
 
 LITTLE_WORK, MUCH_WORK = 5_000_000, 250_000_000
-"""Of ``least_ahead_s``: a fraction of a tenth of a second, and up to four seconds."""
+"""Limits on the work of ``least_ahead_s``: a fraction of a tenth of a second, and up to four seconds."""
 
 MANY_LAYERS = 400
-"""Beyond which states take so long, with the choices of their stages, that bounds pay before there are any."""
+"""From this number of layers on, states with the choices of their stages take so long that bounds are computed
+first."""
 
 _SOON = 200_000
-"""Downsets at their positions whose bounds take little time but for ``least_ahead_s``: a tenth of a second or so."""
+"""Downsets times positions for which bounds, apart from ``least_ahead_s``, take about a tenth of a second."""
 
 
 class TooManyDownsets(Exception):
-    """More can be part of plans than there is room for, or than can be told in the time there is."""
+    """Raised if more downsets can be part of plans than there is room for, or listing them takes too long."""
 
 
 class ListedTables(NamedTuple):
-    """tables: on some downsets. most_tails: int64[m], how many stages the tail of each has at most. bounds: of the
-    task."""
+    """Tables on some downsets. most_tails: int64[m], the most stages that the tail of each downset has. bounds: the
+    task's.
+    """
 
     tables: FlushTables
     ahead: AheadArrays
@@ -55,16 +57,17 @@ class ListedTables(NamedTuple):
 
     @property
     def least_s(self) -> float:
-        """No plan takes less by the bounds."""
+        """A time that no plan is below, by the bounds."""
         return float(self.bounds.ahead_s[0, 0]) if self.bounds.ahead_s.size > 0 else 0.0
 
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """tables: of all downsets; is_large: these are so many that prices may pay. paths: what dual prices are found on.
+    """Where tasks look for tails. tables: on all downsets. is_large: whether there are so many that prices may pay.
+    paths: the stages on which dual prices are found.
 
-    graph, values: given where all downsets are too many. Then a task lists those that its plans can use, and ``tables``
-    has those of a chain. is_beam: a task lists only some of them, along a beam, which prove nothing.
+    graph, values: given if all downsets are too many. Then each task lists the downsets useful for its plans, and
+    ``tables`` are on a chain. is_beam: a task lists only some of them, along a beam, which prove nothing.
     """
 
     tables: FlushTables
@@ -75,27 +78,28 @@ class SearchSpace:
     is_beam: bool = False
 
     def along_beams(self) -> SearchSpace:
-        """For plans to begin with."""
+        """Returns the space in which tasks follow beams, for early plans."""
         return replace(self, is_beam=True)
 
     def whole(self, task: DegreePair) -> ListedTables | None:
-        """All downsets that plans of the task can use, for a single stage those of a chain; None where they are too
-        many."""
+        """Returns the tables of all downsets useful for the task, for a single stage those of a chain; None if they are
+        too many.
+        """
         if self.graph is not None and task.arrays.most_stages > 1:
             return None
         most_tails = np.full(self.tables.bits.shape[0], task.arrays.most_stages)
         return ListedTables(self.tables, task.ahead, most_tails)
 
     def is_soon_bounded(self, task: DegreePair) -> bool:
-        """Whether ``least_s`` with little work takes less than the first states."""
+        """Whether ``least_s`` with little work takes less time than the first states."""
         downsets, layers = self.tables.bits.shape[0], self.tables.option_start.shape[1] - 1
         return self.graph is None and layers > MANY_LAYERS and downsets * task.arrays.most_stages <= _SOON
 
     def within(
         self, task: DegreePair, control: FloatArray, check: Callable[[], None]
     ) -> tuple[ListedTables | None, float]:
-        """The downsets that plans of the task can use whose batch takes at most control[0], or those along a beam; and
-        what no batch takes less than, as far as that is shown. None if there is no such plan. control: see
+        """Returns the downsets useful for plans of the task whose batch takes at most control[0], or those along a
+        beam; None if there is no such plan. Also returns a proved bound on the time of a batch. control: as in
         ``run_task``.
 
         Raises TooManyDownsets, and what ``check`` raises.
@@ -124,8 +128,8 @@ class SearchSpace:
     def least_s(
         self, task: DegreePair, prices: PathPrices | None, control: FloatArray, most_work: int = MUCH_WORK
     ) -> float:
-        """What plans take at least by prices whose batch takes at most control[0]; inf if there are none. 0 for graphs
-        with too many downsets. most_work: of looking for the shortest way."""
+        """Returns a bound by prices on plans whose batch takes at most control[0]; inf if there are none, 0 for graphs
+        with too many downsets. most_work: the limit on the search for the shortest way."""
         whole = self.whole(task)
         return 0.0 if whole is None else self._completed(whole, task, prices, control, most_work).least_s
 
@@ -137,7 +141,7 @@ class SearchSpace:
         control: FloatArray,
         most_work: int = MUCH_WORK,
     ) -> ListedTables:
-        """With what prices say, by the stages of the lattice where there is a cutoff."""
+        """Returns the tables with the bounds by prices. If there is a cutoff, they use the stages of the lattice."""
         tables, ahead, most_tails, _ = listed
         bounds = path_bounds(tables, task.arrays, prices)
         if bounds is not NO_BOUNDS and np.isfinite(control[0]):

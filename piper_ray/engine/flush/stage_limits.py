@@ -1,17 +1,17 @@
-"""What a plan below a cutoff leaves to single stages under a flush, and the downsets that such plans can use.
+"""Limits on single stages of a plan below a cutoff under a flush, and the downsets useful for such plans.
 
-Of m microbatches stage j, with q stages behind it, takes t_j for each. No batch of a pipeline takes less than
+Stage j, with q stages behind it, takes t_j for each of m microbatches. No batch of a pipeline takes less than
 
     1f1b    sum of all t + (m - 1 - min(q, m - 1) / 2) t_j
     gpipe   sum of all t + (m - 1) t_j
 
-Under GPipe that is sum t + (m - 1) (max f + max b). Under 1F1B it follows from ``flush_paths``: of the path through j
-there are the stages in front of it, m - w + 1 times t_j, and S_j and E_j. Each of these two is at least the sum of t of
-the stages behind, and with w - 1 = min(q, m - 1) at least (w - 1) f_j, or (w - 1) b_j; so their sum is at least the
-former and half of (w - 1) t_j. Where m = w one of the two is in the path, with w - 1 times the other pass.
+Under GPipe this is sum t + (m - 1) (max f + max b). Under 1F1B it follows from ``flush_paths``: the path through j
+consists of the stages in front of it, m - w + 1 times t_j, and S_j and E_j. Each of these two is at least the sum of t
+of the stages behind, and with w - 1 = min(q, m - 1) at least (w - 1) f_j, or (w - 1) b_j; so their sum is at least the
+former and half of (w - 1) t_j. If m = w, one of the two is in the path, with w - 1 times the other pass.
 
-So a plan below a cutoff has no stage that takes more than a threshold, which is Piper's decision problem with one d and
-one t: its dual prices bound how many stages layers take, and the downsets that its plans can use are those of 2bw's.
+So no stage of a plan below a cutoff takes more than a threshold. This is Piper's decision problem with one d and one t:
+its dual prices bound the number of stages that layers take, and the useful downsets are found as for 2bw.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ from piper_ray.engine.kernels.types import FloatArray, IndexArray, frozen
 from piper_ray.engine.lattice.labelling import Labelling
 
 _GUARD = 1e-6
-"""Of a stage: prices sum to a little more by rounding."""
+"""Fraction of a stage. By rounding, prices may sum to slightly more than they should."""
 
 _ROUNDING = 1e-9
-"""Relative, of sums of seconds."""
+"""Relative rounding error of sums of seconds."""
 
 _ENDLESS = 2.0**40
-"""Stages behind a layer that no pipeline has: more fit into no integer."""
+"""More stages behind a layer than any pipeline has; larger numbers do not fit in an integer."""
 
 _ROUNDS = 60
 
 _FIRST_STEP = 0.02
-"""From one time to the next that is tried where a cover shows that no plan takes so little."""
+"""First relative step between times for which a cover shows that no plan takes as little."""
 
 _NO_CHECK: Callable[[], None] = lambda: None  # noqa: E731
 
 
 class PathArrays(NamedTuple):
-    """All stages of a graph as paths, with what they pay and hold at least."""
+    """All stages of a graph as paths, with the least that they pay and hold."""
 
     stages: LabelledStages
     slowest_s: float  # no stage takes longer
@@ -68,7 +68,7 @@ class PathArrays(NamedTuple):
 
 
 def build_paths(workload: FlushWorkload, labelling: Labelling) -> PathArrays:
-    """labelling: of the workload's graph."""
+    """Builds the paths. labelling: of the workload's graph."""
     graph, tables, layers = workload.lattice.graph, workload.arrays, workload.values.sums
     return frozen(
         PathArrays(
@@ -84,16 +84,16 @@ def build_paths(workload: FlushWorkload, labelling: Labelling) -> PathArrays:
 
 
 def tail_limits(inside: FloatArray, most_stages: int) -> IndexArray:
-    """int64[m]: the most stages that the tail of each downset has in a plan that keeps the prices' threshold; 0 where
-    no plan has that tail. inside: float64[m], the prices within each downset.
+    """Returns int64[m]: the most stages that the tail of each downset has in a plan that keeps the prices' threshold; 0
+    if no plan has that tail. inside: float64[m], the sum of prices within each downset.
     """
     most: IndexArray = np.floor(most_stages - (inside[-1] - inside) + _GUARD).astype(np.int64)
     return np.where(most >= np.ceil(inside - _GUARD), most, 0)
 
 
 class FlushCover(Cover):
-    """Of the layers of a task by its stages, each of which counts as one device. tables: on whichever downsets.
-    most_cells: see ``Cover``.
+    """Covers of a task's layers by its stages, each of which counts as one device. tables: on any downsets. most_cells:
+    as in ``Cover``.
     """
 
     def __init__(self, tables: FlushTables, task: FlushTask, paths: PathArrays, most_cells: int) -> None:
@@ -105,10 +105,11 @@ class FlushCover(Cover):
         self._often = often(task.schedule, task.microbatches, task.most_stages)
 
     def _stage_s(self, batch_s: float) -> float:
-        """What a stage may take for a microbatch in a plan whose batch takes so much.
+        """Returns the largest time of a stage for a microbatch in a plan whose batch takes ``batch_s``.
 
-        What it pays at its borders, and those in front of it for what leaves them, is no part of the least work: it
-        counts once more in the sum of all stages. The batch ends once the first stage has synchronised.
+        The least work of all layers does not include what a stage pays at its borders, and what those in front of it
+        pay for what leaves them: these count once more in the sum of all stages. The batch ends once the first stage
+        has synchronised.
         """
         alone_s, stages = batch_s / self._task.microbatches, self._paths.stages
         self.first_s = np.zeros_like(self.first_s)
@@ -123,18 +124,19 @@ class FlushCover(Cover):
         return min(alone_s, among_s)
 
     def prices(self, batch_s: float, check: Callable[[], None] = _NO_CHECK) -> DualPrices | None:
-        """For plans whose batch takes so much at most; None where nothing bounds their stages."""
+        """Returns prices for plans whose batch takes at most ``batch_s``; None if nothing bounds their stages."""
         stage_s = min(self._stage_s(batch_s), self._paths.slowest_s)
         if stage_s <= 0.0:
             return None
         return self.dual_prices(stage_s, until=self._enough, rounds=_ROUNDS, check=check)
 
     def has_plan(self, prices: DualPrices) -> bool:
-        """Whether layers may take so few stages as there are, as far as the prices tell."""
+        """Whether, as far as the prices show, the layers may fit in the number of stages that there are."""
         return prices.devices < self._enough
 
     def none_below_s(self, batch_s: float, check: Callable[[], None] = _NO_CHECK) -> float:
-        """No batch takes less, where that is shown for ``batch_s``: it looks further and further above."""
+        """Returns a bound on the time of a batch, at least ``batch_s``, for which it is proved. Tries ever longer
+        times."""
         shown_s, step = batch_s, _FIRST_STEP
         while self._stage_s(shown_s) < self._paths.slowest_s:
             prices = self.prices(shown_s * (1.0 + step), check)
@@ -145,7 +147,7 @@ class FlushCover(Cover):
 
     @property
     def _enough(self) -> float:
-        """Stages that no plan has."""
+        """A number of stages that no plan has."""
         return self._task.most_stages * (1.0 + _GUARD)
 
     def kinds_at(self, keep_s: float) -> StageKinds:
@@ -176,8 +178,8 @@ class FlushCover(Cover):
         )
 
     def _weights(self, r: int, keep_s: float) -> tuple[FloatArray, float]:
-        """Of each vertex, and the budget: a stage with a vertex has those stages behind it that the work behind the
-        vertex asks for."""
+        """Returns the weight of each vertex, and the budget. A stage with a vertex has at least as many stages behind
+        it as the work behind the vertex needs."""
         tables, task = self._tables, self._task
         start = tables.option_start[r]
         of_variant = slice(start[0], start[-1])
@@ -190,7 +192,8 @@ class FlushCover(Cover):
 
 
 def _slowest_s(tables: FlushTables) -> float:
-    """All layers with their slowest options, and all that can cross borders, on both sides of each."""
+    """Returns the time of all layers with their slowest options, and of all that can cross borders, on both sides of
+    each."""
     time_s = tables.option_forward_s + tables.option_backward_s
     layers = tables.option_start.shape[1] - 1
     slowest_s = np.zeros(layers)
@@ -201,7 +204,8 @@ def _slowest_s(tables: FlushTables) -> float:
 
 
 def _least_s(tables: FlushTables, r: int) -> FloatArray:
-    """float64[n]: t of each vertex's fastest option in a variant, which comes first; inf where it has none."""
+    """Returns float64[n]: the least time t of each vertex in a variant; inf if it has no option. The fastest comes
+    first."""
     start = tables.option_start[r]
     has_some = start[:-1] < start[1:]
     found = np.full(start.size - 1, np.inf)

@@ -1,4 +1,4 @@
-"""The tables of a solve under a flush: the lattice, and what layers may run on it."""
+"""The tables of a solve under a flush: the lattice, and the options of its layers."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from piper_ray.model.passes import passes_of
 
 _QUANTILES = (0.25, 0.5, 0.75)
 _PRICED_BYTES = 100e6
-"""Of all priced sums."""
+"""Memory for all priced sums, in bytes."""
 
 
 class LayerValues(NamedTuple):
-    """Of each vertex, what ``FlushTables`` has of each downset; as many prices of memory as there may be."""
+    """The figures of each vertex that ``FlushTables`` sums over each downset, for all prices of memory."""
 
     sums: FloatArray  # float64[r, n, len(SUM)]
     in_flight: IndexArray  # int64[k]
@@ -43,11 +43,12 @@ class LayerValues(NamedTuple):
 
 @dataclass(frozen=True)
 class FlushWorkload:
-    """``tmpcs[r][v]``: the options of vertex v in variant r, as it is placed, in the order of ``arrays``, the fastest
-    first. rates: that edges are charged at; border_rates: with one kind of devices, those of borders.
+    """The tables of a solve under a flush.
 
-    ahead_of: what is left in front of each downset, for the variants that somebody has asked for. border_labelling:
-    where all downsets are too many; borders_of: what its borders cost at least, for the same variants.
+    tmpcs: ``tmpcs[r][v]`` are the options of vertex v in placed variant r, in the order of ``arrays``, the fastest
+    first. rates: at which edges are charged. border_rates: of borders, with one kind of devices. ahead_of: figures of
+    the layers in front of each downset, by sets of variants, computed as needed. border_labelling: given if all
+    downsets are too many. borders_of: bounds by the cheapest borders, for the same sets of variants.
     """
 
     lattice: Lattice
@@ -63,11 +64,11 @@ class FlushWorkload:
 
     @property
     def tmpcs_alone(self) -> tuple[tuple[tuple[Tmpc, ...], ...], ...]:
-        """Of each variant once, however many neighbours its stages may have."""
+        """The options of each variant once, whatever the number of neighbours of its stages."""
         return tuple({id(x.variant): row for x, row in zip(self.placed, self.tmpcs, strict=True)}.values())
 
     def borders(self, variants: tuple[int, ...]) -> BorderBound | None:
-        """None where these are not wanted, or cannot be told."""
+        """Returns the bound by cheapest borders for these variants; None if it is not used or does not exist."""
         if self.border_labelling is None:
             return None
         if variants not in self.borders_of:
@@ -79,7 +80,7 @@ class FlushWorkload:
 def build_workload(
     instance: Instance, lattice: Lattice, variants: Sequence[Variant], border_rates: BorderRates
 ) -> FlushWorkload:
-    """Options without those that another never loses to, their sums over downsets, and what crosses borders."""
+    """Builds the tables: options that no other option dominates, their sums over downsets, and what crosses borders."""
     graph = lattice.graph
     placed = placed_variants(variants, instance.cluster, border_rates)
     rates = edge_rates(graph, placed, instance.cluster, border_rates)
@@ -122,12 +123,12 @@ def build_workload(
 
 
 def tables_on(lattice: Lattice, known: FlushTables, values: LayerValues) -> FlushTables:
-    """Those of the same layers on other downsets."""
+    """Returns the tables of the same layers on other downsets."""
     return frozen(known._replace(**_of_lattice(lattice, values)))
 
 
 def _of_lattice(lattice: Lattice, values: LayerValues) -> dict[str, Any]:
-    """What ``FlushTables`` has of downsets."""
+    """Returns the fields of ``FlushTables`` that depend on the downsets."""
     arrays, variants = lattice.arrays, len(values.sums)
     prices = len(_QUANTILES)
     counts = max(1, int(_PRICED_BYTES / (8 * variants * prices * lattice.size)))
@@ -150,10 +151,10 @@ def _of_lattice(lattice: Lattice, values: LayerValues) -> dict[str, Any]:
 
 
 def _priced(options: Options, time_s: FloatArray, microbatches: int) -> tuple[IndexArray, FloatArray, FloatArray]:
-    """in_flight, memory_s and priced_s of ``LayerValues``. time_s: float64[options].
+    """Returns in_flight, memory_s and priced_s of ``LayerValues``. time_s: float64[options].
 
-    Any price bounds. Those bound closely that some choices pay: what options take longer than the fastest for a byte
-    that they save, at some quantiles.
+    Any price gives a bound. It is close for prices that some choices pay: the extra time of an option over the fastest,
+    per byte that it saves. Some quantiles of these are taken.
     """
     in_flight, prices = _spread(microbatches), len(_QUANTILES)
     memory_s = np.zeros((options.variants, in_flight.size * prices))
@@ -178,14 +179,14 @@ def _priced(options: Options, time_s: FloatArray, microbatches: int) -> tuple[In
 
 
 def _spread(microbatches: int) -> IndexArray:
-    """Numbers from 1 on, each half as large again as the one before or twice as large."""
+    """Returns int64[k]: 1, 2, 3, 4, 6, 8, 12, ... up to ``microbatches``."""
     doubled = 2 ** np.arange(int(microbatches).bit_length())
     found = np.unique(np.append(doubled, 3 * doubled[:-1] // 2))
     return found[found <= microbatches].astype(np.int64)
 
 
 def _seconds(tmpc: Tmpc) -> tuple[float, float]:
-    """Of the forward and the backward pass."""
+    """Returns the seconds of the forward and of the backward pass."""
     passes = passes_of(tmpc)
     return passes.forward_s, passes.backward_s
 
@@ -197,8 +198,8 @@ def _pays_more(
     charge_s: FloatArray,
     least_s: tuple[FloatArray, FloatArray],
 ) -> FloatArray:
-    """float64[filled]: 1 where a vertex's fastest option has not the least weights, or pays more for some edge.
-    least_s: float64[e, r] each, of the edges that come in, and of those that go out."""
+    """Returns float64[filled]: 1 if a vertex's fastest option does not have the least weights or pays more than the
+    least for some edge. least_s: float64[e, r] each, of the edges that come in and of those that go out."""
     fast = options.start[options.filled]
     found: FloatArray = (options.figures[fast, WEIGHTS] != options.least[:, WEIGHTS]).astype(np.float64)
     for k, (group, option) in enumerate(zip(options.filled.tolist(), fast.tolist(), strict=True)):
@@ -211,7 +212,7 @@ def _pays_more(
 
 
 def _layer_figures(options: Options, seconds: FloatArray, mixed: FloatArray) -> FloatArray:
-    """float64[r, n, len(SUM)]. seconds: float64[options, 2], of both passes."""
+    """Returns float64[r, n, len(SUM)]. seconds: float64[options, 2], of the forward and the backward pass."""
     starts = options.start[options.filled]
     fast, fast_s = options.figures[starts], seconds[starts]
     least_s = np.minimum.reduceat(seconds, starts)

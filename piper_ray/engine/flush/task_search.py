@@ -1,4 +1,4 @@
-"""The search of one (d, t): stages with their choices made, the call that workers get, and the record of its result."""
+"""Searches one (d, t): stages with their choices made, the call that workers get, and the record of its result."""
 
 from __future__ import annotations
 
@@ -41,15 +41,16 @@ from piper_ray.model.plan import Plan
 from piper_ray.model.stop import StoppedBy
 
 _MOST_PASSES = 10_000_000
-"""Forward passes of a step that are simulated one by one; for longer steps the formula gives the same."""
+"""A step of up to this many forward passes is simulated pass by pass; for longer ones a formula gives the same time."""
 
 
 @dataclass(frozen=True)
 class ChosenStages:
-    """Stages with all choices made. value_s: of a batch, simulated. seconds: float64[p, 3], each stage's forward and
-    backward seconds for a microbatch and its synchronisation, front to back.
+    """The stages of a plan, with all choices made.
 
-    options: for each stage int64[k, 2], its vertices, ascending, and for each the number of its option.
+    value_s: the time of a batch, simulated. seconds: float64[p, 3], front to back: each stage's forward and backward
+    seconds for a microbatch, and those of its synchronisation. options: for each stage int64[k, 2], its vertices,
+    ascending, each with the number of its option.
     """
 
     task: FlushTask
@@ -64,7 +65,7 @@ class ChosenStages:
 
     @property
     def rank(self) -> tuple[int, int, int]:
-        """Of plans that take the same: fewest devices, then stages, then the least d."""
+        """Prefers, among equally fast plans, fewest devices, then fewest stages, then the least d."""
         return self.devices, self.stages, self.task.data_parallel_degree
 
     @property
@@ -73,7 +74,7 @@ class ChosenStages:
 
 
 def choose(tables: FlushTables, task: FlushTask, stages: StageList) -> ChosenStages:
-    """Makes the TMPC choices that the stages name, or where they name none quick ones that fit."""
+    """Makes the TMPC choices that the stages name; for stages that name none, makes quick choices that fit."""
     p = stages.outer.size
     seconds = np.zeros((p, 3))
     options = []
@@ -94,14 +95,14 @@ def choose(tables: FlushTables, task: FlushTask, stages: StageList) -> ChosenSta
 
 
 def of_batch_s(task: FlushTask, seconds: FloatArray) -> float:
-    """What a batch takes. seconds: as ``ChosenStages`` has them."""
+    """Returns the time of a batch. seconds: as in ``ChosenStages``."""
     columns = [seconds[:, column].copy() for column in range(3)]
     quick = task.schedule != TWO_BW and len(seconds) * task.microbatches <= _MOST_PASSES
     return float((simulate_step if quick else step_s)(task.schedule, task.microbatches, *columns))
 
 
 def build_flush_plan(instance: Instance, workload: FlushWorkload, chosen: ChosenStages) -> Plan:
-    """Layers in file order."""
+    """Makes a plan, with layers in the order of the file."""
     place, graph, d = places(instance), workload.lattice.graph, chosen.task.data_parallel_degree
     built = []
     for r, options in zip(chosen.variant.tolist(), chosen.options, strict=True):
@@ -112,7 +113,7 @@ def build_flush_plan(instance: Instance, workload: FlushWorkload, chosen: Chosen
 
 
 def _chosen(choice: int, wanted: FloatArray, start: IndexArray, items: FloatArray, memory_bytes: float) -> IndexArray:
-    """The option of each layer, as an index into ``items``. wanted: the seconds to take, or to come close to."""
+    """Returns the option of each layer, as an index into ``items``. wanted: the seconds to take or to come close to."""
     chosen = start[:-1].copy()
     if choice == FASTEST:
         return chosen
@@ -121,7 +122,7 @@ def _chosen(choice: int, wanted: FloatArray, start: IndexArray, items: FloatArra
         return chosen
     most_s = (wanted[0] + wanted[1]) * (1.0 + 1e-9)
     status, rows, ids, before, taken = choice_front(start, items, memory_bytes, most_s, MANY)
-    if status == NONE_FITS:  # what is wanted is a bound
+    if status == NONE_FITS:  # the wanted seconds are only a bound
         least_time_choice(start, items, memory_bytes, chosen)
         return chosen
     at = int(ids[np.argmin(np.abs(rows[:, :3] - wanted).sum(axis=1))])
@@ -134,15 +135,15 @@ def _chosen(choice: int, wanted: FloatArray, start: IndexArray, items: FloatArra
 _FEW_NODES = 3_000
 _MOST_NODES = 200_000
 _MOST_MIXES = 5_000_000
-"""Mixes of numbers of stages on each kind of a task: each has several arrays, of some hundred megabytes together."""
+"""Largest number of mixes for a task: each takes space in several arrays, some hundred megabytes together."""
 _MOST_STATES = 20_000_000
 _FEW_STATES = 3_000
-"""Beyond which prices pay, of positions and of layers."""
+"""From this number of states on, prices of positions and of layers are worth their time."""
 _STATES_BYTES = 500e6
-"""Of a worker, for the states of a task's tails; few have as many."""
+"""Memory of a worker for the states of a task's tails; few have as many."""
 
 _BY_LEVELS = {GPIPE: False, ONE_F_ONE_B: True, TWO_BW: False}
-"""Whether a tail's warm-up takes longer the slower the stages in front are: then there are tails for levels of it."""
+"""Whether slower stages in front lengthen a tail's warm-up: then tails are found for several levels of their time."""
 
 _NO_LEVELS: FloatArray = np.zeros((1, 2))
 _LEVELS = 24
@@ -152,10 +153,10 @@ _MOST_LEVEL = 1.1
 
 @dataclass(frozen=True)
 class TaskResult:
-    """What was found in one task. lower_s: on those of its plans that take less than the best known; inf: none does.
+    """The result of a task. lower_s: a bound for its plans that are faster than the best known; inf: there is none.
 
-    left_open: why the bound is not met, where it is not. proved_s: on all of its plans, however much is known. prices:
-    of the task, where they were found.
+    left_open: why the bound is not met, if so. proved_s: a bound for all of its plans. prices: of the task, if they
+    were computed.
     """
 
     lower_s: float
@@ -168,11 +169,11 @@ class TaskResult:
 
 
 class _Stopped(Exception):
-    """By control[1]."""
+    """Raised if control[1] asks to stop."""
 
 
 class TaskEffort(Enum):
-    """How much is done for a task: a bound by prices, or a plan, or a plan and the proof that none is better."""
+    """How much is done for a task: a bound by prices; a plan; or a plan and the proof that none is better."""
 
     BOUND = "bound"
     PLAN = "plan"
@@ -188,8 +189,9 @@ def run_task(
 ) -> TaskResult:
     """Searches one (d, t) for a plan that takes less than control[0], which it lowers when it finds one.
 
-    A function of arrays, but for what one other thread may write to them: control[0], the best time known or asked
-    for, in s, and control[1], the wish to stop (0: none). known_s: what the best plan takes, where less is asked for.
+    The result depends on the arguments alone; another thread may write only to ``control``: control[0] is the best time
+    known or asked for, in s, and control[1] a request to stop (0: none). known_s: the time of the best plan, if a lower
+    one is asked for.
     """
     if task.lower_s > control[0] * (1.0 + TIE):
         return TaskResult(np.inf)
@@ -220,8 +222,8 @@ def run_task(
 
 
 def _bounded(space: SearchSpace, task: DegreePair, control: FloatArray) -> TaskResult:
-    """By ways over the cheapest borders, where those are known. Then on listed downsets, by prices that are there at
-    once, and by good ones, which take longer to find, where those do not rule it out."""
+    """Bounds a task by shortest ways over the cheapest borders, if these are known. Then, on listed downsets, by even
+    prices, and if these do not rule the task out, by good prices, which take longer to find."""
     found, borders = TaskResult(task.lower_s, prices=task.prices), task.borders
     if borders is not None:
         found = _bounded_by_borders(space, task, borders, control)
@@ -237,7 +239,7 @@ def _bounded(space: SearchSpace, task: DegreePair, control: FloatArray) -> TaskR
 
 
 def _bounded_by_borders(space: SearchSpace, task: DegreePair, borders: BorderBound, control: FloatArray) -> TaskResult:
-    """Of all plans, however few downsets the space has."""
+    """Bounds all plans of the task, whichever downsets the space has."""
     prices, upper_s = task.prices or _find_prices(space, task) or even_prices(task.arrays), float(control[0])
     if prices is None:
         return TaskResult(task.lower_s)
@@ -249,7 +251,7 @@ def _bounded_by_borders(space: SearchSpace, task: DegreePair, borders: BorderBou
 
 
 def _least_by_even_s(space: SearchSpace, task: DegreePair, control: FloatArray) -> float:
-    """0 where that would take longer than the first states."""
+    """Returns a bound by even prices; 0 if it would take longer than the first states."""
     if not space.is_soon_bounded(task):
         return 0.0
     return space.least_s(task, even_prices(task.arrays), control, LITTLE_WORK)
@@ -258,7 +260,7 @@ def _least_by_even_s(space: SearchSpace, task: DegreePair, control: FloatArray) 
 def _least_by_prices_s(
     space: SearchSpace, task: DegreePair, prices: PathPrices | None, control: FloatArray, most_work: int = MUCH_WORK
 ) -> float:
-    """inf where no plan takes at most control[0]; the prices alone may say so."""
+    """Returns a bound by prices; inf if no plan takes at most control[0]."""
     if prices is not None and prices.bound_s > control[0] * (1.0 + TIE):
         return np.inf
     return space.least_s(task, prices, control, most_work)
@@ -271,7 +273,7 @@ def _find_prices(space: SearchSpace, task: DegreePair) -> PathPrices | None:
 
 
 def _run_priced(space: SearchSpace, task: DegreePair, control: FloatArray, proves: bool) -> TaskResult:
-    """On what prices leave of the downsets."""
+    """Searches a task on the downsets that prices leave."""
     if task.prices is not None and task.prices.bound_s > control[0] * (1.0 + TIE):
         return TaskResult(np.inf, proved_s=task.prices.bound_s)
     try:
@@ -289,7 +291,8 @@ def _run_priced(space: SearchSpace, task: DegreePair, control: FloatArray, prove
 def _completed(
     listed: ListedTables, task: DegreePair, status: int, states: TailArrays, control: FloatArray, proves: bool
 ) -> TaskResult:
-    """status, states: of the task's tails. From them to a plan, and to the proof that there is no better one."""
+    """Makes a plan from the task's tails, and the proof that none is better. status, states: the result of
+    ``_tails``."""
     kept, levels = len(states.origin), _NO_LEVELS
     if status != FINISHED:
         return TaskResult(task.lower_s, kept, left_open=None if status == STOPPED else StoppedBy.TOO_MANY_STATES)
@@ -306,7 +309,8 @@ def _completed(
         if not proves:
             return TaskResult(lower_s, kept, found=found)
         if looked_through and by_levels:
-            # What stages in front bring into a tail's warm-up was left out. So once more with levels of it.
+            # The tails did not include what stages in front add to the warm-up. So they are made again, with levels of
+            # that.
             levels = _levels(found)
             status, states = _tails(listed, task, levels, _MOST_STATES, control)
             kept += len(states.origin)
@@ -355,7 +359,7 @@ def _check(control: FloatArray) -> None:
 def call_of(
     space: SearchSpace, task: DegreePair, bound_s: float, effort: TaskEffort = TaskEffort.PROOF, known_s: float = np.inf
 ) -> Call:
-    """``run_task`` for workers, who find the task by its key. bound_s: a time that plans must beat."""
+    """Returns the call of ``run_task`` for a worker, with the task as its key. bound_s: a time that plans must beat."""
     d, *degrees = task.degrees
     cells = () if task.borders is None else task.borders.cells
     shared_bytes = sum(array.nbytes for array in (*space.tables, *task.ahead, *cells))
@@ -375,7 +379,7 @@ def call_of(
 
 
 class _Sent(NamedTuple):
-    """What of a ``DegreePair`` is its own, and not shared by many."""
+    """The fields of a ``DegreePair`` that it does not share with others."""
 
     order: int
     degrees: tuple[int, ...]
@@ -394,7 +398,7 @@ def _run_sent(
     known_s: float,
     control: FloatArray,
 ) -> TaskResult:
-    """``run_task``, of what is shared by many tasks and of what is not."""
+    """Calls ``run_task`` with a task put together from its shared and its own fields."""
     task = DegreePair(
         sent.order, sent.degrees, sent.mixes, frozen(sent.arrays), ahead, sent.lower_s, sent.prices, borders
     )
@@ -402,7 +406,8 @@ def _run_sent(
 
 
 def _levels(found: ChosenStages) -> FloatArray:
-    """float64[l, 2]: none, and evenly from a part of a plan's largest forward and backward seconds to a little more."""
+    """Returns float64[l, 2]: zero, then even levels from 0.4 to 1.1 of a plan's largest forward and backward
+    seconds."""
     shares = np.linspace(_LEAST_LEVEL, _MOST_LEVEL, _LEVELS)
     return np.concatenate([np.zeros((1, 2)), shares[:, None] * found.seconds[:, :2].max(axis=0)])
 
@@ -413,17 +418,17 @@ def _better(one: ChosenStages, other: ChosenStages) -> ChosenStages:
 
 @dataclass(frozen=True)
 class TaskMemo:
-    """Those of one solve: its checkpoint's identity says of which."""
+    """Results of tasks kept in one solve's checkpoint, whose identity names the solve."""
 
     checkpoint: Checkpoint
 
     def result(self, task: DegreePair, cutoff_s: float) -> TaskResult | None:
-        """Of a search for plans of at most so many seconds a batch, if it is on record."""
+        """Returns the recorded result of a search for plans of at most ``cutoff_s`` seconds a batch, or None."""
         found: Any = self.checkpoint.result(_key(task, cutoff_s))
         return None if found is None else _result(task.arrays, found)
 
     def record(self, task: DegreePair, cutoff_s: float, result: TaskResult) -> None:
-        """Raises CheckpointLost if another solve has taken the checkpoint over."""
+        """Records a result. Raises CheckpointLost if another solve has taken the checkpoint over."""
         self.checkpoint.record_result(_key(task, cutoff_s), _row(result))
 
 

@@ -1,4 +1,4 @@
-"""The pairs (d, t) that a plan may have, with a bound on what any plan of theirs takes."""
+"""The pairs (d, t) that a plan may have, with a lower bound on the time of their plans."""
 
 from __future__ import annotations
 
@@ -30,9 +30,11 @@ _CODES = {ScheduleName.GPIPE: GPIPE, ScheduleName.ONE_F_ONE_B: ONE_F_ONE_B, Sche
 
 @dataclass(frozen=True)
 class DegreePair:
-    """One (d, t), or with devices of several kinds one d and a t for each. order: among all, by rising ``lower_s``: no
-    batch of such a plan takes less. mixes: what ``arrays`` has of them once somebody searches it. prices: where they
-    were worth finding. borders: where all downsets are too many.
+    """One (d, t); with devices of several kinds, one d and a t for each kind.
+
+    order: its place among all pairs, by rising ``lower_s``: no batch of its plans takes less. mixes: limits on the
+    mixes, which ``arrays`` lists once the pair is searched. prices: if they were computed. borders: given if all
+    downsets are too many.
     """
 
     order: int
@@ -45,24 +47,24 @@ class DegreePair:
     borders: BorderBound | None = None
 
     def with_mixes(self) -> DegreePair:
-        """To be searched. With several kinds of devices these are many."""
+        """Returns the pair with its mixes, ready to be searched. With several kinds of devices there are many."""
         if self.arrays.next_mix.size > 0:
             return self
         return replace(self, arrays=frozen(with_mixes(self.arrays, self.mixes)))
 
     @property
     def has_kinds(self) -> bool:
-        """Whether there are devices of several kinds: prices of positions are for one."""
+        """Whether there are devices of several kinds. Prices of positions require one kind."""
         return len(self.tensor_parallel_degrees) > 1
 
     @property
     def degrees(self) -> tuple[int, ...]:
-        """d, and t on each kind of devices."""
+        """d, then t on each kind of devices."""
         return self.arrays.data_parallel_degree, *self.tensor_parallel_degrees
 
     @property
     def key(self) -> tuple[int, ...]:
-        """Of no other task: degrees, and the fewest stages."""
+        """Identifies the task: its degrees and the fewest stages."""
         return *self.degrees, self.mixes.stages.start
 
 
@@ -73,7 +75,7 @@ def list_tasks(
     restrictions: Restrictions,
     step: StepTerms,
 ) -> list[DegreePair]:
-    """Those that fit the cluster and the constraints, by rising bound."""
+    """Lists the pairs that fit the cluster and the constraints, by rising bound."""
     found: list[DegreePair] = []
     code, cluster, placed = _CODES[schedule.name], instance.cluster, workload.placed
     is_fixed = restrictions.all_devices or restrictions.stage_count is not None
@@ -165,7 +167,7 @@ def _parts(
 
 
 def _share_of_s(workload: FlushWorkload, variants: Sequence[int]) -> FloatArray:
-    """Of ``FlushTask``: the same for all variants of a kind, as any figures bound that are."""
+    """Returns ``FlushTask.share_of_s``. It is the same for all variants of a kind; any figures give a bound."""
     first = {workload.placed[r].kind: r for r in reversed(variants)}
     all_s = {kind: float(workload.arrays.sums[r, -1, SUM.least_s]) or 1.0 for kind, r in first.items()}
     return np.array([1.0 / all_s.get(x.kind, 1.0) for x in workload.placed])

@@ -1,1 +1,1 @@
-"""Optima for every number of devices, and for every bound on the sum of data-parallel degrees."""
+"""Optima for every number of devices, and for every bound on the sum of d."""

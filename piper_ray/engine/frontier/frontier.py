@@ -1,4 +1,4 @@
-"""``frontier``: the least time for every number of devices. Only puts the parts together."""
+"""``frontier`` finds the least time for every number of devices. This module only puts the parts together."""
 
 from __future__ import annotations
 
@@ -33,13 +33,15 @@ from piper_ray.model.stop import Stop
 from piper_ray.workloads.formats.load import Source, on_cluster
 
 Series = LayerSeries | FlushSeries | ChunkSeries
-"""Solves of the same workload, on as many devices as the first request or fewer: they share what they can."""
+"""Solves of one workload on as many devices as the first request or fewer. They share what they can."""
 
 
 def new_series(first: SolveRequest, schedules: Sequence[Schedule]) -> Series:
-    """first: on the most devices of all. schedules: of one name, with the numbers of chunks that may be.
+    """Makes a series. first: the request with the most devices. schedules: all of one name, with the numbers of chunks
+    tried.
 
-    Raises UsageError for constraints that plans for the schedule cannot keep, LimitError if a lattice does not fit.
+    Raises UsageError for constraints that plans for the schedule cannot satisfy, LimitError if a lattice does not fit
+    in memory.
     """
     if schedules[0].name in CHUNKED:
         return ChunkSeries(first, schedules)
@@ -50,7 +52,7 @@ def new_series(first: SolveRequest, schedules: Sequence[Schedule]) -> Series:
 
 
 _OF_ONE_SOLVE = (DegreesSearched, EvaluationFinished, IncumbentFound, PartBegun)
-"""Points have rows, not what their solves come to on the way."""
+"""Events that are not passed on. Points have rows, so events within their solves are not reported."""
 
 
 def frontier(
@@ -70,16 +72,16 @@ def frontier(
     stop: Stop[Frontier] | None = None,
     schedule: Schedule | ScheduleName | str | None = None,
 ) -> Frontier:
-    """The optimum for every number of devices: 1 .. ``instance.devices``, or the rising numbers ``devices``.
+    """Returns the optimum for every number of devices: 1 .. ``instance.devices``, or the rising numbers ``devices``.
 
-    instance: may be what ``load`` takes, such as a path. devices: may be a text as on the command line, "8..64" or
-    "8..64:8". microbatches, memory_bytes, bandwidth_bytes_per_s, gap, time_limit, threads, memory_limit: as ``solve``
-    takes them. A limit or an interrupt ends it with what is known until then. stop: ends it as an interrupt does, and
-    is offered the frontier so far. schedule: as ``solve`` takes it.
+    instance: an ``Instance``, or what ``load`` takes, such as a path. devices: may be a text as on the command line,
+    "8..64" or "8..64:8". microbatches, memory_bytes, bandwidth_bytes_per_s, gap, time_limit, threads, memory_limit,
+    schedule: as for ``solve``. A limit or an interrupt ends the search, and what is known until then is returned. stop:
+    ends it as an interrupt does, and gets the frontier so far.
 
-    Raises LimitError if the lattice does not fit, InputError with all faults of an instance that is not sound, and
-    UsageError for arguments that make no sense, and for ``options.resume`` and ``contract=OPERATORS``, which a frontier
-    does not know.
+    Raises LimitError if the lattice does not fit in memory, InputError with all faults of an invalid instance, and
+    UsageError for invalid arguments and for ``options.resume`` and ``contract=OPERATORS``, which a frontier does not
+    support.
 
     >>> import piper_ray
     >>> found = piper_ray.frontier(piper_ray.estimate("bert-large", "A100-80"), devices="1..8", threads=1)
@@ -109,7 +111,7 @@ def frontier(
 
 @dataclass
 class _Frontiers:
-    """All solves of one frontier. instance: on the most devices. asked: what the plans are to run under."""
+    """All solves of one frontier. instance: with the most devices. asked: the schedule under which plans run."""
 
     instance: Instance
     restrictions: Restrictions
@@ -137,7 +139,7 @@ class _Frontiers:
         return found
 
     def _along_sums(self, sums: tuple[int, ...]) -> Walk:
-        """On all devices."""
+        """Makes the walk over sums of d on all devices."""
         walk = self._walk(sums, by_sum=True)
         self._run(walk)
         return walk
@@ -150,7 +152,7 @@ class _Frontiers:
             return self._solve(on(position), position if by_sum else None, stop)
 
         def shape(position: int) -> Hashable:
-            """Of whatever else it depends which of equally good plans is preferred."""
+            """Returns what else decides which of equally good plans is preferred."""
             instance = on(position)
             return len(instance.cluster.levels()), PointShape.of(instance, self.restrictions)
 
@@ -183,23 +185,23 @@ class _Frontiers:
             self.listener(event)
 
     def _reason(self) -> str | None:
-        """Why there is no plan on any number of devices, where that is known beforehand."""
+        """Why there is no plan on any number of devices, if that is known beforehand."""
         impossible = layer_without_choice(self.instance, usable_variants(self.instance, self.restrictions))
         return None if impossible is None else impossible.reason
 
     def _unknown(self, instance: Instance) -> Solution:
-        """Before its search."""
+        """Returns the answer for a position before its search."""
         return no_search(least_s(instance), stats_of_nothing(instance), self._planned_for)
 
 
 _KEPT = 8
-"""Of restated workloads, each of which is made anew for each number of devices."""
+"""Number of restated workloads to keep. Each is made anew for each number of devices."""
 
 
 @dataclass
 class SharedSeries:
-    """A series of solves for each workload, links and restrictions. schedules: of one name, with the numbers of chunks
-    that may be. preparation_s: what is shared took so long to make.
+    """A series of solves for each combination of workload, links and restrictions. schedules: all of one name, with the
+    numbers of chunks tried. preparation_s: the time to make the shared tables.
     """
 
     schedules: Sequence[Schedule]
@@ -207,8 +209,8 @@ class SharedSeries:
     _series: dict[Hashable, _KeptSeries] = field(default_factory=dict)
 
     def solve(self, request: SolveRequest) -> Solution:
-        """As ``engine.solve`` does, once restated and on one level of links. A proved answer is given again: that on
-        one node is asked for with each number of nodes.
+        """Solves like ``engine.solve``, after restating and on one level of links. A proved answer is reused: the one
+        on a single node is needed for each number of nodes.
         """
         instance, cluster = request.instance, request.instance.cluster
         key = id(instance.layers), id(instance.edges), cluster.links, type(cluster), request.restrictions
@@ -230,7 +232,8 @@ class SharedSeries:
 
 @dataclass
 class _KeptSeries:
-    """first: whose layers and edges stay, so that no others get their id. proved: answers, by point."""
+    """A series with its first instance, whose layers and edges are kept alive so that their ids stay unique. proved:
+    answers, by point."""
 
     first: SolveRequest
     series: Series

@@ -1,4 +1,4 @@
-"""Optima for numbers of devices of two kinds, each number of the one with each of the other."""
+"""Optima for numbers of devices of two kinds: each number of the one kind with each of the other."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from piper_ray.model.solution import Solution, Status
 from piper_ray.model.stop import Stop
 
 Counts = tuple[int, int]
-"""Devices of the first kind, and of the second."""
+"""The numbers of devices of the first and of the second kind."""
 
 
 @dataclass(frozen=True)
 class KindPoint:
-    """What is known of so many devices of each kind. solved: whether this was solved, and does not follow from more
+    """What is known for a number of devices of each kind. solved: whether it was solved, and not derived from more
     devices."""
 
     devices: Counts
@@ -35,8 +35,8 @@ class KindPoint:
 
 
 def numbers_of(instance: Instance, text: str | None) -> dict[str, tuple[int, ...]]:
-    """The numbers of each of two kinds, of a text such as ``A100-80=8,16 H100-SXM=8..64:8``; without one, and of kinds
-    that it leaves out, whole nodes. Raises UsageError."""
+    """Returns the numbers of devices of each of two kinds, from a text such as ``A100-80=8,16 H100-SXM=8..64:8``. A
+    kind that the text does not name gets whole nodes. Raises UsageError."""
     kinds = {kind.name: kind.cluster for kind in instance.cluster.kinds}
     if len(kinds) != 2:
         raise UsageError(f"a table is of two kinds of devices, and {len(kinds)} are there")
@@ -67,10 +67,11 @@ def kind_table(
     stop: Stop[Any] | None = None,
     tell: Callable[[KindPoint], None] = lambda _: None,
 ) -> tuple[KindPoint, ...]:
-    """Each pair of numbers, rising. ``tell`` hears of each point once it is closed, the most devices first.
+    """Solves each pair of numbers, in rising order. ``tell`` is called with each point once it is closed, the most
+    devices first.
 
-    A plan that is the best of more devices, and has room on fewer, is the best of these. Where a solve ended early,
-    what no plan of more devices takes less than holds, and a plan of fewer is a plan. Raises UsageError.
+    If the best plan for more devices fits on fewer, it is the best there too. If a solve ended early, its bound also
+    holds for fewer devices, and a plan for fewer devices is also one for more. Raises UsageError.
     """
     found: dict[Counts, Solution] = {}
     solved: set[Counts] = set()
@@ -78,7 +79,8 @@ def kind_table(
     after_first, after_second = dict(pairwise(first)), dict(pairwise(second))
 
     def next_of(counts: Counts) -> list[Counts]:
-        """The next number of the one kind, and of the other. More may hurt plans that are to use all devices."""
+        """Returns the next number of the one kind, and of the other. If plans must use all devices, more may be
+        worse."""
         if restrictions.all_devices:
             return []
         one, other = counts
@@ -113,7 +115,7 @@ def _fits(plan: Plan | None, numbers: Mapping[str, Sequence[int]], counts: Count
 
 
 def with_devices(cluster: Cluster, devices: Mapping[str, int]) -> Cluster:
-    """With so many of each kind."""
+    """Returns the cluster with these numbers of devices of each kind."""
     assert cluster.between_bytes_per_s is not None
     kinds = [replace(one, cluster=replace(one.cluster, devices=devices[one.name])) for one in cluster.kinds]
     return Cluster.of_kinds(kinds, cluster.between_bytes_per_s)

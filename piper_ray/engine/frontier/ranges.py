@@ -1,4 +1,4 @@
-"""Rising numbers, also as a user writes them: ``8..2048``, ``8..2048:8``, ``8,16,32``."""
+"""Rising numbers, also as texts of the command line: ``8..2048``, ``8..2048:8``, ``8,16,32``."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from piper_ray.model import arguments
 from piper_ray.model.errors import UsageError
 
 Numbers = Iterable[int] | str
-"""Rising, or a text such as "8..64" or "8,16,32"."""
+"""Rising numbers, or a text such as "8..64" or "8,16,32"."""
 
 _PART = re.compile(r"(\d+)(?:\.\.(\d+)(?::(\d+))?)?")
 _MOST = 1_000_000
 
 
 def rising(numbers: Numbers, name: str, what: str) -> tuple[int, ...]:
-    """Raises UsageError unless there are some, positive and strictly rising; a text is read as on the command line."""
+    """Returns the numbers; a text is read as on the command line. Raises UsageError unless they are positive, rising
+    and not empty."""
     if isinstance(numbers, str):
         return parse_numbers(numbers, name)
     found = arguments.whole_numbers(name, numbers)
@@ -29,7 +30,7 @@ def rising(numbers: Numbers, name: str, what: str) -> tuple[int, ...]:
 
 
 def parse_numbers(text: str, option: str) -> tuple[int, ...]:
-    """The numbers, each once and rising. A..B:STEP holds A, A + STEP, ... up to B. Raises UsageError."""
+    """Returns the numbers, each once and rising. A..B:STEP means A, A + STEP, ... up to B. Raises UsageError."""
     numbers: set[int] = set()
     for part in text.split(","):
         match = _PART.fullmatch(part.strip())

@@ -1,4 +1,4 @@
-"""Optima along the number of devices, as they are asked for: whatever the schedule."""
+"""Optima along the number of devices, under any schedule. Some are computed when they are first requested."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from piper_ray.model.stop import StoppedBy
 
 @dataclass(frozen=True)
 class FrontierPoint:
-    """The answer on ``devices`` devices with the sum of data-parallel degrees at most ``data_parallel_budget``.
+    """The answer on ``devices`` devices with a sum of d of at most ``data_parallel_budget``.
 
-    time_per_sample_s: None where there is no plan or none is known. lower_bound_s: no plan is faster; inf
-    where there is none. is_step: less time than at the point before it on its curve.
+    time_per_sample_s: None if there is no plan or none is known. lower_bound_s: no plan is faster; inf if there is
+    none. is_step: whether it takes less time than the point before it on its curve.
 
     >>> import piper_ray
     >>> bert = piper_ray.estimate("bert-large", "A100-80")
@@ -75,11 +75,10 @@ class FrontierStats:
 
 
 class Frontier:
-    """Optima along the number of devices, and under Piper's schedule along the bound on the sum of data-parallel
-    degrees at all of them.
+    """Optima along the number of devices and, under Piper's schedule, along the bound on the sum of d on all of them.
 
-    instance: at the most devices asked for. schedule: what values and bounds are of. reason: why there is no plan at
-    all, where that is known beforehand. chunks_differ: the number of chunks on each rank is each solution's own.
+    instance: with the most devices requested. schedule: that of values and bounds. reason: why there is no plan at all,
+    if that is known beforehand. chunks_differ: whether each solution has its own number of chunks on each rank.
 
     >>> import piper_ray
     >>> bert = piper_ray.estimate("bert-large", "A100-80")
@@ -100,12 +99,12 @@ class Frontier:
 
     @property
     def stopped_by(self) -> StoppedBy | None:
-        """What ended a search early, if anything did: then what is not proved has a gap."""
+        """Why a search ended early, if one did: then points that are not proved have a gap."""
         return next((walk.stopped_by for walk in self._walks if walk.stopped_by is not None), None)
 
     @property
     def by_solves(self) -> bool:
-        """Whether ``stats`` counts solves, as these evaluate no thresholds."""
+        """Whether ``stats`` counts solves, because they evaluate no thresholds."""
         return not any(found.stats.evaluations for found in self._walk.known().values())
 
     @property
@@ -128,7 +127,7 @@ class Frontier:
         return (self._walk, *self._budgets.values())
 
     def so_far(self) -> Frontier:
-        """What is known at this moment, as if it ended now. For other threads too."""
+        """Returns what is known at this moment, as if the search ended now; also to other threads."""
         known = copy(self)
         known._walk = self._walk.so_far()
         return known
@@ -172,12 +171,12 @@ class Frontier:
         return self.reason or ("none known" if self.stopped_by is not None else "none fits")
 
     def points(self) -> tuple[FrontierPoint, ...]:
-        """By rising number of devices."""
+        """Returns the points by rising number of devices."""
         return _points(self._walk, [(k, min(k, self.instance.microbatches)) for k in self._walk.positions])
 
     def budget_points(self, budgets: Numbers | None = None) -> tuple[FrontierPoint, ...]:
-        """By rising bound on the sum of data-parallel degrees. Raises UsageError for bounds above min(N, K), and where
-        one d is the same for all stages."""
+        """Returns the points by rising bound on the sum of d. Raises UsageError for bounds above min(N, K), and if all
+        stages have the same d."""
         if self.search_sums is None:
             raise UsageError("bounds on the sum of d are for plans whose stages may differ in d (schedule 2bw)")
         limit = self.instance.data_parallel_limit
@@ -189,27 +188,28 @@ class Frontier:
         return _points(self._budgets[wanted], [(self.instance.devices, s) for s in wanted])
 
     def by_devices(self) -> dict[int, float | None]:
-        """{K: least time per sample in s}; None where no plan fits, or none is known."""
+        """Returns {K: least time per sample in s}, with None if no plan fits or none is known."""
         return {point.devices: point.time_per_sample_s for point in self.points()}
 
     def by_budget(self, budgets: Numbers | None = None) -> dict[int, float | None]:
-        """{bound on the sum of data-parallel degrees: least time per sample in s} on all devices of the instance.
+        """Returns {bound on the sum of d: least time per sample in s} on all devices of the instance.
 
-        budgets: rising, or a text such as "8..64"; every bound up to min(N, K) if not given. Found at the first call.
+        budgets: rising, or a text such as "8..64"; None: every bound up to min(N, K). Computed at the first call.
         """
         return {point.data_parallel_budget: point.time_per_sample_s for point in self.budget_points(budgets)}
 
     def plan(self, devices: int) -> Plan | None:
-        """The plan that ``solve`` gives on so many devices: least time, then fewest devices, then fewest stages.
+        """Returns the plan that ``solve`` finds on ``devices`` devices: least time, then fewest devices, then fewest
+        stages.
 
-        None where no plan is known. Raises UsageError for a number of devices that was not asked for.
+        None if no plan is known. Raises UsageError for a number of devices that was not requested.
         """
         return self.solution(devices).plan
 
     def solution(self, devices: int) -> Solution:
-        """What ``solve`` gives on so many devices, or on fewer where no more are of use.
+        """Returns the solution that ``solve`` finds on ``devices`` devices, or on fewer if more are of no use.
 
-        Raises UsageError as ``plan``.
+        Raises UsageError as ``plan`` does.
         """
         wanted = arguments.whole(devices)
         if wanted is None:
@@ -220,7 +220,7 @@ class Frontier:
 
 
 def _points(walk: Walk, limits: Iterable[tuple[int, int]]) -> tuple[FrontierPoint, ...]:
-    """limits: devices and bound on the sum of d of each position."""
+    """Returns the points of a walk. limits: the devices and the bound on the sum of d of each position."""
     points: list[FrontierPoint] = []
     before_s: float | None = None
     for (devices, budget), found in zip(limits, walk.known().values(), strict=True):

@@ -1,5 +1,5 @@
-"""The walk along a frontier, from the most devices down: which positions are solved, what answers say of others, and
-what a frontier reports on its way, beside the events of every solve.
+"""The walk along a frontier, from the most devices down: which positions are solved, what answers imply for others, and
+the events of a frontier besides those of every solve.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _WORTH_A_ROW_S = 1.0
 
 @dataclass(frozen=True)
 class CurveAdvanced:
-    """``closed`` of ``points`` points are proved; ``by_sum``: bounds on the sum of data-parallel degrees.
+    """``closed`` of ``points`` points are proved. by_sum: the points are bounds on the sum of d.
 
     >>> event = CurveAdvanced(by_sum=False, closed=3, points=8, evaluations=12, elapsed_s=1.5)
     >>> f"{event.closed} of {event.points} points"
@@ -42,8 +42,8 @@ class CurveAdvanced:
 
 @dataclass(frozen=True)
 class PointClosed:
-    """A point of a large lattice's curve is as narrow as a pass asks for: its bounds, in s, inf without a plan, and the
-    evaluations made for it.
+    """A point of a large lattice's curve is closed to within the gap. Bounds are in s, inf without a plan; evaluations:
+    those made for it.
 
     >>> PointClosed(by_sum=False, position=8, lower_s=0.012, upper_s=0.012, evaluations=4, elapsed_s=0.5).position
     8
@@ -73,12 +73,12 @@ class FrontierListener(Protocol):
 
 @dataclass
 class Walk:
-    """``run`` solves all ``positions``, which rise: numbers of devices, or ``by_sum`` bounds on the sum of d.
+    """``run`` solves all ``positions``, which rise: numbers of devices or, if ``by_sum``, bounds on the sum of d.
 
-    falling: whether more hurts no plan. solve: the answer at a position, which it offers to the Stop on its way.
-    unknown: what is said of a position that nothing was searched of. alike: positions with the same answer prefer the
-    same plan if this is equal; it differs of no two between which it is equal. needed: the least position at which a
-    plan is as good as at another.
+    falling: whether a larger position never makes plans slower. solve: returns the answer at a position, and offers it
+    to the Stop before. unknown: the answer for a position without a search. alike: positions with the same answer
+    prefer the same plan if their value of this is equal; two positions with equal values have no other value between
+    them. needed: the least position at which a plan is as good as at another.
     """
 
     positions: tuple[int, ...]
@@ -97,7 +97,7 @@ class Walk:
     _settled: dict[int, Solution] | None = None
 
     def run(self, listener: FrontierListener, stop: Stop[Any]) -> None:
-        """Until all is solved or a limit or a wish to stop comes first."""
+        """Solves positions until all are solved, or until a limit or a request to stop."""
         began_s, index = time.perf_counter(), len(self.positions) - 1
         while index >= 0 and not _ends_all(self.stopped_by):
             position, part, since_s = self.positions[index], stop.part(), time.perf_counter()
@@ -127,17 +127,17 @@ class Walk:
         self.seconds, self._settled = time.perf_counter() - began_s, self._settle()
 
     def known(self) -> dict[int, Solution]:
-        """For each position the best plan and the bound that are known. For other threads too."""
+        """Returns the best known plan and bound for each position; also to other threads."""
         return self._settle() if self._settled is None else self._settled
 
     def so_far(self) -> Walk:
-        """What is known at this moment, as if it ended now."""
+        """Returns what is known at this moment, as if the walk ended now."""
         known = copy(self)
         known._settled, known.stopped_by = self.known(), StoppedBy.INTERRUPT
         return known
 
     def _first_with(self, found: Solution, index: int) -> int:
-        """The first position up to this one that has the same answer, with the same plan."""
+        """Returns the first position, up to this one, that has the same answer with the same plan."""
         if not self.falling:
             return index
         if found.plan is None:
@@ -156,7 +156,8 @@ class Walk:
         return bisect_left(self.positions, True, fits, index, key=lambda position: self.alike(position) == here)
 
     def _settle(self) -> dict[int, Solution]:
-        """Where more never hurts, bounds of larger positions and plans of smaller ones count too."""
+        """Returns the answers. If larger positions are never worse, bounds of larger and plans of smaller positions
+        count too."""
         found, under_way = dict(self._solved), self._under_way
         if under_way is not None and under_way[0] not in found:
             so_far = under_way[1].answer()
@@ -173,8 +174,8 @@ Place = TypeVar("Place", bound=Hashable)
 
 
 def settled(found: Mapping[Place, Solution], next_of: Callable[[Place], Sequence[Place]]) -> dict[Place, Solution]:
-    """With the bounds of those with more, and the plans of those with less. found: rising. next_of: those that have the
-    least more."""
+    """Returns the answers with the bounds of larger places and the plans of smaller ones. found: rising. next_of: the
+    next larger places."""
     known = dict(found)
     for place in reversed([*found]):
         known[place] = _bounded(known[place], max([known[x].lower_bound_s for x in (place, *next_of(place))]))
@@ -199,7 +200,7 @@ def _is_faster(one: Solution, other: Solution) -> bool:
 
 
 def _bounded(found: Solution, lower_s: float) -> Solution:
-    """With another bound, and what both figures say."""
+    """Returns the answer with another bound, and the status that follows from both figures."""
     value_s = found.time_per_sample_s
     lower_s = lower_s if value_s is None else min(lower_s, value_s)
     status = status_of(math.inf if value_s is None else value_s, lower_s)

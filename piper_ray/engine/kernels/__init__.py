@@ -1,1 +1,1 @@
-"""Compiled inner loops of the engine, on arrays alone."""
+"""Compiled inner loops of the engine. They use only arrays."""

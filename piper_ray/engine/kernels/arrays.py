@@ -1,6 +1,6 @@
-"""Kernels: arrays with more room, element by element, and indices in the order of keys.
+"""Kernels: arrays with more room, copied element by element, and indices in the order of keys.
 
-Numba compiles messages for shapes that do not match, for seconds, where one array is copied into a slice of another.
+If one array is copied into a slice of another, numba spends seconds on compiling messages for shapes that do not match.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from piper_ray.engine.kernels.types import BitArray, FloatArray, IndexArray
 
 @inner_kernel
 def twice(values: np.ndarray) -> np.ndarray:
-    """With room for as many again."""
+    """Returns the array with twice the room."""
     grown = np.empty(2 * values.size, values.dtype)
     for k in range(values.size):
         grown[k] = values[k]
@@ -23,7 +23,7 @@ def twice(values: np.ndarray) -> np.ndarray:
 
 @inner_kernel
 def twice_rows(rows: np.ndarray) -> np.ndarray:
-    """With room for as many rows again."""
+    """Returns the array with room for twice as many rows."""
     grown = np.empty((2 * rows.shape[0], rows.shape[1]), rows.dtype)
     for k in range(rows.shape[0]):
         for column in range(rows.shape[1]):
@@ -33,7 +33,7 @@ def twice_rows(rows: np.ndarray) -> np.ndarray:
 
 @inner_kernel
 def members(outer: BitArray, inner: BitArray) -> IndexArray:
-    """int64[..]: what bit set ``outer`` has and ``inner`` has not, ascending."""
+    """Returns int64[..]: the members of bit set ``outer`` that are not in ``inner``, ascending."""
     found = np.empty(64 * outer.size, np.int64)
     count = 0
     for word in range(outer.size):
@@ -48,9 +48,9 @@ def members(outer: BitArray, inner: BitArray) -> IndexArray:
 
 @inner_kernel
 def stable_order(keys: FloatArray, count: int) -> IndexArray:
-    """int64[count]: the first ``count`` indices by rising key; of equal keys the first comes first. No key is NaN.
+    """Returns int64[count]: the first ``count`` indices by rising key; equal keys stay in order. No key is NaN.
 
-    Runs of two, four and so on are merged: numba's own sort takes ten times as long to compile.
+    It merges runs of two, four and so on: numba's own sort takes ten times as long to compile.
     """
     order = np.arange(count)
     merged = np.empty(count, np.int64)

@@ -15,9 +15,9 @@ _GUARD = 1e-9
 def first_divisor_by_time(
     work_s: float, resync_s: float, threshold_s: float, divisor_at_least: IndexArray, divisors: int
 ) -> int:
-    """Index of the first divisor d that work + (d - 1) * resync <= threshold * d does not rule out.
+    """Returns the index of the first divisor d that is not ruled out by work + (d - 1) * resync <= threshold * d.
 
-    ``divisors``, their number, if it rules out all. Errs towards the smaller.
+    Returns ``divisors``, their number, if all are ruled out. Errs towards the smaller.
     """
     if work_s <= threshold_s:
         return 0
@@ -34,11 +34,11 @@ def first_divisor_by_time(
 def first_divisor_by_memory(
     a_bytes: float, b_bytes: float, shared_bytes: float, later_sum: int, cluster: ClusterArrays
 ) -> int:
-    """Index of the first divisor d with a * y + b + shared / d <= M for y = ceil((later_sum + d) / d), which is
-    1 + ceil(later_sum / d).
+    """Returns the index of the first divisor d with a * y + b + shared / d <= M, where y = ceil((later_sum + d) / d),
+    which is 1 + ceil(later_sum / d).
 
-    ``later_sum`` is the sum of data-parallel degrees of the stages behind. The number of divisors if there is none.
-    Errs towards the smaller.
+    ``later_sum`` is the sum of d of the stages behind. Returns the number of divisors if there is none. Errs towards
+    the smaller.
     """
     first = _first_divisor_by_activations(
         a_bytes, b_bytes, cluster.memory_bytes, later_sum, cluster.divisor_at_least, cluster.divisors.size
@@ -60,7 +60,7 @@ def _first_divisor_by_shares(
     later_sum: int,
     divisors: IndexArray,
 ) -> int:
-    """From ``first`` on, by bisection: neither y nor what is shared grows with d."""
+    """Searches from ``first`` on, by bisection: neither y nor the share of each replica grows with d."""
     low, high = first, divisors.size
     while low < high:
         middle = (low + high) >> 1
@@ -77,7 +77,7 @@ def _first_divisor_by_shares(
 def _first_divisor_by_activations(
     a_bytes: float, b_bytes: float, memory_bytes: float, later_sum: int, divisor_at_least: IndexArray, divisors: int
 ) -> int:
-    """The same where nothing is shared, by a formula."""
+    """Returns the same without shared bytes, by a formula."""
     room_bytes = memory_bytes - b_bytes
     if room_bytes < a_bytes * (1.0 + later_sum) or a_bytes <= 0.0:
         if room_bytes < a_bytes or room_bytes < 0.0:
@@ -105,7 +105,7 @@ def meets(one: BitArray, other: BitArray) -> bool:
 
 @leaf_kernel
 def is_subset(small: BitArray, large: BitArray) -> bool:
-    """Of two bit sets."""
+    """Whether bit set ``small`` is a subset of ``large``."""
     for word in range(small.size):
         if small[word] & ~large[word] != 0:
             return False
@@ -131,7 +131,8 @@ def crosses_border(ends: BitArray, outer: BitArray, inner: BitArray) -> bool:
 
 @leaf_kernel
 def lowest_position(bits: np.uint64) -> int:
-    """Of the lowest bit; ``bits`` are not 0. The loop counts bits, which compilers know as one instruction."""
+    """Returns the position of the lowest bit; ``bits`` is not 0. Compilers turn the loop, which counts bits, into one
+    instruction."""
     below = ~bits & (bits - np.uint64(1))
     position = 0
     while below != 0:
@@ -142,7 +143,7 @@ def lowest_position(bits: np.uint64) -> int:
 
 @leaf_kernel
 def bit_position(bits: np.uint64) -> int:
-    """Of the highest bit, by binary search over the halves; ``bits`` are not 0."""
+    """Returns the position of the highest bit, by binary search over halves; ``bits`` is not 0."""
     position = 0
     for shift in (32, 16, 8, 4, 2, 1):
         if bits >> np.uint64(shift):

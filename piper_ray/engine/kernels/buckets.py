@@ -1,5 +1,5 @@
-"""Kernel: buckets of live downsets of a finished level, and groups of these, with bounds over their members; and which
-of the downsets no stage needs to end at, as one with a vertex more does as well.
+"""Kernels: buckets of live downsets of a finished level, and groups of these, with bounds over their members. They also
+mark downsets at which no stage needs to end, because a downset with a vertex more is as good.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _COARSE = 1024.0
 
 @kernel
 def add_level(level: int, arrays: StateArrays) -> None:
-    """Puts the live downsets of a level by least tally, those with similar states side by side, into buckets of up to
-    32, and these into groups of up to 16. Levels come one after the other; some may be empty.
+    """Puts the live downsets of a level into buckets of up to 32, by least tally and with similar states next to each
+    other, and the buckets into groups of up to 16. Levels must be added in order; some may be empty.
     """
     tables, target, fronts, members, buckets, groups = arrays
     lattice, costs = tables.lattice, tables.costs
@@ -71,7 +71,8 @@ def add_level(level: int, arrays: StateArrays) -> None:
 
 @leaf_kernel
 def _place_among(i: int, sum_limit: int, fronts: FrontArrays) -> float:
-    """By the least tally, then roughly by the other states. In whole numbers: what has one state stays in id order."""
+    """Returns a key: the least tally, then roughly the other states. It is a whole number, so equal single states stay
+    in order of ids."""
     first, last = fronts.start[i], fronts.start[i] + fronts.states[i] - 1
     place = float(fronts.tally[last])
     for figure in (fronts.data_parallel_sum[last], fronts.data_parallel_sum[first], fronts.states[i]):
@@ -81,7 +82,7 @@ def _place_among(i: int, sum_limit: int, fronts: FrontArrays) -> float:
 
 @leaf_kernel
 def _add_group(begin: int, end: int, buckets: BucketArrays, groups: GroupArrays) -> None:
-    """Of buckets begin .. end - 1."""
+    """Makes a group of buckets begin .. end - 1."""
     group = groups.used[0]
     groups.bucket_start[group], groups.bucket_start[group + 1] = begin, end
     groups.least_tally[group] = buckets.least_tally[begin]
@@ -148,7 +149,7 @@ def _widen(
 
 @leaf_kernel
 def _bound_states(bucket: int, fronts: FrontArrays, members: MemberArrays, buckets: BucketArrays) -> None:
-    """Of several members; the states of a single one are looked at themselves."""
+    """Bounds the states of a bucket with several members. The states of a single member are used directly."""
     begin, end = buckets.member_start[bucket], buckets.member_start[bucket + 1]
     size = 0
     if end - begin > 1:
@@ -166,7 +167,7 @@ def _bound_states(bucket: int, fronts: FrontArrays, members: MemberArrays, bucke
 
 
 def no_members(lattice: LatticeArrays, costs: CostArrays) -> MemberArrays:
-    """Room for all downsets."""
+    """Returns arrays with room for all downsets."""
     downsets, words = lattice.bits.shape
     return MemberArrays(
         downset=np.empty(downsets, np.int64),
@@ -178,7 +179,7 @@ def no_members(lattice: LatticeArrays, costs: CostArrays) -> MemberArrays:
 
 
 def empty_buckets(capacity: int, lattice: LatticeArrays, costs: CostArrays) -> BucketArrays:
-    """Room for ``capacity`` buckets."""
+    """Returns arrays with room for ``capacity`` buckets."""
     words = lattice.bits.shape[1]
     levels, variants = lattice.level_start.size - 1, costs.missing.shape[1]
     sharing = costs.least_shared.shape[0] > 0
@@ -207,7 +208,7 @@ def empty_buckets(capacity: int, lattice: LatticeArrays, costs: CostArrays) -> B
 
 
 def empty_groups(capacity: int, lattice: LatticeArrays, costs: CostArrays) -> GroupArrays:
-    """Room for ``capacity`` groups."""
+    """Returns arrays with room for ``capacity`` groups."""
     levels, variants = lattice.level_start.size - 1, costs.missing.shape[1]
     return GroupArrays(
         used=np.zeros(1, np.int64),
@@ -222,17 +223,17 @@ def empty_groups(capacity: int, lattice: LatticeArrays, costs: CostArrays) -> Gr
 
 
 _MARGIN = 1e-12
-"""Of all work: by less than that the same times differ when they are summed in another order."""
+"""Share of all work: more than the rounding error of times that are summed in different orders."""
 
 
 @inner_kernel
 def find_dominated(level: int, arrays: StateArrays) -> None:
-    """Marks the downsets below a finished level that some in it dominate; then their buckets and groups.
+    """Marks the downsets below a finished level that are dominated by one in it; then their buckets and groups.
 
-    J + v dominates J for every I that has v and more, where J has no state that J + v does not have as good a one as,
-    and where v adds at least as much work to J as communication. For then I \\ (J + v) takes no longer than I \\ J and
-    no more memory, in every variant and with every choice of options: the others stay as they are, and no charge
-    depends on them.
+    J + v dominates J for every larger I that has v if each state of J has one of J + v that is as good, and v adds at
+    least as much work to J as communication. Then I \\ (J + v) takes no longer than I \\ J and no more memory, in every
+    variant and with every choice of options: the choices of the other vertices stay the same, and charges do not depend
+    on them.
     """
     tables, _, fronts, members, buckets, groups = arrays
     lattice, costs = tables.lattice, tables.costs
@@ -269,7 +270,7 @@ def find_dominated(level: int, arrays: StateArrays) -> None:
 
 @leaf_kernel
 def _charges_are_fixed(options: OptionArrays) -> bool:
-    """Whether no choice of options changes what stages pay for communication."""
+    """Whether communication costs are the same for all choices of options."""
     for r in range(options.uniform.size):
         if options.uniform[r] == 0:
             return False
@@ -278,7 +279,7 @@ def _charges_are_fixed(options: OptionArrays) -> bool:
 
 @leaf_kernel
 def _find_removable(i: int, lattice: LatticeArrays, removable: BitArray) -> None:
-    """The vertices of downset i without a predecessor in it."""
+    """Finds the vertices of downset i that have no predecessor in it."""
     bits = lattice.bits
     for word in range(bits.shape[1]):
         removable[word] = bits[i, word]
@@ -290,9 +291,9 @@ def _find_removable(i: int, lattice: LatticeArrays, removable: BitArray) -> None
 
 @leaf_kernel
 def _find_without(i: int, word: int, vertex: np.uint64, first: int, last: int, bits: BitArray) -> int:
-    """The number of downset i without one vertex, among first .. last - 1; -1 if it is not there.
+    """Returns the number of downset i without one vertex, among first .. last - 1; -1 if it is not listed.
 
-    They are in the lexicographic order of their vertices.
+    They are in lexicographic order of their vertices.
     """
     low, high = first, last
     while low < high:
@@ -317,12 +318,12 @@ def _find_without(i: int, word: int, vertex: np.uint64, first: int, last: int, b
 
 @leaf_kernel
 def _is_covered(inner: int, outer: int, fronts: FrontArrays) -> bool:
-    """Whether each state of ``inner``, of which there is one, has one of ``outer`` with no more of tally and sum."""
+    """Whether ``inner`` has states, and for each of them ``outer`` has one with at most its tally and sum."""
     if fronts.states[inner] == 0:
         return False
     at, end = fronts.start[outer], fronts.start[outer] + fronts.states[outer]
     for state in range(fronts.start[inner], fronts.start[inner] + fronts.states[inner]):
-        # States come with rising sums and falling tallies.
+        # States are in order of rising sums and falling tallies.
         while at + 1 < end and fronts.data_parallel_sum[at + 1] <= fronts.data_parallel_sum[state]:
             at += 1
         if fronts.data_parallel_sum[at] > fronts.data_parallel_sum[state] or fronts.tally[at] > fronts.tally[state]:
@@ -332,7 +333,7 @@ def _is_covered(inner: int, outer: int, fronts: FrontArrays) -> bool:
 
 @leaf_kernel
 def _adds_work(inner: int, outer: int, costs: CostArrays) -> bool:
-    """Whether a stage takes longer with what ``outer`` has more than ``inner``, in each variant that may have it."""
+    """Whether a stage takes longer with the vertex that only ``outer`` has, in each variant that can run it."""
     last = costs.need_s.shape[0] - 1
     for r in range(costs.need_s.shape[1]):
         if costs.missing[outer, r] > costs.missing[inner, r]:

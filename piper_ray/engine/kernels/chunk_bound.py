@@ -1,24 +1,25 @@
-"""Kernels: what every plan of a shape takes at least, by Lagrangian duality.
+"""Kernels: a lower bound on every plan of a shape, by Lagrangian duality.
 
-Whatever its chunks are, a batch takes at least as long as each path through the event graph of its schedule, and so at
-least as long as any average of paths. An average prices each chunk's forward seconds, its gradients of inputs and of
-weights, and the synchronisation of the rank at its end. All of that is a sum over layers, and so is what limits a plan:
+Whatever its chunks are, a batch takes at least as long as each path through the event graph of its schedule, and so as
+any average of paths. An average prices each chunk's forward seconds, its gradients of inputs and of weights, and the
+synchronisation of the rank at its end. All of that is a sum over layers, and so are the limits of a plan:
 
-- at each moment of a rank it holds no more bytes than there are;
+- at each moment a rank holds no more bytes than its memory;
 - no plan that is better than the best one known lets a rank work longer than that one's batch takes: m W + R seconds.
-  Layers are whole, so that holds in whole units of time, too: the layers of a rank, each rounded down, are no more than
-  the limit rounded down (Gomory, 1958). Where plans are told apart by their fullest rank, it has a least number, too;
+  Layers are whole, so that holds in whole units of time, too: the layers of a rank, each rounded down, take no more
+  than the limit rounded down (Gomory, 1958). If cases are distinguished by their fullest rank, it has a least number,
+  too;
 - no chunk is empty: 1 - layers <= 0. A case may set other least and most numbers of layers for each chunk.
 
-A limit (held - limit) <= 0 times a price >= 0 takes nothing from the bound. The least priced sum, in which each layer
-chooses the chunk and the TMPC that are cheapest for it, is then a bound for any prices: ``least_priced_s`` computes it,
-for all plans that are better than the best one known. Good prices come from ``chunks.share_program``, and need not be
-exact.
+A limit (held - limit) <= 0 times a price >= 0 is at most 0, so it may be added to a plan's time for a lower bound. The
+least priced sum, in which each layer chooses the chunk and the TMPC that are cheapest for it, is then a bound for any
+prices: ``least_priced_s`` computes it, for all plans that are better than the best one known. Good prices come from
+``chunks.share_program``, and need not be exact.
 
-Transfers: each border between chunks costs a least amount. One layer, the hub, may be told apart that many others read
-(an encoder's output, a mask): all layers that are on other ranks than the hub pay for its edge, and the bound is the
-least over the chunks that the hub may be in. Where the hub's chunk is given, what comes before it by the edges is in no
-later chunk, and what comes behind it in no earlier one.
+Transfers: each border between chunks costs a least amount. One layer that many others read (an encoder's output, a
+mask) may be distinguished as the hub: all layers on other ranks than the hub pay for its edge, and the bound is the
+least over the chunks that the hub may be in. For a given chunk of the hub, layers that come before it along edges are
+in no later chunk, and layers behind it in no earlier one.
 """
 
 from __future__ import annotations
@@ -33,36 +34,36 @@ from piper_ray.engine.kernels.types import FloatArray, IndexArray
 
 
 class FigureColumns(NamedTuple):
-    """Columns of a TMPC's figures; of kinds there are two further ones."""
+    """Columns of a TMPC's figures; kinds have two further ones."""
 
     forward_s: int = 0
     input_s: int = 1
     weight_s: int = 2
     weights: int = 3  # bytes
     activation: int = 4  # bytes for each microbatch in flight
-    fixed: int = 5  # bytes, with the rank's part of what replicas share out
-    from_hub_s: int = 6  # of kinds: in either direction, if it is on another rank than the hub
+    fixed: int = 5  # bytes, with the rank's share of what replicas share out
+    from_hub_s: int = 6  # of kinds: in either direction, if on another rank than the hub
     to_hub_s: int = 7  # of kinds: the same, in the hub's chunk
 
 
 FIGURE = FigureColumns()
 COLUMNS = FIGURE.from_hub_s
 
-# How a kind lies to the hub.
+# The position of a kind relative to the hub.
 APART = 0
 BEFORE_HUB = 1
 BEHIND_HUB = 2
 HUB = 3
 
 NO_LIMIT = 1e18
-"""Units that stand for no limit."""
+"""A number of units that stands for no limit."""
 
 
 class LayerKinds(NamedTuple):
-    """Layers that are alike: which chunks they may be in, and what they may run."""
+    """Layers that are alike: the chunks that they may be in, and their options."""
 
-    layers: IndexArray  # int64[kinds]: how many
-    counted: IndexArray  # int64[kinds]: 1 for those that chunks have whole; 0 for what stands for transfers
+    layers: IndexArray  # int64[kinds]: their number
+    counted: IndexArray  # int64[kinds]: 1 for layers, which chunks have whole; 0 for what stands for transfers
     first_chunk: IndexArray  # int64[kinds]: stages first_chunk .. last_chunk
     last_chunk: IndexArray
     side: IndexArray  # int64[kinds]: APART, BEFORE_HUB, BEHIND_HUB or HUB; at most one is the hub
@@ -72,7 +73,7 @@ class LayerKinds(NamedTuple):
 
 
 class ShapeLimits(NamedTuple):
-    """What all plans of a shape share.
+    """The limits that all plans of a shape share.
 
     crossing_s: float64[s], the least transfers of each chunk in either direction. held: float64[moments, s],
     microbatches of each chunk in flight at a moment of its rank; 0 in chunks of others.
@@ -91,17 +92,18 @@ class ShapeLimits(NamedTuple):
 
 
 class Paths(NamedTuple):
-    """Paths through the event graph. counts: float64[paths, s, PASSES]; rank: int64[paths], that each ends on."""
+    """Paths through the event graph. counts: float64[paths, s, PASSES]. rank: int64[paths], the rank at the end of
+    each."""
 
     counts: FloatArray
     rank: IndexArray
 
 
 class Prices(NamedTuple):
-    """path: float64[paths], parts of 1. memory: float64[moments], seconds for each byte, 0 or more.
+    """path: float64[paths], shares that sum to 1. memory: float64[moments], seconds per byte, at least 0.
 
-    units: float64[p], seconds for each unit: above 0 where they are too many, below 0 where they are too few.
-    filled: float64[s], seconds for each layer that a chunk has: above 0 where they are too few, below 0 where too many.
+    units: float64[p], seconds per unit: positive if there are too many, negative if too few. filled: float64[s],
+    seconds per layer of a chunk: positive if there are too few, negative if too many.
     """
 
     path: FloatArray
@@ -121,7 +123,7 @@ class Costs(NamedTuple):
 
 @kernel
 def moments(program: ChunkProgram, most: int) -> tuple[FloatArray, IndexArray]:
-    """``ShapeLimits.held`` and ``moment_rank``: of each rank at most so many moments, evenly chosen."""
+    """Returns ``ShapeLimits.held`` and ``moment_rank``: for each rank at most ``most`` moments, evenly chosen."""
     p, v = program.stage_of.shape
     held = np.zeros((p * most, program.rank_of.size))
     rank = np.empty(p * most, np.int64)
@@ -140,8 +142,8 @@ def moments(program: ChunkProgram, most: int) -> tuple[FloatArray, IndexArray]:
 
 @kernel
 def least_priced_s(kinds: LayerKinds, limits: ShapeLimits, paths: Paths, prices: Prices) -> tuple[float, int]:
-    """No plan of the shape takes less, and the hub's chunk that this comes from (-1: no hub). inf if some kind has no
-    place or no option."""
+    """Returns a lower bound on plans of the shape, and the hub's chunk for which it is least (-1: no hub). inf if some
+    kind has no place or no option."""
     s = limits.rank_of.size
     costs = costs_of(limits, paths, prices.path, prices.memory)
     fixed_s = -limits.memory_bytes * prices.memory.sum()
@@ -177,7 +179,7 @@ def least_priced_s(kinds: LayerKinds, limits: ShapeLimits, paths: Paths, prices:
 
 @leaf_kernel
 def window(kinds: LayerKinds, c: int, hub: int) -> tuple[int, int]:
-    """The chunks that a kind may be in while the hub is in chunk ``hub``."""
+    """Returns the range of chunks that a kind may be in if the hub is in chunk ``hub``."""
     first, last = kinds.first_chunk[c], kinds.last_chunk[c]
     side = kinds.side[c]
     if side in (HUB, BEHIND_HUB):
@@ -189,7 +191,7 @@ def window(kinds: LayerKinds, c: int, hub: int) -> tuple[int, int]:
 
 @leaf_kernel
 def priced_s(kinds: LayerKinds, o: int, k: int, hub: int, costs: Costs, prices: Prices, limits: ShapeLimits) -> float:
-    """Of one layer with option o in chunk k, but for what chunks are to have."""
+    """Returns the price of one layer with option o in chunk k, without that of the numbers of layers in chunks."""
     figures, r = kinds.figures, limits.rank_of[k]
     cost = (
         costs.passes[k, 0] * figures[o, FIGURE.forward_s]
@@ -208,7 +210,7 @@ def priced_s(kinds: LayerKinds, o: int, k: int, hub: int, costs: Costs, prices: 
 
 @kernel
 def costs_of(limits: ShapeLimits, paths: Paths, path: FloatArray, memory: FloatArray) -> Costs:
-    """Paths weighted by ``path``, moments by ``memory``."""
+    """Returns the prices of paths weighted by ``path`` and moments weighted by ``memory``."""
     s, p = limits.rank_of.size, limits.most_units.size
     passes = np.zeros((s, 3))
     sync_of_rank, fixed_of_rank = np.zeros(p), np.zeros(p)

@@ -1,5 +1,5 @@
-"""Kernels: a plan with chunks made better by local moves, each valued by simulation; and all plans of a small shape,
-gone through in depth, so that what is found is the best and proved.
+"""Kernels: improve a plan with chunks by local moves, each valued by simulation; and enumerate all plans of a small
+shape depth-first, which proves the best.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from piper_ray.engine.kernels.chunk_stages import (
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
 
 DRAWS = 8
-"""Random numbers that a move takes."""
+"""Number of random numbers per move."""
 
 _OF_A_BORDER = 0.45
 _OF_A_PIECE = 0.75
 _TO_A_NEIGHBOUR = 0.6
 _IN_EXCHANGE = 0.5
 _OF_TWO_LAYERS = 0.7
-"""Shares of moves; the second one is of borders and pieces together."""
+"""Shares of kinds of moves; the second one is of borders and pieces together."""
 
 _MARKED = -1
-"""A chunk for layers on the move."""
+"""Chunk number of layers that are being moved."""
 
 
 @kernel
 def batch_seconds(model: ChunkModel, chunk_of: IndexArray, choice: IndexArray, end_s: FloatArray) -> float:
-    """Simulated. end_s: scratch, see ``simulate_chunks``."""
+    """Returns the simulated seconds of a batch. end_s: scratch, see ``simulate_chunks``."""
     figures = chunk_figures(model.layers, model.program.rank_of, chunk_of, choice)
     sync_s = sync_of_ranks(model.program, figures, model.sync_s_per_byte)
     return simulate_chunks(model.program, figures[:, FIGURE.forward_s : FIGURE.weight_s + 1], sync_s, end_s)
@@ -46,7 +46,7 @@ def batch_seconds(model: ChunkModel, chunk_of: IndexArray, choice: IndexArray, e
 
 @kernel
 def fit_all(model: ChunkModel, chunk_of: IndexArray, choice: IndexArray) -> bool:
-    """``fit_rank`` for every rank."""
+    """Calls ``fit_rank`` for every rank."""
     for rank in range(model.program.last.size):
         if not fit_rank(model, rank, chunk_of, choice):
             return False
@@ -62,12 +62,13 @@ def anneal(
     heat: float,
     control: FloatArray,
 ) -> float:
-    """Seconds of the best plan found, which is left in ``chunk_of`` and ``choice``; they hold one that fits before.
+    """Returns the seconds of the best plan found, which is left in ``chunk_of`` and ``choice``. They must hold a plan
+    that fits at first.
 
-    Simulated annealing from ``heat``, relative to the plan's time, down to nothing. A move shifts layers over all
-    borders between two chunks, or takes a piece of the graph from a chunk to another, perhaps in exchange for one from
-    there, or changes a layer's TMPC. It ends early when control[1] is not zero. draws: float64[moves, DRAWS], random,
-    from 0 to below 1.
+    Simulated annealing from ``heat``, relative to the plan's time, down to zero. A move shifts a layer over each border
+    between two chunks, or moves a piece of the graph from one chunk to another, perhaps in exchange for one from there,
+    or changes a layer's TMPC. It ends early if control[1] is not zero. draws: float64[moves, DRAWS], random numbers in
+    [0, 1).
     """
     layers, program, moves = model.layers, model.program, draws.shape[0]
     s, n = program.rank_of.size, choice.size
@@ -102,7 +103,7 @@ def anneal(
                 continue
             rank = program.rank_of[chunk_of[x]]
             new_choice[x] = layers.option_start[x] + int(draw[2] * options)
-            # Another layer of the rank makes room, or takes what became free.
+            # Another layer of the rank makes room, or uses the room that became free.
             y = _on_rank(program, chunk_of, rank, int(draw[3] * n))
             if y != x and draw[5] < _OF_TWO_LAYERS:
                 of_other = layers.option_start[y + 1] - layers.option_start[y]
@@ -127,7 +128,7 @@ def anneal(
 
 @leaf_kernel
 def _has_neighbour_in(k: int, chunk_of: IndexArray, start: IndexArray, neighbour: IndexArray, x: int) -> bool:
-    """Whether one of them is in chunk k."""
+    """Whether one of the neighbours is in chunk k."""
     for e in range(start[x], start[x + 1]):
         if chunk_of[neighbour[e]] == k:
             return True
@@ -136,7 +137,8 @@ def _has_neighbour_in(k: int, chunk_of: IndexArray, start: IndexArray, neighbour
 
 @leaf_kernel
 def _shift(layers: OrderedLayers, chunk_of: IndexArray, a: int, b: int, first: int, new_chunk_of: IndexArray) -> None:
-    """Over each border from chunk a to chunk b one layer. first: where to begin to look for those that may."""
+    """Moves one layer over each border from chunk a to chunk b. first: where to begin to look for layers that may
+    move."""
     n = chunk_of.size
     step = 1 if a < b else -1
     start = layers.successor_start if a < b else layers.predecessor_start
@@ -155,7 +157,8 @@ def _shift(layers: OrderedLayers, chunk_of: IndexArray, a: int, b: int, first: i
 def _move_piece(
     layers: OrderedLayers, x: int, to_later: bool, far: float, chunks: int, chunk_of: IndexArray
 ) -> tuple[int, int]:
-    """Takes a piece that begins at x as far as it may, or less. From which chunk, to which: the same if it is stuck."""
+    """Moves a piece that begins at x as far as it may, or less. Returns its old and its new chunk; equal if it cannot
+    move."""
     a = chunk_of[x]
     limit = _mark_piece(layers, x, to_later, chunks, chunk_of)
     b = a
@@ -171,7 +174,7 @@ def _move_piece(
 def _return_piece(
     layers: OrderedLayers, a: int, b: int, first: int, chunks: int, old_chunk_of: IndexArray, chunk_of: IndexArray
 ) -> None:
-    """From chunk b to chunk a, if a piece may. first: where to begin to look for one of old layers."""
+    """Moves a piece from chunk b to chunk a, if one may. first: where to begin to look for one of old layers."""
     n = chunk_of.size
     for i in range(n):
         x = (first + i) % n
@@ -184,7 +187,8 @@ def _return_piece(
 
 @leaf_kernel
 def _mark_piece(layers: OrderedLayers, x: int, to_later: bool, chunks: int, chunk_of: IndexArray) -> int:
-    """Puts a layer, and those of its chunk that are reached from it, into chunk _MARKED; to which chunk they may go."""
+    """Puts a layer, and those of its chunk reached from it, into chunk _MARKED. Returns the chunk to which they may
+    go."""
     n, a = chunk_of.size, chunk_of[x]
     before_start = layers.predecessor_start if to_later else layers.successor_start
     before = layers.predecessor if to_later else layers.successor
@@ -215,7 +219,7 @@ def _put_marked(chunk_of: IndexArray, k: int) -> None:
 
 @leaf_kernel
 def _on_rank(program: ChunkProgram, chunk_of: IndexArray, rank: int, first: int) -> int:
-    """A layer of the rank, the first from ``first`` on."""
+    """Returns a layer of the rank, the first from ``first`` on."""
     n = chunk_of.size
     x = first
     while program.rank_of[chunk_of[x]] != rank:
@@ -225,7 +229,7 @@ def _on_rank(program: ChunkProgram, chunk_of: IndexArray, rank: int, first: int)
 
 @inner_kernel
 def _fit_changed(model: ChunkModel, old_chunk_of: IndexArray, chunk_of: IndexArray, choice: IndexArray) -> bool:
-    """``fit_rank`` for the ranks of chunks that have changed. False also if none has, or one is empty."""
+    """Calls ``fit_rank`` for the ranks of chunks that have changed. Returns False also if none has, or one is empty."""
     rank_of = model.program.rank_of
     count = np.zeros(rank_of.size, np.int64)
     touched = np.zeros(model.program.last.size, np.bool_)
@@ -245,11 +249,11 @@ def _fit_changed(model: ChunkModel, old_chunk_of: IndexArray, chunk_of: IndexArr
 
 
 _PASSES_A_STEP = 8
-"""Simulated while one layer is placed."""
+"""Passes that are simulated in the time in which one layer is placed."""
 
 
 class Windows(NamedTuple):
-    """Where each layer may be, chunks first_chunk .. last_chunk, and in which variants each option may."""
+    """The chunks first_chunk .. last_chunk in which each layer may be, and the variants of each option."""
 
     first_chunk: IndexArray  # int64[n]
     last_chunk: IndexArray  # int64[n]
@@ -267,13 +271,13 @@ def best_of_all(
     chunk_of: IndexArray,
     choice: IndexArray,
 ) -> tuple[float, bool]:
-    """Of the plans that fit and take less than ``target_s`` the least seconds, inf if there is none, and whether all
-    were looked at: it ends early after so many steps, or when control[1] is not zero. The plan is written to
-    ``chunk_of`` and ``choice``. by_bytes: the least bytes instead that a rank holds which holds the most.
+    """Returns the least seconds of the plans that fit and take less than ``target_s``, inf if there is none, and
+    whether all were tried: it ends early after ``most_steps`` steps, or if control[1] is not zero. The plan is written
+    to ``chunk_of`` and ``choice``. by_bytes: minimises the bytes of the rank that holds most instead.
 
-    Layer by layer, after those that it reads: every chunk of its window and every option. A branch ends where a rank
-    holds too much, or has more to do than ``target_s``, or too few layers are left for chunks that are empty, or a
-    chunk's layers have no variant in common.
+    It places layer by layer, each after those that it reads: every chunk of its window and every option. A branch ends
+    if a rank holds too much or has more work than ``target_s``, if too few layers are left for chunks that are empty,
+    or if a chunk's layers have no variant in common.
     """
     layers, program, sync_s_per_byte, memory_bytes, _ = model
     first_chunk, last_chunk, variants = windows
@@ -286,8 +290,8 @@ def best_of_all(
     old_common = np.zeros(n, np.int64)
     old_activation, old_fixed, old_work_s = np.zeros(n), np.zeros(n), np.zeros(n)
     count, empty = np.zeros(s, np.int64), s
-    tried = np.zeros(n, np.int64)  # of the layer's chunks and options
-    first = np.zeros(n, np.int64)  # the least chunk, after what it reads
+    tried = np.zeros(n, np.int64)  # number of the layer's chunks and options tried
+    first = np.zeros(n, np.int64)  # the least chunk, given those of the layers that it reads
     best, steps = np.inf, 0
     x, back = 0, False
     first[0] = first_chunk[0]

@@ -1,7 +1,7 @@
-"""Kernels: the event graph of a schedule with chunks, and what it makes of the chunks' durations.
+"""Kernels: the event graph of a schedule with chunks, and the time that follows from the chunks' durations.
 
-Who waits for whom depends on the shape of the pipeline alone. So its passes are brought into an order once, and a plan
-is simulated by going through them.
+Which pass waits for which depends only on the shape of the pipeline. So its passes are ordered once, and a plan is
+simulated in one run through them.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import numpy as np
 from piper_ray.compiled.jit import inner_kernel, kernel, leaf_kernel
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
 
-# Kinds of passes, as ``simulate.actions`` numbers them: forward; backward, whole; its two parts, gradients of the
-# inputs and of the weights.
+# Kinds of passes, as numbered by ``simulate.actions``: forward; backward, whole; its two parts, gradients of the inputs
+# and of the weights.
 FORWARD = 0
 BACKWARD = 1
 INPUTS = 2
@@ -22,24 +22,24 @@ WEIGHTS = 3
 
 PASSES = 3
 """Columns of durations and of counts: forward, gradients of inputs, gradients of weights. A whole backward pass takes
-the last two together."""
+the sum of the last two."""
 
 
 class ChunkProgram(NamedTuple):
-    """The passes of one pipeline of p ranks and s = p v stages, each after those that it waits for.
+    """The passes of one pipeline of p ranks and s = p v stages, each after those for which it waits.
 
-    A stage is a chunk: the plan's, front to back. held: the most of its chunks' microbatches that a rank has in flight
-    at once, as undominated vectors.
+    Each stage is a chunk of the plan, front to back. held: the numbers of its chunks' microbatches that a rank has in
+    flight at once, as undominated vectors.
     """
 
     microbatches: int
     kind: IndexArray  # int64[passes]
     stage: IndexArray  # int64[passes]
-    before: IndexArray  # int64[passes]: the one before on the rank; -1: none
-    awaited: IndexArray  # int64[passes]: whose output it needs; -1: nobody's
-    last: IndexArray  # int64[p]: the rank's last
+    before: IndexArray  # int64[passes]: the previous pass on the rank; -1: none
+    awaited: IndexArray  # int64[passes]: the pass whose output it needs; -1: none
+    last: IndexArray  # int64[p]: the rank's last pass
     rank_of: IndexArray  # int64[s]
-    turn_of: IndexArray  # int64[s]: which of its rank's chunks a stage is
+    turn_of: IndexArray  # int64[s]: the number of a stage among its rank's chunks
     stage_of: IndexArray  # int64[p, v]
     held_start: IndexArray  # int64[p + 1]
     held: IndexArray  # int64[.., v]
@@ -49,10 +49,10 @@ class ChunkProgram(NamedTuple):
 def build_program(
     microbatches: int, listed: IndexArray, start: IndexArray, stage_of: IndexArray
 ) -> tuple[bool, ChunkProgram]:
-    """False if the ranks would wait for each other for ever.
+    """Builds the program. Returns False if the ranks would wait for each other forever.
 
     listed: int64[n, 3], the ranks' lists one after the other, as in ``simulate.actions``: kind, chunk, microbatch.
-    start: int64[p + 1], where each begins. stage_of: int64[p, v].
+    start: int64[p + 1], the start of each list. stage_of: int64[p, v].
     """
     p, v = stage_of.shape
     s, m = p * v, microbatches
@@ -114,7 +114,7 @@ def build_program(
 
 @inner_kernel
 def _held(listed: IndexArray, start: IndexArray, v: int) -> tuple[IndexArray, IndexArray]:
-    """The undominated vectors of microbatches in flight, rank after rank.
+    """Returns the undominated vectors of microbatches in flight, rank after rank.
 
     A microbatch is in flight from the beginning of its forward pass to the end of its backward pass, or of W.
     """
@@ -160,14 +160,14 @@ def _held(listed: IndexArray, start: IndexArray, v: int) -> tuple[IndexArray, In
 
 @leaf_kernel
 def copy_into(target: IndexArray, source: IndexArray) -> None:
-    """An assignment of arrays does the same, but takes a second to compile."""
+    """Copies an array. An assignment of arrays does the same, but takes a second to compile."""
     for n in range(source.size):
         target[n] = source[n]
 
 
 @leaf_kernel
 def _at_most(one: IndexArray, other: IndexArray) -> bool:
-    """In every entry."""
+    """Whether one is at most the other in every entry."""
     for n in range(one.size):
         if one[n] > other[n]:
             return False
@@ -176,10 +176,10 @@ def _at_most(one: IndexArray, other: IndexArray) -> bool:
 
 @kernel
 def simulate_chunks(program: ChunkProgram, seconds: FloatArray, sync_s: FloatArray, end_s: FloatArray) -> float:
-    """Seconds of a batch: until every rank has done its passes and synchronised.
+    """Returns the seconds of a batch, until every rank has done its passes and synchronised.
 
-    seconds: float64[s, PASSES]. sync_s: float64[p]. end_s: float64[passes + 1], scratch, in which pass a's end
-    stands at a + 1 afterwards; its first entry stands for what nobody waits for, pass -1.
+    seconds: float64[s, PASSES]. sync_s: float64[p]. end_s: float64[passes + 1], scratch; afterwards pass a's end is at
+    a + 1. Its first entry stands for pass -1, which ends at 0.
     """
     duration = np.empty((seconds.shape[0], 4))
     for k in range(seconds.shape[0]):
@@ -201,10 +201,10 @@ def simulate_chunks(program: ChunkProgram, seconds: FloatArray, sync_s: FloatArr
 def critical_path(
     program: ChunkProgram, sync_s: FloatArray, end_s: FloatArray, along_rank: bool, counts: FloatArray
 ) -> int:
-    """Counts the passes of each stage on a longest path, into float64[s, PASSES]; returns the rank at its end.
+    """Counts the passes of each stage on a longest path, in float64[s, PASSES]. Returns the rank at its end.
 
-    end_s: as ``simulate_chunks`` left it. Where two paths are equal it goes back along the rank, or along what the pass
-    waited for.
+    end_s: as ``simulate_chunks`` left it. If two paths are equal, it goes back along the rank or along the awaited
+    pass.
     """
     rank = 0
     for r in range(1, program.last.size):

@@ -1,7 +1,7 @@
-"""Kernels: what the chunks of a plan take and hold, and which TMPCs fit a rank's memory.
+"""Kernels: the time and memory of a plan's chunks, and TMPCs that fit in a rank's memory.
 
-A plan says for each layer its chunk, int64[n], and its option, int64[n]. No edge runs to an earlier chunk, and no chunk
-is empty.
+A plan gives each layer its chunk, int64[n], and its option, int64[n]. No edge runs to an earlier chunk, and no chunk is
+empty.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from piper_ray.engine.kernels.types import FloatArray, IndexArray
 
 
 class OrderedLayers(NamedTuple):
-    """Layers in an order that edges run along, and their options at one (d, t). n layers, o options, h tensors.
+    """Layers in an order along edges, and their options at one (d, t). n layers, o options, h tensors.
 
     The option of a layer that takes the least time comes first.
     """
 
     option_start: IndexArray  # int64[n + 1]
     successor_start: IndexArray  # int64[n + 1]
-    successor: IndexArray  # int64[..]: of all edges
+    successor: IndexArray  # int64[..]: along all edges
     predecessor_start: IndexArray  # int64[n + 1]
     predecessor: IndexArray
     figures: FloatArray  # float64[o, COLUMNS]
     edge_tail: IndexArray  # int64[e]: positions; only edges that cost something
     edge_head: IndexArray
-    tail_charge: IndexArray  # int64[e]: where the charges of the tail's options begin in charge_s
+    tail_charge: IndexArray  # int64[e]: the start of the charges of the tail's options in charge_s
     head_charge: IndexArray
     charge_s: FloatArray  # (c + extra) / B in either direction, for each option of the layer at the end
     tensor_start: IndexArray  # int64[h + 1]
@@ -40,9 +40,9 @@ class OrderedLayers(NamedTuple):
 
 
 class ChunkModel(NamedTuple):
-    """What plans with chunks are made of, and what they are valued and limited by.
+    """All that plans with chunks are made of, valued by and limited by.
 
-    held: float64[s], microbatches of each chunk in flight, about: it only weighs the steps by which TMPCs are made to
+    held: float64[s], the approximate microbatches of each chunk in flight: it only weighs the steps that make TMPCs
     fit.
     """
 
@@ -55,7 +55,7 @@ class ChunkModel(NamedTuple):
 
 @inner_kernel
 def chunk_figures(layers: OrderedLayers, rank_of: IndexArray, chunk_of: IndexArray, choice: IndexArray) -> FloatArray:
-    """float64[s, COLUMNS], with transfers between ranks in the seconds."""
+    """Returns float64[s, COLUMNS]; the seconds include transfers between ranks."""
     found = np.zeros((rank_of.size, COLUMNS))
     for v in range(chunk_of.size):
         for column in range(COLUMNS):
@@ -90,7 +90,7 @@ def chunk_figures(layers: OrderedLayers, rank_of: IndexArray, chunk_of: IndexArr
 
 @inner_kernel
 def sync_of_ranks(program: ChunkProgram, figures: FloatArray, sync_s_per_byte: float) -> FloatArray:
-    """Each rank's synchronisation, float64[p]."""
+    """Returns float64[p]: each rank's synchronisation."""
     sync_s = np.zeros(program.last.size)
     for k in range(program.rank_of.size):
         sync_s[program.rank_of[k]] += figures[k, FIGURE.weights] * sync_s_per_byte
@@ -99,7 +99,8 @@ def sync_of_ranks(program: ChunkProgram, figures: FloatArray, sync_s_per_byte: f
 
 @inner_kernel
 def peak_bytes(program: ChunkProgram, rank: int, activation: FloatArray, fixed: float) -> float:
-    """The most that a rank holds at a time. activation: float64[v], bytes of each of its chunks' microbatches."""
+    """Returns the most bytes that a rank holds at a time. activation: float64[v], bytes of a microbatch in each of its
+    chunks."""
     most = 0.0
     for n in range(program.held_start[rank], program.held_start[rank + 1]):
         total = 0.0
@@ -111,7 +112,8 @@ def peak_bytes(program: ChunkProgram, rank: int, activation: FloatArray, fixed: 
 
 @inner_kernel
 def rank_bytes(model: ChunkModel, rank: int, chunk_of: IndexArray, choice: IndexArray) -> tuple[FloatArray, float]:
-    """What the layers of a rank hold: float64[v], bytes of each of its chunks' microbatches, and fixed bytes."""
+    """Returns what the layers of a rank hold: float64[v], bytes of a microbatch in each of its chunks, and fixed
+    bytes."""
     layers, program = model.layers, model.program
     activation, fixed = np.zeros(program.stage_of.shape[1]), 0.0
     for x in range(chunk_of.size):
@@ -123,9 +125,9 @@ def rank_bytes(model: ChunkModel, rank: int, chunk_of: IndexArray, choice: Index
 
 @inner_kernel
 def fit_rank(model: ChunkModel, rank: int, chunk_of: IndexArray, choice: IndexArray) -> bool:
-    """Writes quick TMPCs that fit, one for each layer of a rank, to ``choice``; False if none fit.
+    """Writes quick TMPCs that fit, one for each layer of a rank, to ``choice``. Returns False if none fit.
 
-    All layers take their fastest option, then step by step those that save the most bytes for a second. At last each
+    All layers take their fastest option; then step by step those that save most bytes per second change. At last each
     layer that took a step, the last ones first, takes the quickest option that leaves room for the others.
     """
     layers, program, _, memory_bytes, held = model
@@ -143,7 +145,7 @@ def fit_rank(model: ChunkModel, rank: int, chunk_of: IndexArray, choice: IndexAr
         if program.rank_of[chunk_of[x]] == rank:
             layer[n], chunk_at[n] = x, program.turn_of[chunk_of[x]]
             n += 1
-    # Of the best step of each layer the best one, until all fits.
+    # Takes the best of all layers' best steps, until all fits.
     target, gain = np.full(size, -1, np.int64), np.zeros(size)
     for n in range(size):
         target[n], gain[n] = _best_step(layers, layer[n], choice[layer[n]], held[program.stage_of[rank, chunk_at[n]]])
@@ -193,7 +195,8 @@ def _time(layers: OrderedLayers, o: int) -> float:
 
 @inner_kernel
 def _best_step(layers: OrderedLayers, x: int, now: int, held: float) -> tuple[int, float]:
-    """The option of layer x that saves the most bytes for each second more, and how many; -1 if none saves any."""
+    """Returns the option of layer x that saves most bytes per additional second, and that ratio; -1 if none saves
+    any."""
     best, most = -1, 0.0
     for o in range(layers.option_start[x], layers.option_start[x + 1]):
         saved = held * (layers.figures[now, FIGURE.activation] - layers.figures[o, FIGURE.activation])

@@ -1,7 +1,7 @@
-"""Kernel: how few devices the layers outside a downset need, at a threshold whose states are known.
+"""Kernels: how few devices the layers outside a downset need, at a threshold whose states are known.
 
-g[V] = 0, and g[J] is the least of g[I] + t d over stages I \\ J, from V down. The memory left to a stage depends on
-what lies behind it, of which only the least data-parallel sum counts here: so g bounds from below, at this threshold
+g[V] = 0, and g[J] is the least of g[I] + t d over stages I \\ J, computed from V down. The memory left to a stage
+depends on what is behind it, of which only the least sum of d is used here: so g is a lower bound, at this threshold
 and at every lower one. A state of J with more than K - g[J] devices cannot be completed.
 """
 
@@ -18,11 +18,12 @@ from piper_ray.engine.kernels.types import IndexArray, StageKey, StageWork, Stat
 
 @inlined_kernel
 def _stage_devices(stage: StageKey, work_s: float, below: int, arrays: StateArrays, scratch: scan.Scratch) -> int:
-    """The fewest devices of a stage, fewer than ``below``, with as little behind it as J can have; else UNREACHABLE."""
+    """Returns the fewest devices of a stage, less than ``below``, with the least sum of d behind it that J can have;
+    else UNREACHABLE."""
     i, j, r = stage
     tables, target, fronts = arrays.tables, arrays.target, arrays.fronts
     _, costs, options, cluster = tables
-    # States come with rising sums.
+    # States are in order of rising sums.
     later_sum = fronts.data_parallel_sum[fronts.start[j]]
     resync_s = max(0.0, costs.resync_s[i, r] - costs.resync_s[j, r])
     by_time = first_divisor_by_time(
@@ -49,7 +50,7 @@ def _stage_devices(stage: StageKey, work_s: float, below: int, arrays: StateArra
 
 @inlined_kernel
 def _push(i: int, bucket: int, touches: bool, outside: IndexArray, arrays: StateArrays, scratch: scan.Scratch) -> bool:
-    """Lowers g of a bucket's members by stages in front of them that end at I; whether any was lowered."""
+    """Lowers g of a bucket's members, by stages between them and I. Returns whether any was lowered."""
     lattice, costs, options, cluster = arrays.tables
     buckets = arrays.buckets
     lowered = False
@@ -93,7 +94,8 @@ def _settle(
     most_outside: IndexArray,
     device_limit: IndexArray,
 ) -> None:
-    """Of one downset, in ``level``: its limit, and g of those below it by stages that end there."""
+    """Computes the limit of a downset in ``level``, and lowers g of downsets below it, by stages between them and
+    it."""
     target, fronts, buckets, groups = arrays.target, arrays.fronts, arrays.buckets, arrays.groups
     cluster = arrays.tables.cluster
     device_limit[i] = 0
@@ -148,11 +150,13 @@ def bound_completions(
     most_outside: IndexArray,
     device_limit: IndexArray,
 ) -> None:
-    """Settles downsets last - 1 .. first, those above being settled. ``arrays`` hold all states at a threshold.
+    """Settles the downsets last - 1 .. first; those above are settled already. ``arrays`` has all states at a
+    threshold.
 
     scratch: of the calling thread, with room for all buckets.
-    outside: int64[m], g, UNREACHABLE where none is known. most_outside: int64[buckets], the largest among a bucket's
-    members. device_limit: int64[m], writable and the target's own: becomes K - g, or 0 for what cannot be completed.
+    outside: int64[m], g, UNREACHABLE if none is known. most_outside: int64[buckets], the largest g of a bucket's
+    members. device_limit: int64[m], writable, the target's own: becomes K - g, or 0 for downsets that cannot be
+    completed.
     """
     level_start = arrays.tables.lattice.level_start
     level = level_start.size - 2

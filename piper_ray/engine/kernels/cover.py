@@ -1,8 +1,8 @@
-"""Kernels: dual prices of vertices, such that no stage has more of them than the devices that it takes.
+"""Kernels: dual prices of vertices, such that those of a stage sum to no more than the devices that it takes.
 
-A plan covers each vertex by a stage. The fewest devices of a *fractional* cover bound those of every plan from below;
-its dual is a price for each vertex, such that those of a stage sum to its devices at most. ``dearest_stage`` finds
-the stage that breaks this most, ``solve_in_box`` solves the dual for the stages known so far.
+A plan covers each vertex by a stage. The fewest devices of a *fractional* cover are a lower bound for every plan; the
+dual is a price for each vertex, such that those of a stage sum to at most its devices. ``dearest_stage`` finds the
+stage that violates this most, ``solve_in_box`` solves the dual for the stages known so far.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class LabelMoves(NamedTuple):
     """Moves of an automaton that labels vertices, see ``lattice.labelling``: by vertex in ``order``, then by target."""
 
     order: IndexArray  # int64[n]: vertices
-    states: IndexArray  # int64[n + 1]: how many, before each vertex and at the end
+    states: IndexArray  # int64[n + 1]: their number, before each vertex and at the end
     move_start: IndexArray  # int64[n + 1], into the arrays of moves
     source: IndexArray  # int64[moves]: state before the vertex
     target: IndexArray  # int64[moves]: state after it; ascending for each vertex
@@ -31,13 +31,13 @@ class LabelMoves(NamedTuple):
 
 
 class StageKinds(NamedTuple):
-    """What a stage of each kind, a variant with a degree d, may spend: the weights of its vertices and the charges of
-    its borders sum to its budget at most. Kinds: q.
+    """Budgets of kinds of stages, each a variant with a degree d: the weights of a stage's vertices and the charges of
+    its borders sum to at most its budget. Kinds: q.
     """
 
     devices: IndexArray  # int64[q]: t d
     variant: IndexArray  # int64[q]
-    weight_s: FloatArray  # float64[q, n], inf where a vertex cannot be in such a stage
+    weight_s: FloatArray  # float64[q, n], inf if a vertex cannot be in such a stage
     budget_s: FloatArray  # float64[q]
     charge_s: FloatArray  # float64[r, moves]
 
@@ -48,7 +48,7 @@ class _Partial(NamedTuple):
     start: IndexArray  # int64[states + 1]
     weight_s: FloatArray
     price: FloatArray
-    node: IndexArray  # of the tree that tells the vertices
+    node: IndexArray  # of the tree that records the vertices
 
 
 @kernel
@@ -61,13 +61,13 @@ def dearest_stage(
     ratios: FloatArray,
     inside: BoolArray,
 ) -> tuple[float, int]:
-    """The largest ratio of price to devices among all stages, if above ``least_ratio``, and its kind; else -1.
+    """Returns the largest ratio of price to devices of any stage, if above ``least_ratio``, and its kind; else -1.
 
-    Of partial stages whose weights differ by less than a budget's ``cells``-th part one is kept, with the price of
-    the best and the weight of the lightest: so the ratio may be above that of any stage, and never below.
+    Partial stages whose weights differ by less than one of ``cells`` parts of the budget are merged, with the highest
+    price and the least weight. So the ratio may be above that of any stage, but never below.
 
-    ratios: float64[q], each kind's largest when it was last asked for, or a bound: the order to look in, and written.
-    inside: bool[n], gets the vertices of the stage.
+    ratios: float64[q], each kind's largest ratio of the last call, or a bound: decides the order of kinds, and is
+    updated. inside: bool[n], receives the vertices of the stage.
     """
     found, best = -1, least_ratio
     chosen = np.empty(inside.size, np.bool_)
@@ -97,7 +97,7 @@ def dearest_stage(
 
 @inner_kernel
 def _most_price(weight_s: FloatArray, budget_s: float, cells: int, price: FloatArray) -> FloatArray:
-    """float64[cells + 1]: the most that vertices add within what is left of the budget once so many cells are spent."""
+    """Returns float64[cells + 1]: the most price that vertices add with the budget left after each number of cells."""
     n = weight_s.size
     density = np.empty(n)
     for v in range(n):
@@ -131,13 +131,13 @@ def _largest(
     above: float,
     chosen: BoolArray,
 ) -> float:
-    """The largest price of a stage, if more than ``above``; its vertices in ``chosen``.
+    """Returns the largest price of a stage, if more than ``above``, with its vertices in ``chosen``.
 
-    most: as ``_most_price`` has it.
+    most: from ``_most_price``.
     """
     cells = most.size - 1
     per_cell = cells / budget_s
-    # A tree of choices: the stage with its latest vertex, and that without it.
+    # A tree of choices: each node is a stage with its latest vertex, linked to the stage without it.
     parent, vertex = np.empty(4096, np.int64), np.empty(4096, np.int64)
     parent[0], vertex[0] = -1, -1
     nodes = 1
@@ -205,7 +205,7 @@ def _largest(
 
 @kernel
 def least_spent_s(moves: LabelMoves, weight_s: FloatArray, charge_s: FloatArray, inside: BoolArray) -> float:
-    """The least that a stage of these vertices takes, wherever the others are; inf if there is no such stage.
+    """Returns the least that a stage of these vertices takes, wherever the others are; inf if there is no such stage.
 
     weight_s: float64[n], charge_s: float64[moves], of its kind.
     """
@@ -229,7 +229,7 @@ def least_spent_s(moves: LabelMoves, weight_s: FloatArray, charge_s: FloatArray,
 
 class CoverBasis(NamedTuple):
     """Columns of the cover, and a basis of them. Columns 0 .. n - 1 are single vertices at the upper end of the box,
-    n .. 2 n - 1 take one back at its lower end; then come stages.
+    and n .. 2 n - 1 remove one at its lower end; then come stages.
     """
 
     member_start: IndexArray  # int64[columns + 1], into member
@@ -237,14 +237,14 @@ class CoverBasis(NamedTuple):
     cost: FloatArray  # float64[columns]
     basis: IndexArray  # int64[n]: columns
     inverse: FloatArray  # float64[n, n], of the basis
-    share: FloatArray  # float64[n]: how much of each is in the cover
+    share: FloatArray  # float64[n]: how much of each column is in the cover
 
 
 @kernel
 def solve_in_box(cover: CoverBasis, columns: int, steps: int, price: FloatArray) -> int:
-    """Primal simplex steps until no column is cheaper than its vertices' dual prices, or ``steps`` are done.
+    """Makes primal simplex steps until no column is cheaper than its vertices' dual prices, or ``steps`` are done.
 
-    columns: how many there are. price: float64[n], the dual values, written. Returns the steps taken.
+    columns: their number. price: float64[n], receives the dual values. Returns the number of steps.
     """
     member_start, member, cost, basis, inverse, share = cover
     n = basis.size

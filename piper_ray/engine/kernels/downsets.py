@@ -1,5 +1,5 @@
-"""Kernels: all downsets of a DAG, level by level, each once and already in order; sums over downsets, and what crosses
-into them: each from its parent's, or by itself.
+"""Kernels: all downsets of a DAG, level by level, each once and already in order; sums over downsets and what crosses
+into them, each computed from its parent's or by itself.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from piper_ray.engine.kernels.types import BitArray, FloatArray, IndexArray
 
 @kernel
 def downset_sums(parent: IndexArray, added: IndexArray, values: FloatArray) -> FloatArray:
-    """float64[m, columns]: for each downset the sum of ``values`` (float64[n, columns]) over its vertices."""
+    """Returns float64[m, columns]: for each downset the sum of ``values`` (float64[n, columns]) over its vertices."""
     sums = np.zeros((parent.size, values.shape[1]))
     for i in range(1, parent.size):
         for column in range(values.shape[1]):
@@ -28,10 +28,11 @@ def downset_sums(parent: IndexArray, added: IndexArray, values: FloatArray) -> F
 def sets_across(
     parent: IndexArray, added: IndexArray, bits: BitArray, ends: BitArray, start_of: IndexArray, of_vertex: IndexArray
 ) -> tuple[IndexArray, IndexArray]:
-    """For each downset the sets of vertices with ends inside and outside, as int64[m + 1] starts and int64[..] sets.
+    """Returns for each downset the sets of vertices with ends inside and outside, as int64[m + 1] starts and int64[..]
+    sets.
 
-    ends: uint64[sets, words], of edges or tensors. start_of: int64[n + 1]; of_vertex: int64[..], those of each vertex.
-    Adding v drops the sets that are inside as a whole then, and adds those whose first end is v.
+    ends: uint64[sets, words], of edges or tensors. start_of: int64[n + 1]; of_vertex: int64[..], the sets of each
+    vertex. Adding v drops the sets that are then wholly inside, and adds those whose first end is v.
     """
     m = parent.size
     start = np.zeros(m + 1, np.int64)
@@ -58,7 +59,8 @@ def sets_across(
 
 @kernel
 def crossing_sums(start: IndexArray, edges: IndexArray, values: FloatArray) -> FloatArray:
-    """float64[m, columns]: for each downset the sum of ``values`` (float64[e, columns]) over its crossing edges."""
+    """Returns float64[m, columns]: for each downset the sum of ``values`` (float64[e, columns]) over its crossing
+    edges."""
     m = start.size - 1
     sums = np.zeros((m, values.shape[1]))
     for i in range(m):
@@ -70,8 +72,8 @@ def crossing_sums(start: IndexArray, edges: IndexArray, values: FloatArray) -> F
 
 @kernel
 def member_sums(bits: BitArray, values: FloatArray) -> FloatArray:
-    """float64[m, columns]: for each downset the sum of ``values`` (float64[n, columns]) over its vertices, in ascending
-    order, as ``downset_sums`` adds them up."""
+    """Returns float64[m, columns]: for each downset the sum of ``values`` (float64[n, columns]) over its vertices,
+    added in ascending order as in ``downset_sums``."""
     n, columns = values.shape
     sums = np.zeros((bits.shape[0], columns))
     for i in range(bits.shape[0]):
@@ -83,7 +85,7 @@ def member_sums(bits: BitArray, values: FloatArray) -> FloatArray:
 
 
 class VertexNeighbours(NamedTuple):
-    """A graph's edges, vertices numbered successors first."""
+    """A graph's edges. Vertices are numbered successors first."""
 
     successor_bits: BitArray  # uint64[n, words]
     predecessor_start: IndexArray  # int64[n + 1], into predecessor
@@ -102,11 +104,12 @@ class Downsets(NamedTuple):
 
 @leaf_kernel
 def enumerate_downsets(graph: VertexNeighbours, room: Downsets) -> int:
-    """All successor-closed vertex sets; returns their number, or -1 if there are more than ``room`` takes.
+    """Finds all successor-closed vertex sets. Returns their number, or -1 if there are more than ``room`` has space
+    for.
 
-    Vertices are numbered successors first, so J without its largest vertex is a downset too: J is made from that
-    parent alone. Parents in lexicographic order with children added in ascending order give each level in
-    lexicographic order of the ascending vertex lists: ids are (level, lexicographic) without sorting or hashing.
+    Vertices are numbered successors first, so J without its largest vertex is a downset too, and J is made only from
+    that parent. Parents in lexicographic order with children added in ascending order give each level in lexicographic
+    order of the ascending vertex lists: ids are (level, lexicographic) without sorting or hashing.
     """
     successor_bits, predecessor_start, predecessor = graph
     bits, addable, parent, added, level_start = room

@@ -1,11 +1,11 @@
-"""Kernels: the cheapest borders at each amount of work, and the least that a way through them costs by prices of
+"""Kernels: the cheapest borders at each amount of work, and the least cost of a way through them by prices of
 positions.
 
-Where all downsets are too many there is no lattice to go through. But the work in front of a downset falls into some
-cell of a grid, and the cheapest border of all downsets of a cell is found without listing these: vertices are labelled
-one after the other, as in front or behind (``lattice.labelling``), and for each state of labels and each cell the least
-is kept of all labellings that lead there. A way from cell to cell costs no more than any plan whose borders are in
-these cells.
+If all downsets are too many, there is no lattice. But the work in front of a downset falls into a cell of a grid, and
+the cheapest border of all downsets of a cell can be found without listing them: vertices are labelled one after the
+other, as in front or behind (``lattice.labelling``), and for each state of labels and each cell the least of all
+labellings that lead there is kept. A way from cell to cell costs no more than any plan whose borders are in these
+cells.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from piper_ray.engine.kernels.cover import LabelMoves
 from piper_ray.engine.kernels.types import BitArray, FloatArray, IndexArray
 
 GROUP = 16
-"""Cells."""
+"""Cells of a group."""
 
 _ROUNDING = 4e-9
-"""Relative, of sums of seconds."""
+"""Relative rounding error of sums of seconds."""
 
 
 class BorderCells(NamedTuple):
-    """Downsets by the work in front of them. Sizes: c cells, ascending; l lengths of edges; g groups of
-    ``GROUP`` cells.
+    """Downsets by the work in front of them. Sizes: c cells, ascending; l lengths of edges; g groups of ``GROUP``
+    cells.
 
-    An edge is short where no stage beyond a limit lies between its ends; the other ones are long. What is paid is paid
-    in each direction.
+    An edge is short if no stage beyond a limit lies between its ends; the others are long. Charges are for each
+    direction.
     """
 
-    from_s: FloatArray  # float64[c]: so many seconds at least are in front of the downsets of a cell; inf: it has none
-    to_s: FloatArray  # float64[c]: and so many at most
+    from_s: FloatArray  # float64[c]: the least seconds in front of downsets of a cell; inf: it has none
+    to_s: FloatArray  # float64[c]: the most
     in_s: FloatArray  # float64[c, l]: the least that the stage behind a border pays for short edges that cross it
-    out_s: FloatArray  # float64[c, l]: and the one in front
+    out_s: FloatArray  # float64[c, l]: the same for the stage in front
     short_s: FloatArray  # float64[l]: limits of short edges, ascending
     # float64[l + 1, g + 1, g + 1]: what a stage surely pays for long edges, by the border in front of it and the one
     # behind it, where the last one is none; [0]: for all edges.
@@ -44,16 +44,16 @@ class BorderCells(NamedTuple):
 
 
 class WayPrices(NamedTuple):
-    """What ways cost at their positions, and what stages there may take. Sizes: q positions, c cells."""
+    """Prices and limits of ways at their positions. Sizes: q positions, c cells."""
 
     passes: FloatArray  # float64[q]: of a second in each direction
     room_s: FloatArray  # float64[q]: of a device's memory
     begin_s: float  # of all layers at the last position
-    border_s: FloatArray  # float64[q, c]: how much more, at least, the layers in front of a border cost behind it
-    first_s: FloatArray  # float64[q, c]: what a first stage synchronises beside its price
-    held: FloatArray  # float64[q, c, 2]: the least and the most that is in front, as parts of a device's memory
+    border_s: FloatArray  # float64[q, c]: the least extra cost of the layers in front of a border behind it
+    first_s: FloatArray  # float64[q, c]: the additional price of a first stage's synchronisation
+    held: FloatArray  # float64[q, c, 2]: the least and the most held in front, as parts of a device's memory
     held_at_all: FloatArray  # float64[q]: of all layers
-    often: FloatArray  # float64[q]: how often a stage counts beside the work of all
+    often: FloatArray  # float64[q]: how often a stage counts in addition to the work of all
     microbatches: int
     stages: int  # the only number of stages; 0: any
 
@@ -62,14 +62,15 @@ class WayPrices(NamedTuple):
 def cheapest_borders(
     moves: LabelMoves, in_front: IndexArray, cells_of: IndexArray, work_s: FloatArray, charge_s: FloatArray
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """For each cell the least and the most work in front, float64[c] each, and the least charges, float64[c, k].
+    """Returns for each cell the least and the most work in front, float64[c] each, and the least charges, float64[c,
+    k].
 
-    in_front: int64[moves], 1 for a vertex that is in front. cells_of: int64[n], how many cells a vertex counts there;
-    work_s: float64[n], and how many seconds. charge_s: float64[moves, k].
+    in_front: int64[moves], 1 if the vertex is in front. cells_of: int64[n], the number of cells that a vertex counts
+    there; work_s: float64[n], its seconds. charge_s: float64[moves, k].
     """
     n, kinds = moves.order.size, charge_s.shape[1]
     cells, states = int(cells_of.sum()) + 1, int(moves.states.max())
-    # Before a vertex and behind it, by state: a range of cells, and in each the least and most work, and charges.
+    # Before a vertex and after it, by state: a range of cells, and in each the least and most work, and charges.
     first, end = np.zeros((2, states), np.int64), np.zeros((2, states), np.int64)
     kept = np.full((2, states, cells, kinds + 2), np.inf)
     kept[0, 0, 0] = 0.0
@@ -106,7 +107,7 @@ def cheapest_borders(
 
 @kernel
 def least_way_s(cells: BorderCells, prices: WayPrices, limit: float) -> float:
-    """No plan whose batch takes at most ``limit`` costs less; inf where there is none."""
+    """Returns a lower bound on the cost of plans whose batch takes at most ``limit``; inf if there are none."""
     count, none = cells.from_s.size, cells.long_s.shape[1] - 1
     all_s, limit = cells.to_s[count - 1] * (1.0 - _ROUNDING), limit * (1.0 + _ROUNDING)
     most_s = np.empty(count)  # in front of any border up to a cell
@@ -115,7 +116,7 @@ def least_way_s(cells: BorderCells, prices: WayPrices, limit: float) -> float:
         if cells.from_s[cell] < np.inf:
             so_far_s = max(so_far_s, cells.to_s[cell])
         most_s[cell] = so_far_s
-    # By the border, what the stages behind it cost, and what they pay at borders. The last one is behind all layers.
+    # By the border: the cost of the stages behind it, including their borders. The last border is behind all layers.
     cost_s, paid_s = np.full(count + 1, np.inf), np.full(count + 1, np.inf)
     cost_s[count], paid_s[count] = prices.begin_s, 0.0
     best_s = np.inf
@@ -169,8 +170,8 @@ def least_way_s(cells: BorderCells, prices: WayPrices, limit: float) -> float:
 def cheapest_downsets(
     moves: LabelMoves, in_front: IndexArray, cells_of: IndexArray, charge_s: FloatArray
 ) -> tuple[FloatArray, BitArray]:
-    """For each cell the least charge of a border, float64[c], inf where there is none, and a downset that has it,
-    uint64[c, words]. charge_s: float64[moves]; the others as ``cheapest_borders`` has them.
+    """Returns for each cell the least charge of a border, float64[c], inf if it has none, and a downset with that
+    border, uint64[c, words]. charge_s: float64[moves]; the others as in ``cheapest_borders``.
     """
     n, words = moves.order.size, (moves.order.size + 63) // 64
     cells, states = int(cells_of.sum()) + 1, int(moves.states.max())

@@ -1,4 +1,4 @@
-"""Kernels: what a stage may take: the undominated (forward, backward, synchronisation) seconds of its TMPC choices."""
+"""Kernels: the seconds that a stage may take: undominated (forward, backward, synchronisation) of its TMPC choices."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from piper_ray.engine.kernels.types import FloatArray, IndexArray, Items, StageK
 
 FEW = 128
 MANY = 4096
-"""Partial choices that are kept: while tails are grown, and where plans are looked at one by one. More are merged, two
-neighbours by time into one that is as good as either in every figure: both passes together are a figure of their own,
-as they count once for each microbatch, and each by itself hardly more than once.
+"""Largest numbers of partial choices: while tails are grown, and while plans are enumerated. If there are more,
+neighbours by time are merged into one that is as good as either in every figure. The sum of both passes is a figure of
+its own, since it counts once for each microbatch, and each pass alone hardly more than once.
 """
 
 EXACT = 0
@@ -27,10 +27,10 @@ StageItems = tuple[IndexArray, IndexArray, FloatArray]
 
 @kernel
 def stage_items(stage: StageKey, in_flight: int, tables: FlushTables, task: FlushTask) -> StageItems:
-    """The layers of a stage, ascending, and their options in the stage.
+    """Returns the layers of a stage, ascending, and their options in the stage.
 
     Vertices int64[k]; the first option of each, int64[k + 1], into float64[options, 4]: forward and backward seconds
-    with what crosses the border, weights and memory bytes on each device.
+    including what crosses the border, weights and memory bytes on each device.
     """
     d, r = task.data_parallel_degree, stage.variant
     outer, inner = tables.bits[stage.outer], tables.bits[stage.inner]
@@ -64,8 +64,8 @@ def stage_items(stage: StageKey, in_flight: int, tables: FlushTables, task: Flus
 
 @kernel
 def least_time_choice(start: IndexArray, figures: FloatArray, memory_bytes: float, choice: IndexArray) -> float:
-    """Least forward and backward seconds together of a choice that fits, in ``choice``; inf if none fits, -1 if that is
-    too hard to tell.
+    """Returns the least forward and backward seconds, in sum, of a choice that fits, with the choice in ``choice``; inf
+    if none fits, -1 if that is too hard to decide.
     """
     time_s = figures[:, 0] + figures[:, 1]
     memory = figures[:, 3].copy()
@@ -79,13 +79,13 @@ def least_time_choice(start: IndexArray, figures: FloatArray, memory_bytes: floa
 def choice_front(
     start: IndexArray, figures: FloatArray, memory_bytes: float, most_s: float, most: int
 ) -> tuple[int, FloatArray, IndexArray, IndexArray, IndexArray]:
-    """The undominated choices that fit and take at most ``most_s`` forward and backward together, by ascending seconds
-    of both; of partial choices ``most`` are kept.
+    """Returns the undominated choices that fit and take at most ``most_s`` forward and backward together, by ascending
+    sum. At most ``most`` partial choices are kept.
 
-    Returns EXACT, MERGED (then some rows are better than any choice) or NONE_FITS; float64[rows, 4] of forward and
-    backward seconds, weights, and seconds of both passes, which are more than the sum where rows were merged; and to
-    read the choices off: the last partial choice of each row, then for all partial choices the one before and the
-    option taken (-1 at the beginning).
+    The result is EXACT, MERGED (then some rows are better than any choice) or NONE_FITS; float64[rows, 4] of forward
+    and backward seconds, weights, and seconds of both passes, which exceed the sum where rows were merged; and, to read
+    off the choices, the last partial choice of each row, then for all partial choices the previous one and the option
+    taken (-1 at the beginning).
     """
     layers = start.size - 1
     least_rest, least_rest_s = np.zeros(layers + 1), np.zeros(layers + 1)
@@ -148,8 +148,8 @@ def choice_front(
 
 @inner_kernel
 def _undominated(rows: FloatArray) -> IndexArray:
-    """Indices of those that no other is as good as in all five, by the last figure. Of equal ones the first stays;
-    what is equal but for rounding counts as equal."""
+    """Returns the indices of rows that no other dominates in all five figures, by the last figure. The first of equal
+    ones stays; rows that differ only by rounding are equal."""
     order = stable_order(rows[:, 4].copy(), rows.shape[0])
     kept = np.empty(order.size, np.int64)
     count = 0
@@ -173,7 +173,7 @@ def _undominated(rows: FloatArray) -> IndexArray:
 
 @inner_kernel
 def _merge_neighbours(rows: FloatArray, kept: IndexArray) -> IndexArray:
-    """Every two become one: the one of less memory, with the better of both figures written to its row."""
+    """Merges each two rows into the one of less memory, with the better of both figures."""
     merged = np.empty((kept.size + 1) // 2, np.int64)
     for n in range(merged.size):
         one = kept[2 * n]

@@ -1,8 +1,8 @@
-"""Kernel: the plans of one (d, t) in the order of their bounds, until the best one's time is met by the bound.
+"""Kernels: the plans of one (d, t) in the order of their bounds, until the bound meets the best one's time.
 
-A tail's figures leave out what stages in front of it bring into its warm-up, so the best state's time may be too low.
-Here the stages are fixed from the front: of those all is known, and the tails bound the rest, those of the highest
-level that some stage in front reaches.
+A tail's figures leave out what stages in front of it add to its warm-up, so the best state's time may be too low. Here
+the stages are fixed from the front, where all is known, and the tails bound the rest: those of the highest level that
+some stage in front reaches.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from piper_ray.engine.kernels.flush_types import (
 from piper_ray.engine.kernels.types import FloatArray, IndexArray, StageKey
 
 _ENOUGH = 1e-10
-"""Relative: plans that are no more than this below the best one are not looked for."""
+"""Relative: plans that are faster than the best one by no more than this are not sought."""
 
 
 class StageList(NamedTuple):
@@ -53,7 +53,7 @@ class StageList(NamedTuple):
 
 @kernel
 def best_stages(states: TailArrays, state: int) -> StageList:
-    """The stages of the plan that a state of all layers stands for."""
+    """Returns the stages of the plan of a state of all layers."""
     origin = states.origin
     p = origin[state, ORIGIN.stages]
     stages = _empty_list(p)
@@ -69,7 +69,7 @@ def best_stages(states: TailArrays, state: int) -> StageList:
 
 @kernel
 def best_state(task: FlushTask, states: TailArrays, downsets: int) -> tuple[int, float]:
-    """The state of all layers whose figures say the least, and what they say; -1 and inf if there is none."""
+    """Returns the state of all layers with the least figures, and the batch by these; -1 and inf if there is none."""
     top = downsets - 1
     best, least_s = -1, np.inf
     for cell in range(top, task.ends * downsets, downsets):
@@ -96,21 +96,20 @@ def close_gap(
     most_nodes: int,
     control: FloatArray,
 ) -> tuple[int, float, bool, StageList]:
-    """Whether a plan takes less than control[0], which it lowers where it finds one.
+    """Searches for a plan that takes less than control[0], which it lowers when it finds one.
 
-    Returns FINISHED, STOPPED because control[1] is not zero, or TOO_MANY for ``most_nodes``; a bound on what any plan
-    of these degrees takes that takes less than control[0] (inf: there is none); whether a plan was found, and the best
-    one.
+    Returns FINISHED, STOPPED because control[1] is not zero, or TOO_MANY for ``most_nodes``; a lower bound on plans of
+    these degrees that take less than control[0] (inf: there is none); whether a plan was found, and the best one.
     """
     m = tables.bits.shape[0]
     schedule, microbatches = task.schedule, task.microbatches
     room = 4096
-    # A node is a plan's first stages, of which the last one is the node's own.
-    # Its origin: ORIGIN.stages are those behind it, ORIGIN.downset theirs, ORIGIN.below the node before it.
+    # A node is a plan's first stages, of which the last one is the node's own. Its origin: ORIGIN.stages are those
+    # behind it, ORIGIN.downset theirs, ORIGIN.below the node before it.
     bounds, seconds = np.empty(room), np.empty((room, 3))
     origin = np.empty((room, len(ORIGIN)), np.int64)
-    known = np.empty(room, np.bool_)  # all choices so far are real ones
-    open_nodes = [(np.inf, 0)]  # by bound, of equal bounds the node made later first: numbers are negative
+    known = np.empty(room, np.bool_)  # whether all choices so far are real ones
+    open_nodes = [(np.inf, 0)]  # by bound; among equal bounds the latest node first: numbers are negative
     open_nodes.clear()
     nodes = 0
     unresolved = np.inf
@@ -162,7 +161,7 @@ def close_gap(
         y = in_flight(schedule, microbatches, q)
         for j in range(i):
             if control[1] != 0.0:
-                heappush(open_nodes, (bound, number))  # its stages are not all there
+                heappush(open_nodes, (bound, number))  # not all of its stages are there
                 break
             if not is_subset(tables.bits[j], tables.bits[i]):
                 continue
@@ -171,7 +170,7 @@ def close_gap(
                     continue
                 stage = StageKey(i, j, r)
                 mix = task.previous_mix[origin[node, ORIGIN.mix], task.move[r]]
-                if mix < 0 or states.kept[_ends_of(mix, task) * m + j] == 0:  # no more so with a promise
+                if mix < 0 or states.kept[_ends_of(mix, task) * m + j] == 0:  # then also none with a promise
                     continue
                 if least_memory_bytes(stage, y, tables, task) > task.memory_bytes[r]:
                     continue
@@ -218,7 +217,7 @@ def close_gap(
 
 @leaf_kernel
 def _ends_of(mix: int, task: FlushTask) -> int:
-    """The number of its ends; a tail of no stages may have any."""
+    """Returns the number of the mix's ends; a tail of no stages may have any."""
     return (mix - 1) // ((task.next_mix.shape[0] - 1) // task.ends) if mix > 0 else 0
 
 
@@ -240,8 +239,8 @@ def _with_tail_s(
     depth: int,
     tail: tuple[int, int, int, int],
 ) -> float:
-    """A bound on the batch's time with stages 0 .. depth as in ``path``, and any tail behind them. tail: its downset,
-    its mix and its stages, and how many downsets there are."""
+    """Returns a bound on the batch with stages 0 .. depth as in ``path``, and any tail behind them. tail: its downset,
+    its mix, its number of stages, and the number of downsets."""
     j, mix, stages, m = tail
     found = np.inf
     cell = (level_of(levels, path[depth, 3], path[depth, 4]) * task.ends + _ends_of(mix, task)) * m + j
@@ -253,7 +252,7 @@ def _with_tail_s(
 
 @inner_kernel
 def _completed_s(task: FlushTask, path: FloatArray, depth: int, tail: Figures, stages: int) -> float:
-    """A bound on the batch's time: stages 0 .. depth - 1 as in ``path``, behind them a tail of so many stages."""
+    """Returns a bound on the batch with stages 0 .. depth - 1 as in ``path``, and a tail of ``tail`` behind them."""
     for k in range(depth - 1, -1, -1):
         f, b, sync, slowest_f, slowest_b = path[k, 0], path[k, 1], path[k, 2], path[k, 3], path[k, 4]
         behind = stages + depth - 1 - k
@@ -265,7 +264,7 @@ def _completed_s(task: FlushTask, path: FloatArray, depth: int, tail: Figures, s
 
 @inner_kernel
 def _path_to(node: int, origin: IndexArray, seconds: FloatArray, path: FloatArray) -> int:
-    """Writes the stages up to the node, front to back; returns how many."""
+    """Writes the stages up to the node, front to back. Returns their number."""
     depth, at = 0, node
     while origin[at, ORIGIN.below] >= 0:
         depth += 1
@@ -282,7 +281,7 @@ def _path_to(node: int, origin: IndexArray, seconds: FloatArray, path: FloatArra
 
 @inner_kernel
 def _put(path: FloatArray, k: int, seconds: FloatArray) -> None:
-    """Makes it stage k, with the largest forward and backward seconds of stages 0 .. k."""
+    """Writes stage k, with the largest forward and backward seconds of stages 0 .. k."""
     for column in range(3):
         path[k, column] = seconds[column]
     path[k, 3] = max(seconds[0], path[k - 1, 3]) if k > 0 else seconds[0]

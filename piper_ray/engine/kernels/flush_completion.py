@@ -1,10 +1,9 @@
-"""Kernel: by prices of positions, the least that stages in front of each tail cost, if layers go into stages of the
+"""Kernels: by prices of positions, the least cost of the stages in front of each tail, if these are stages of the
 lattice.
 
-A plan is a way from the empty set to V, stage by stage. With prices each stage costs so much at its position, whatever
-the others are; so the least that is left of a way is found from its end, over all stages that may be part of a plan
-below a cutoff. It has what crosses borders, and that a stage is no larger than fits, which sums over layers alone leave
-out.
+A plan is a way from the empty set to V, stage by stage. With prices, the cost of a stage depends only on its position;
+so the least remaining cost is found from the end of the way, over all stages that may be part of a plan below a cutoff.
+Unlike sums over layers alone, it includes what crosses borders, and only stages that fit.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ from piper_ray.engine.kernels.flush_types import SLACK, SUM, FlushTables, FlushT
 from piper_ray.engine.kernels.types import FloatArray, IndexArray, StageKey
 
 _TOO_MUCH = 1e-9
-"""Relative, of sums of costs."""
+"""Relative rounding error of sums of costs."""
 
 _MOST_KEPT = 2**23
-"""Stages, each at a position: 24 bytes each."""
+"""Largest number of pairs of a stage and a position: 24 bytes each."""
 
 _PRICING = 8
-"""How many times as long it takes to price a stage at a position as to look at a pair of downsets."""
+"""How many times as long as testing a pair of downsets it takes to price a stage at a position."""
 
 
 @kernel
@@ -51,10 +50,10 @@ def least_ahead_s(
     most_work: int,
     control: FloatArray,
 ) -> FloatArray:
-    """float64[m, most_stages + 1]: what is in front of a tail of so many stages costs no less, in a plan whose batch
-    takes at most control[0]; inf where there is no such plan. ``bounds.ahead_s`` where control[1] is not zero or that
-    takes more than ``most_work``: pairs of downsets that are looked at, and ``_PRICING`` for each price of a stage; or
-    more stages are part of plans than there is room for.
+    """Returns float64[m, most_stages + 1]: a lower bound on the cost in front of a tail of each number of stages, in
+    plans whose batch takes at most control[0]; inf if there is no such plan. Returns ``bounds.ahead_s`` if control[1]
+    is not zero, if there is no room for all stages of such plans, or if it takes more than ``most_work``, which counts
+    pairs of downsets, and ``_PRICING`` for each price of a stage.
     """
     m, positions = tables.bits.shape[0], task.most_stages
     limit = control[0] * (1.0 + SLACK)
@@ -64,7 +63,7 @@ def least_ahead_s(
     for few in range(positions):
         set_alive(alive[few], ahead.rank[0])
         set_alive(alive[few], 64 * alive.shape[1] - 1)
-    # Stages kept, by outer downset: the inner one, how many are behind, and the cost.
+    # Stages kept, by outer downset: the inner one, the number of stages behind, and the cost.
     start = np.zeros(m + 1, np.int64)
     inner_of, behind_of, cost_of = np.empty(4096, np.int64), np.empty(4096, np.int64), np.empty(4096)
     used, work = 0, 0

@@ -1,4 +1,4 @@
-"""Kernel: which mixes of stages on several kinds of devices tails may have, and how each follows from others."""
+"""Kernels: which mixes of stages on several kinds of devices tails may have, and how they follow from each other."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from piper_ray.engine.kernels.types import BitArray, IndexArray
 
 
 class MixTables(NamedTuple):
-    """Of ``FlushTask``."""
+    """The fields of ``FlushTask`` with the same names."""
 
     next_mix: IndexArray
     previous_mix: IndexArray
@@ -21,8 +21,8 @@ class MixTables(NamedTuple):
 
 @kernel
 def mix_tables(grown: IndexArray, ends_here: npt.NDArray[np.bool_]) -> MixTables:
-    """grown: int64[counts, kinds], for each number of stages of each kind that with one more of a kind; -1: that is too
-    many. The first has none. ends_here: bool[counts], whether a plan may have so many.
+    """Makes the tables. grown: int64[counts, kinds], for each combination of numbers of stages the one with one more of
+    a kind; -1: too many. The first has none. ends_here: bool[counts], whether a plan may have these numbers.
     """
     counts, kinds = grown.shape
     mixes = 1 + kinds * kinds * (counts - 1)
@@ -38,7 +38,7 @@ def mix_tables(grown: IndexArray, ends_here: npt.NDArray[np.bool_]) -> MixTables
                     mix = start + cell
                     is_whole[mix] = first == promised and ends_here[cell]
                 elif first != promised:
-                    continue  # nothing is behind: as if it were of the same kind
+                    continue  # nothing is behind: it counts as being of the same kind
                 more = grown[cell, promised]
                 if more < 0:
                     continue

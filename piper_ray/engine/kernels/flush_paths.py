@@ -7,7 +7,7 @@ Under 1F1B stage j starts with w = min(m, q + 1) forward passes. A critical path
 behind it (or stays), with w_k - 1 further forward passes at the slowest stage up to k; then comes back for m - w + 1
 microbatches at j; then goes down and up again, with w_k - 1 further backward passes. So with
 
-    S_j = max over k >= j of  sum t_(j+1..k) + (w_k - 1) max f_(0..k),   E_j so with b
+    S_j = max over k >= j of  sum t_(j+1..k) + (w_k - 1) max f_(0..k),   E_j the same with b
 
 the batch takes (without R)
 
@@ -15,28 +15,28 @@ the batch takes (without R)
     own_j = (m - w + 1) t_j + S_j + E_j                                                    if m > w
     own_j = t_j + max((w - 1) max f_(0..j) + E_j,  S_j + (w - 1) max b_(0..j))             if m = w
 
-exactly: found, and checked by simulation. The end of stage e's last backward pass has b_(e..) in place of b_(0..)
-there, and of stages j < e only f_j, and their last backward pass is not on the path (``_end_s``). Under GPipe the batch
-takes, exactly too, sum f + (m - 1) max f + max over e of  sum b_(e..) + (m - 1) max b_(e..) + R_e.
+exactly: this was found, and checked, by simulation. For the end of stage e's last backward pass, b_(e..) replaces
+b_(0..); stages j < e contribute only f_j, since their last backward pass is not on the path (``_end_s``). Under GPipe
+the batch takes, also exactly, sum f + (m - 1) max f + max over e of  sum b_(e..) + (m - 1) max b_(e..) + R_e.
 
 A tail of the pipeline is described by seven figures, in seconds:
 
-1f1b  down          t + S of its first stage: from the first microbatch's entry until it comes out again
-      up            t + E: so of the last microbatch
-      whole         of the whole batch, until the first stage has done its last backward pass
-      up_own        as ``up`` and ``whole``, but the further backward passes are those of the tail's own stages only
-      whole_own
-      last          from the last microbatch's entry to the end of some stage's synchronisation
-      synced        of the whole batch, to the end of some stage's synchronisation
-2bw   slowest       max of m t + R: without a flush nothing else counts
-gpipe total         sum of t
-      slowest_f     the largest f, and b
-      slowest_b
-      synced        sum of f, and the way through the backward passes to the end of some stage's synchronisation
+    1f1b  down          t + S of its first stage: from the first microbatch's entry until it comes out again
+          up            t + E: the same for the last microbatch
+          whole         for the whole batch, until the first stage has done its last backward pass
+          up_own        as ``up`` and ``whole``, but the further backward passes are those of the tail's own stages only
+          whole_own
+          last          from the last microbatch's entry to the end of some stage's synchronisation
+          synced        for the whole batch, to the end of some stage's synchronisation
+    2bw   slowest       max of m t + R: without a flush nothing else counts
+    gpipe total         sum of t
+          slowest_f     the largest f, and b
+          slowest_b
+          synced        sum of f, and the way through the backward passes to the end of some stage's synchronisation
 
-What stages in front of the tail bring into max f_(0..k) and max b_(0..k) has to be given when the tail is built. As
-little as is known for sure gives a bound from below. All figures are non-decreasing in those of the tail behind: of
-tails of the same layers and as many stages one that is nowhere larger is as good.
+What stages in front of the tail contribute to max f_(0..k) and max b_(0..k) must be given when the tail is built. A
+known part of it gives a lower bound. All figures are non-decreasing in those of the tail behind: of tails with the same
+layers and number of stages, one that is nowhere larger is as good.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ Figures = tuple[float, float, float, float, float, float, float]
 
 
 class StageSeconds(NamedTuple):
-    """What a stage takes: t, f, b and R; and the largest f and b of it and of those in front of it, as far as they are
-    known: 1F1B alone needs them.
+    """The seconds of a stage: t, f, b and R; and the largest known f and b of it and of stages in front of it, which
+    only 1F1B needs.
     """
 
     whole_s: float
@@ -67,7 +67,7 @@ class StageSeconds(NamedTuple):
 
 @inlined_kernel
 def empty_tail(schedule: int) -> Figures:
-    """The figures of no stages."""
+    """Returns the figures of no stages."""
     if schedule == GPIPE:
         return 0.0, 0.0, 0.0, -np.inf, 0.0, 0.0, 0.0
     if schedule == TWO_BW:
@@ -77,7 +77,7 @@ def empty_tail(schedule: int) -> Figures:
 
 @inlined_kernel
 def with_stage(schedule: int, microbatches: int, behind: int, stage: StageSeconds, tail: Figures) -> Figures:
-    """The figures of a tail of ``behind`` stages with a stage put in front."""
+    """Returns the figures of a tail of ``behind`` stages with a stage put in front."""
     m = microbatches
     whole_s, forward_s, backward_s, sync_s, slowest_forward_s, slowest_backward_s = stage
     if schedule == GPIPE:
@@ -111,7 +111,7 @@ def with_stage(schedule: int, microbatches: int, behind: int, stage: StageSecond
 
 @inlined_kernel
 def batch_s(schedule: int, microbatches: int, figures: Figures) -> float:
-    """Seconds of the whole batch for a pipeline of these figures."""
+    """Returns the seconds of the batch of a pipeline with these figures."""
     if schedule == GPIPE:
         return figures[3] + (microbatches - 1) * figures[1]
     if schedule == TWO_BW:
@@ -129,9 +129,10 @@ def least_batch_s(
     ahead_forward_s: float,
     figures: Figures,
 ) -> float:
-    """No batch takes less whose pipeline ends with a tail of these figures and ``stages``.
+    """Returns a lower bound on a batch whose pipeline ends with a tail of these figures and ``stages``.
 
-    ahead_s: least t of all that is in front, in at most most_stages - stages stages. ahead_forward_s: so for f.
+    ahead_s: least t of all layers in front, which are in at most most_stages - stages stages. ahead_forward_s: the same
+    for f.
 
     One of the stages in front takes t >= ahead_s / (most_stages - stages).
 
@@ -139,8 +140,8 @@ def least_batch_s(
     end of a stage of the tail is ``synced``, with sum f in front and (m - 1) max f.
     2bw: m t of that stage, or the slowest of the tail.
     1f1b: m t of that stage; the tail's ``whole`` with sum t in front; its ``synced`` with sum f. With w - 1 stages
-    behind that stage, r seconds between it and the tail, its path takes ahead_s + (m - w) t + r + down + up, and
-    r >= ahead_s - t (most_stages - w + 1) if it is the slowest. Where m > most_stages that is least at the least t.
+    behind that stage, r seconds between it and the tail, its path takes ahead_s + (m - w) t + r + down + up, and r >=
+    ahead_s - t (most_stages - w + 1) if it is the slowest. If m > most_stages, that is least at the least t.
     """
     if ahead_s <= 0.0:
         return batch_s(schedule, microbatches, figures)
@@ -165,7 +166,7 @@ def least_batch_s(
 def step_s(
     schedule: int, microbatches: int, forward_s: FloatArray, backward_s: FloatArray, sync_s: FloatArray
 ) -> float:
-    """Seconds of the whole batch, exactly, by the formulas above. Stages front to back."""
+    """Returns the seconds of the batch, exactly, by the formulas above. Stages are front to back."""
     p, m = forward_s.size, microbatches
     if schedule == GPIPE:
         slowest_f, slowest_b, total_f, total_b, synced = 0.0, 0.0, 0.0, 0.0, 0.0
@@ -181,7 +182,7 @@ def step_s(
         for j in range(p):
             slowest = max(slowest, m * (forward_s[j] + backward_s[j]) + sync_s[j])
         return slowest
-    # Stage j + 1 has done its last pass before stage j: its end counts where it synchronises longer than all before it.
+    # Stage j + 1 does its last pass before stage j: its end counts only if it synchronises longer than all before it.
     best, longest_s = 0.0, -1.0
     for end in range(p):
         if sync_s[end] > longest_s:
@@ -192,13 +193,13 @@ def step_s(
 
 @leaf_kernel
 def _end_s(m: int, forward_s: FloatArray, backward_s: FloatArray, end: int) -> float:
-    """When stage ``end`` has done its last backward pass under 1F1B.
+    """Returns when stage ``end`` has done its last backward pass under 1F1B.
 
     Further backward passes are those of stages from ``end`` on; a path whose m - w + 1 microbatches are at a stage
-    before ``end`` does not come back to that one.
+    before ``end`` does not return to that one.
     """
     p = forward_s.size
-    # From the back: S, E and the longest whole path of the stages from j on; ``last`` from the last microbatch's entry
+    # From the back: S, E and the longest whole path of the stages from j on; ``last``: from the last microbatch's entry
     # into stage j to the end.
     first, final, last, whole = 0.0, 0.0, 0.0, 0.0
     for j in range(p - 1, -1, -1):
@@ -231,10 +232,11 @@ def _end_s(m: int, forward_s: FloatArray, backward_s: FloatArray, end: int) -> f
 def simulate_step(
     schedule: int, microbatches: int, forward_s: FloatArray, backward_s: FloatArray, sync_s: FloatArray
 ) -> float:
-    """Seconds until all stages, front to back, have done ``microbatches`` and synchronised.
+    """Returns the seconds until all stages, front to back, have done ``microbatches`` and synchronised.
 
-    Each stage does its passes in the schedule's order, each as soon as what it needs is there: a forward pass needs
-    that of the stage before, a backward pass that of the stage behind, at the last stage its own forward pass.
+    Each stage does its passes in the schedule's order, each as soon as its input is there: a forward pass waits for
+    that of the stage before, a backward pass for that of the stage behind, or at the last stage for its own forward
+    pass.
     """
     p, m = forward_s.size, microbatches
     forward_end, backward_end = np.full((p, m), -1.0), np.full((p, m), -1.0)

@@ -1,5 +1,5 @@
-"""Kernels: what one stage takes and holds at least, and its choices of TMPCs; and what is left to do in front of each
-downset at least. For one (d, t).
+"""Kernels: lower bounds on one stage's time and memory, and its choices of TMPCs; and the least that is left to do in
+front of each downset. For one (d, t).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NO_ROW = -4
 
 
 class LeastFigures(NamedTuple):
-    """What a stage takes at least, in seconds; each figure for itself."""
+    """The least seconds of a stage, each figure by itself."""
 
     time_s: float
     forward_s: float
@@ -44,7 +44,7 @@ class LeastFigures(NamedTuple):
 
 @inlined_kernel
 def least_figures(stage: StageKey, tables: FlushTables, task: FlushTask) -> LeastFigures:
-    """Of one stage."""
+    """Returns the least figures of a stage."""
     i, j, r = stage
     crossing_s, tensor_forward_s, tensor_backward_s = 0.0, 0.0, 0.0
     inner, outer = tables.bits[j], tables.bits[i]
@@ -74,7 +74,7 @@ def least_figures(stage: StageKey, tables: FlushTables, task: FlushTask) -> Leas
 
 @inlined_kernel
 def in_flight(schedule: int, microbatches: int, behind: int) -> int:
-    """y of a stage with ``behind`` stages behind it."""
+    """Returns y of a stage with ``behind`` stages behind it."""
     if schedule == TWO_BW:
         return behind + 1
     return microbatches if schedule == GPIPE else min(microbatches, behind + 1)
@@ -82,7 +82,7 @@ def in_flight(schedule: int, microbatches: int, behind: int) -> int:
 
 @inlined_kernel
 def least_memory_bytes(stage: StageKey, y: int, tables: FlushTables, task: FlushTask) -> float:
-    """No choice of the stage holds less with y microbatches in flight."""
+    """Returns the least bytes of any choice of the stage with y microbatches in flight."""
     above, below = tables.sums[stage.variant, stage.outer], tables.sums[stage.variant, stage.inner]
     held = (above[SUM.least_activation] - below[SUM.least_activation]) * y
     held += above[SUM.least_fixed]
@@ -92,7 +92,8 @@ def least_memory_bytes(stage: StageKey, y: int, tables: FlushTables, task: Flush
 
 @inlined_kernel
 def priced_time_s(stage: StageKey, y: int, least: LeastFigures, tables: FlushTables, task: FlushTask) -> float:
-    """No choice of the stage that fits with y microbatches in flight takes less: what exceeds the memory is priced."""
+    """Returns a lower bound on the time of choices that fit with y microbatches in flight: memory beyond the limit is
+    priced."""
     i, j, r = stage
     at = 0
     while at + 1 < tables.in_flight.size and tables.in_flight[at + 1] <= y:
@@ -110,7 +111,7 @@ def priced_time_s(stage: StageKey, y: int, least: LeastFigures, tables: FlushTab
 
 @inlined_kernel
 def fastest_fits(stage: StageKey, y: int, tables: FlushTables, task: FlushTask) -> bool:
-    """Whether the stage's fastest choice fits and takes the least for the border and for synchronisation too."""
+    """Whether the stage's fastest choice fits, and also has the least cost of borders and synchronisation."""
     above, below = tables.sums[stage.variant, stage.outer], tables.sums[stage.variant, stage.inner]
     if above[SUM.mixed] != below[SUM.mixed]:
         return False
@@ -125,8 +126,8 @@ def one_choice_is_best(
 ) -> bool:
     """Whether a choice of least t (and R) gives the least figures with this tail, whatever f and b other choices have.
 
-    It does where f and b are the least too, or hidden behind what the tail takes. seconds: the choice's forward,
-    backward and synchronisation. f_and_b_decide: on the tail, too.
+    It does if f and b are also the least, or are hidden by the tail's time. seconds: the choice's forward, backward and
+    synchronisation. f_and_b_decide: whether they affect the tail's figures too.
     """
     schedule, microbatches = task.schedule, task.microbatches
     forward_s, backward_s, sync_s = float(seconds[0]), float(seconds[1]), float(seconds[2])
@@ -157,7 +158,8 @@ def one_choice_is_best(
 def quickest_row(
     stage: StageKey, y: int, least: LeastFigures, tables: FlushTables, task: FlushTask, row: FloatArray
 ) -> int:
-    """Writes the choice of least t to ``row``: FASTEST, LEAST_TIME; NO_CHOICE if only a bound is known; or NO_ROW."""
+    """Writes the choice of least t to ``row``. Returns FASTEST, LEAST_TIME, NO_CHOICE if only a bound is known, or
+    NO_ROW."""
     if fastest_fits(stage, y, tables, task):
         i, j, r = stage
         forward_s = tables.sums[r, i, SUM.fast_forward_s] - tables.sums[r, j, SUM.fast_forward_s]
@@ -186,7 +188,7 @@ def quickest_row(
 def front_rows(
     stage: StageKey, y: int, most_s: float, most: int, least: LeastFigures, tables: FlushTables, task: FlushTask
 ) -> tuple[int, FloatArray]:
-    """The undominated choices of at most ``most_s``: EXACT, MERGED or NONE_FITS, and float64[rows, 4]."""
+    """Returns the undominated choices of at most ``most_s``: EXACT, MERGED or NONE_FITS, and float64[rows, 4]."""
     _, start, items = stage_items(stage, y, tables, task)
     most_s -= least.tensor_forward_s + least.tensor_backward_s
     status, rows, _, _, _ = choice_front(start, items, task.memory_bytes[stage.variant], most_s, most)
@@ -199,7 +201,7 @@ def front_rows(
 
 
 class AheadArrays(NamedTuple):
-    """What is left to do in front of each downset at least, and the downsets by their own least time."""
+    """The least that is left to do in front of each downset, and the downsets by their own least time."""
 
     own_s: FloatArray  # float64[m]: least forward and backward seconds of the layers
     ahead_s: FloatArray  # float64[m]: of the layers outside, and of what crosses into the downset
@@ -210,7 +212,7 @@ class AheadArrays(NamedTuple):
     order: IndexArray  # int64[m]: downsets by own_s
     ordered_s: FloatArray  # float64[m]: own_s in that order
     ordered_bits: BitArray  # uint64[m, words]
-    rank: IndexArray  # int64[m]: where a downset is in that order
+    rank: IndexArray  # int64[m]: the place of a downset in that order
     # float64[m]: with several kinds of devices, what the layers outside take at least, where a second on each kind
     # counts as a share of what all layers take on it: stages of one length can take no more than their number of these.
     ahead_share: FloatArray
@@ -240,7 +242,7 @@ def look_ahead(tables: FlushTables, task: FlushTask) -> AheadArrays:
             for k in range(tables.cut_start[i], tables.cut_start[i + 1]):
                 ahead[i] += tables.tensor_forward_s[tables.cut[k]] + tables.tensor_backward_s[tables.cut[k]]
                 ahead_forward[i] += tables.tensor_forward_s[tables.cut[k]]
-    # With several variants each layer may be in a stage of its best one; of their memory nothing is promised then.
+    # With several variants each layer may be in a stage of its best one; then nothing is known of their memory.
     if task.bounding.size > 1:
         for i in range(m):
             own[i], ahead[i], ahead_forward[i] = _mixed_sums(i, tables, task)
@@ -253,7 +255,7 @@ def look_ahead(tables: FlushTables, task: FlushTask) -> AheadArrays:
                 if not has(tables.bits[i], v):
                     share[i] += of_layer[v]
             share[i] *= 1.0 - SLACK
-    for i in range(m):  # rounding of sums
+    for i in range(m):  # corrects for rounding of sums
         ahead[i] = max(0.0, ahead[i] * (1.0 - SLACK))
         ahead_forward[i] = max(0.0, ahead_forward[i] * (1.0 - SLACK))
     ahead[m - 1], ahead_forward[m - 1] = 0.0, 0.0
@@ -268,7 +270,7 @@ def look_ahead(tables: FlushTables, task: FlushTask) -> AheadArrays:
 
 @leaf_kernel
 def _mixed_sums(i: int, tables: FlushTables, task: FlushTask) -> tuple[float, float, float]:
-    """own, ahead and ahead_forward where each layer may be in a stage of another variant."""
+    """Returns own, ahead and ahead_forward if each layer may be in a stage of another variant."""
     own, ahead, ahead_forward = 0.0, 0.0, 0.0
     bits = tables.bits[i]
     for v in range(tables.option_start.shape[1] - 1):
@@ -289,7 +291,7 @@ def _mixed_sums(i: int, tables: FlushTables, task: FlushTask) -> tuple[float, fl
 
 @inner_kernel
 def _shares(tables: FlushTables, task: FlushTask) -> FloatArray:
-    """float64[n]: the least share of each layer."""
+    """Returns float64[n]: the least share of each layer."""
     found = np.zeros(tables.option_start.shape[1] - 1)
     for v in range(found.size):
         least = np.inf
@@ -304,10 +306,10 @@ def _shares(tables: FlushTables, task: FlushTask) -> FloatArray:
 
 @leaf_kernel
 def most_behind(i: int, task: FlushTask, ahead: AheadArrays) -> int:
-    """The most stages that a tail of downset i can have so that the memory of those in front may do for the rest; 0 if
-    not even one.
+    """Returns the most stages that a tail of downset i can have if the memory of those in front may suffice for the
+    rest; 0 if not even one.
 
-    The more stages are behind, the fewer are left, and the more they have in flight.
+    The more stages are behind, the fewer are left, and the more microbatches they have in flight.
     """
     low, high = 0, task.most_stages
     while low < high:
@@ -321,10 +323,9 @@ def most_behind(i: int, task: FlushTask, ahead: AheadArrays) -> int:
 
 @leaf_kernel
 def _rest_fits(i: int, behind: int, task: FlushTask, ahead: AheadArrays) -> bool:
-    """Whether the layers outside may fit into the stages that are left, if layers could be cut to pieces.
+    """Whether the layers outside may fit in the remaining stages if layers could be cut into pieces.
 
-    It takes the least memory in all to give the stages with the fewest microbatches in flight as many activations as
-    they hold.
+    The total memory is least if the stages with the fewest microbatches in flight hold as many activations as fit.
     """
     left = task.most_stages - behind
     needed = ahead.ahead_fixed[i] + ahead.ahead_shared[i] / task.data_parallel_degree

@@ -1,9 +1,9 @@
 """Kernels: for one (d, t) the undominated pipeline tails of every downset, by mix.
 
-Under 1F1B a tail's figures depend on the largest f and b of the stages in front of it. So there are several tables: in
-table g some stage in front takes at least as long as level g says, a promise that a stage which does keeps. Of a stage
-with such f and b the tail behind it comes from the table of the highest level that it, or the promise, reaches. Level 0
-promises nothing; with no further levels all figures are bounds from below, and mostly exact.
+Under 1F1B a tail's figures depend on the largest f and b of the stages in front of it. So there are several tables:
+table g promises that some stage in front takes at least level g; a stage that does keeps the promise. The tail behind a
+stage comes from the table of the highest level that its f and b, or the promise, reach. Level 0 promises nothing;
+without further levels all figures are lower bounds, and mostly exact.
 """
 
 from __future__ import annotations
@@ -63,12 +63,13 @@ def tails(
     follows_all: bool,
     control: FloatArray,
 ) -> tuple[int, TailArrays]:
-    """The states of all downsets from which a batch of at most control[0] seconds may come; FINISHED, STOPPED because
-    control[1] is not zero, or TOO_MANY for ``most_states``. Others may lower control[0] meanwhile.
+    """Finds the states of all downsets from which a batch of at most control[0] seconds may result. Returns FINISHED,
+    STOPPED because control[1] is not zero, or TOO_MANY for ``most_states``. Other threads may lower control[0] during
+    the call.
 
-    most_tails: int64[m], the most stages that a tail of each downset may have.
-    levels: float64[l, 2], ascending forward and backward seconds, the first 0 and 0. bounds: of the task. follows_all:
-    whether choices other than that of least time are followed; for an early plan they are not, and nothing is proved.
+    most_tails: int64[m], the most stages that a tail of each downset may have. levels: float64[l, 2], ascending forward
+    and backward seconds, the first 0 and 0. bounds: of the task. follows_all: whether choices other than that of least
+    time are followed; for an early plan they are not, and nothing is proved.
     """
     m = tables.bits.shape[0]
     schedule, microbatches, most_stages = task.schedule, task.microbatches, task.most_stages
@@ -85,19 +86,19 @@ def tails(
         figures[0, column] = empty[column]
     figures[0, PRICED] = 0.0
     used = 1
-    # alive[k]: bit ``rank`` of a downset that has states of at most k stages; the last one ends each search.
+    # alive[k]: bit ``rank`` of each downset with states of at most k stages; the last bit ends each search.
     alive = np.zeros((most_stages, m // 64 + 2), np.uint64)
     for few in range(most_stages):
         set_alive(alive[few], ahead.rank[0])
         set_alive(alive[few], 64 * alive.shape[1] - 1)
 
-    # Of the downset at hand: candidates, linked by level and mix.
+    # Of the current downset: candidates, linked by level and mix.
     new_room = 1024
     new_figures, new_stage = np.empty((new_room, FIGURES + 1)), np.empty((new_room, 3))
     new_origin, link = np.empty((new_room, len(ORIGIN)), np.int64), np.empty(new_room, np.int64)
     first, of_one = np.full((levels.shape[0], mixes), -1, np.int64), (mixes - 1) // ends
     touched = np.empty(1024)  # the levels and mixes that have candidates, as level * mixes + mix
-    # Of the stage at hand, by the number of stages behind it: a bound on its time, its choice of least time, its front.
+    # Of the current stage, by the number of stages behind it: a bound on its time, its choice of least time, its front.
     stage_id = 0
     priced_of, priced = np.full(most_stages + 1, -1, np.int64), np.zeros(most_stages + 1)
     one_of, front_of = np.full(most_stages + 1, -1, np.int64), np.full(most_stages + 1, -1, np.int64)
@@ -179,7 +180,7 @@ def tails(
                                 if priced_s + bounds.ahead_s[i, behind + 1] > limit * (1.0 + 1e-9):
                                     continue
                             tail = figures_of(figures, s)
-                            # First with the least of everything.
+                            # First with the least of every figure.
                             seconds = StageSeconds(
                                 time_s,
                                 least.forward_s,
@@ -291,8 +292,8 @@ def tails(
 
 
 class TailLimits(NamedTuple):
-    """Of the tails of one downset. fewest, most: stages, with fewest > most where there is no tail. slowest_s: what its
-    first stage takes at most; fill_s: what else comes on top of that. spare_s: see ``FlushTask.room``.
+    """Limits of the tails of one downset. fewest, most: stages; fewest > most if there is no tail. slowest_s: the most
+    that its first stage takes; fill_s: what comes in addition. spare_s: see ``FlushTask.room``.
     """
 
     fewest: int
@@ -304,7 +305,7 @@ class TailLimits(NamedTuple):
 
 @leaf_kernel
 def tail_limits_at(i: int, limit: float, most: int, task: FlushTask, ahead: AheadArrays) -> TailLimits:
-    """Of downset i, in batches of at most ``limit``. most: as ``tails`` has them."""
+    """Returns the limits of downset i in batches of at most ``limit``. most: as in ``tails``."""
     ahead_s, own_s = ahead.ahead_s[i], ahead.own_s[i]
     # m t + ahead <= limit for the stage that is put in front; without a flush nothing waits for what is ahead.
     fill_s = 0.0 if task.schedule == TWO_BW else ahead_s
@@ -331,8 +332,8 @@ def tail_limits_at(i: int, limit: float, most: int, task: FlushTask, ahead: Ahea
 
 @inlined_kernel
 def ranks_within(i: int, slowest_s: float, ahead: AheadArrays) -> tuple[int, int]:
-    """By ``AheadArrays.order`` the first downset that a stage of at most ``slowest_s`` may come from to i, and the
-    first behind them."""
+    """Returns, in ``AheadArrays.order``, the first downset from which a stage of at most ``slowest_s`` may lead to i,
+    and the end of these."""
     from_rank = 0
     if np.isfinite(slowest_s):
         from_rank = np.searchsorted(ahead.ordered_s, ahead.own_s[i] * (1.0 - SLACK) - slowest_s * (1.0 + 1e-9))
@@ -341,8 +342,8 @@ def ranks_within(i: int, slowest_s: float, ahead: AheadArrays) -> tuple[int, int
 
 @inlined_kernel
 def least_priced_s(stage: StageKey, behind: int, time_s: float, least: LeastFigures, bounds: PathBounds) -> float:
-    """No choice of the stage costs less by the prices of its position: by the choice of each layer for itself less the
-    price of the memory, or by the least of its passes. time_s: what both passes take at least.
+    """Returns a lower bound on the cost of the stage by the prices of its position: by the best choice of each layer
+    minus the price of the memory, or by the least of its passes. time_s: the least of both passes.
     """
     forward, backward = bounds.forward[behind], bounds.backward[behind]
     of_layers_s = bounds.of_stage_s[stage.outer, behind] - bounds.of_stage_s[stage.inner, behind]
@@ -355,7 +356,7 @@ def least_priced_s(stage: StageKey, behind: int, time_s: float, least: LeastFigu
 
 @leaf_kernel
 def level_of(levels: FloatArray, forward_s: float, backward_s: float) -> int:
-    """The highest level that a stage of these seconds reaches."""
+    """Returns the highest level that a stage of these seconds reaches."""
     level = 0
     while level + 1 < levels.shape[0] and levels[level + 1, 0] <= forward_s and levels[level + 1, 1] <= backward_s:
         level += 1
@@ -364,7 +365,7 @@ def level_of(levels: FloatArray, forward_s: float, backward_s: float) -> int:
 
 @inlined_kernel
 def figures_of(figures: FloatArray, s: int) -> Figures:
-    """Those of one state."""
+    """Returns the figures of one state."""
     row = figures[s]
     return row[0], row[1], row[2], row[3], row[4], row[5], row[6]
 
@@ -377,7 +378,7 @@ def set_alive(alive: BitArray, rank: int) -> None:
 
 @inlined_kernel
 def next_alive(alive: BitArray, rank: int) -> int:
-    """The first set bit from ``rank`` on; the last one of all is set."""
+    """Returns the first set bit from ``rank`` on; the last bit of all is set."""
     word = rank >> 6
     rest = alive[word] & (~np.uint64(0) << np.uint64(rank & 63))
     while rest == 0:
@@ -388,13 +389,13 @@ def next_alive(alive: BitArray, rank: int) -> int:
 
 @inlined_kernel
 def _stages_for(work_s: float, slowest_s: float) -> float:
-    """How many stages it takes at least, none of them slower; 0 for no work."""
+    """Returns the least number of stages for this work, none of them slower; 0 for no work."""
     return float(np.ceil(work_s * (1.0 - 1e-9) / slowest_s)) if work_s > 0.0 else 0.0
 
 
 @inlined_kernel
 def _has_as_good(grown: Figures, priced_s: float, figures: FloatArray, at: int, link: IndexArray) -> bool:
-    """Whether one of the candidates from ``at`` on is as good in all."""
+    """Whether one of the candidates from ``at`` on is as good in all figures."""
     while at >= 0:
         if _as_good(figures[at], grown, priced_s):
             return True
@@ -406,7 +407,7 @@ def _has_as_good(grown: Figures, priced_s: float, figures: FloatArray, at: int, 
 def _is_beaten(
     grown: Figures, priced_s: float, figures: FloatArray, first: IndexArray, mix: int, link: IndexArray
 ) -> bool:
-    """Whether a candidate of the same mix is as good in all. If not, those that are no better go."""
+    """Whether a candidate of the same mix is as good in all figures. If not, those that are no better are dropped."""
     previous, at = -1, first[mix]
     while at >= 0:
         if _as_good(figures[at], grown, priced_s):

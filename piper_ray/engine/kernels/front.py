@@ -1,6 +1,6 @@
-"""Kernels: the states of one downset as a Pareto front over (tally or devices, sum of data-parallel degrees).
+"""Kernels: the states of one downset as a Pareto front over (tally or devices, sum of d).
 
-A front of ``size`` states lies in two arrays: sums strictly rising, tallies strictly falling.
+A front of ``size`` states is in two arrays: sums strictly rising, tallies strictly falling.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from piper_ray.engine.kernels.types import FloatArray, IndexArray
 
 @leaf_kernel
 def first_above(sums: IndexArray, size: int, value: int) -> int:
-    """Index of the first state whose sum exceeds ``value``."""
+    """Returns the index of the first state whose sum exceeds ``value``."""
     low, high = 0, size
     while low < high:
         middle = (low + high) >> 1
@@ -24,14 +24,15 @@ def first_above(sums: IndexArray, size: int, value: int) -> int:
 
 @leaf_kernel
 def is_dominated(tallies: IndexArray, sums: IndexArray, size: int, tally: int, total: int) -> bool:
-    """Whether some state is at most (tally, total) in both."""
+    """Whether some state is at most (tally, total) in both figures."""
     at = first_above(sums, size, total)
     return at > 0 and tallies[at - 1] <= tally
 
 
 @leaf_kernel
 def span_dominated(tallies: IndexArray, sums: IndexArray, size: int, tally: int, total: int) -> tuple[int, int]:
-    """Where a state that is not dominated goes, and the end of those that it dominates: at .. end - 1."""
+    """Returns where a state that is not dominated belongs, and the end of the states that it dominates: at .. end -
+    1."""
     at = first_above(sums, size, total)
     if at > 0 and sums[at - 1] == total:
         at -= 1
@@ -43,7 +44,7 @@ def span_dominated(tallies: IndexArray, sums: IndexArray, size: int, tally: int,
 
 @leaf_kernel
 def put(values: IndexArray | FloatArray, size: int, at: int, end: int, value: float) -> None:
-    """Puts ``value`` in the place of values at .. end - 1 of ``size``, and moves what comes after."""
+    """Replaces values at .. end - 1 of ``size`` by ``value``, and moves what comes after."""
     shift = 1 - (end - at)
     if shift > 0:
         for k in range(size, end, -1):
@@ -56,7 +57,7 @@ def put(values: IndexArray | FloatArray, size: int, at: int, end: int, value: fl
 
 @leaf_kernel
 def insert(tallies: IndexArray, sums: IndexArray, size: int, tally: int, total: int) -> int:
-    """Inserts a state that is not dominated, drops those it dominates, and returns the new size."""
+    """Inserts a state that is not dominated, and drops those that it dominates. Returns the new size."""
     at, end = span_dominated(tallies, sums, size, tally, total)
     put(tallies, size, at, end, tally)
     put(sums, size, at, end, total)
@@ -65,9 +66,9 @@ def insert(tallies: IndexArray, sums: IndexArray, size: int, tally: int, total: 
 
 @leaf_kernel
 def add_bound(tallies: IndexArray, sums: IndexArray, size: int, tally: int, total: int) -> int:
-    """Makes some state at most (tally, total) in both; returns the new size, no more than there is room for.
+    """Ensures that some state is at most (tally, total) in both. Returns the new size, which is within the room.
 
-    Where there is none, a neighbour takes on the lesser figure of each.
+    If there is no room, a neighbouring state takes the lesser figure of each.
     """
     if is_dominated(tallies, sums, size, tally, total):
         return size

@@ -1,8 +1,8 @@
-"""Kernel: one option for each item, least total cost within a memory limit (multiple-choice knapsack), exactly.
+"""Kernels: one option for each item, with least total cost within a memory limit (multiple-choice knapsack), exactly.
 
 Items with the same options are common (equal layers), so states are merged by dominance as in Nemhauser and Ullmann
-(1969), and cut by the Lagrangian bound at the multiplier of the LP relaxation, found greedily along the convex hulls
-of the items (Kellerer, Pferschy and Pisinger, Knapsack Problems, 2004, chapter 11).
+(1969), and cut by the Lagrangian bound at the multiplier of the LP relaxation, found greedily along the convex hulls of
+the items (Kellerer, Pferschy and Pisinger, Knapsack Problems, 2004, chapter 11).
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from piper_ray.engine.kernels.types import FloatArray, IndexArray, Items
 INFEASIBLE = np.inf
 TOO_HARD = -1.0
 _MOST_STATES = 1_000_000
-"""Partial choices of one step, some 50 MB; past that the answer is TOO_HARD."""
+"""Largest number of partial choices of a step, some 50 MB; with more the answer is TOO_HARD."""
 
 _MANY_STATES = 256
-"""Partial choices of one step from which on a sharper bound takes less time than they do."""
+"""From this number of partial choices of a step on, a sharper bound takes less time than they do."""
 
 _PRICES = 30
 
 
 class CountBound(NamedTuple):
-    """needed: so many items must have another option than their fastest. price: s per byte, prize: s for each of these,
-    with which the bound is largest. lower, upper: on the extra cost of all, in s.
+    """needed: the number of items that must have another option than their fastest. price: s per byte, and prize: s for
+    each of these items, for which the bound is largest. lower, upper: bounds on the extra cost of all, in s.
     """
 
     needed: int
@@ -40,10 +40,11 @@ class CountBound(NamedTuple):
 
 @inner_kernel
 def hull_steps(items: Items, begin: IndexArray) -> tuple[IndexArray, FloatArray, FloatArray]:
-    """Steps along each item's lower hull from its cheapest option to its smallest, by falling bytes saved per second.
+    """Returns the steps along each item's lower hull from its cheapest option to its smallest, by falling bytes saved
+    per second.
 
-    begin[k] is an option of item k of least cost. Returns the option reached, and for each step its extra cost and the
-    memory it saves.
+    begin[k] is an option of item k of least cost. The result is the option reached, the extra cost and the saved memory
+    of each step.
     """
     start, cost, memory = items
     reached = np.empty(cost.size, np.int64)
@@ -81,7 +82,7 @@ def hull_steps(items: Items, begin: IndexArray) -> tuple[IndexArray, FloatArray,
 
 @inner_kernel
 def cheapest(items: Items, item: int) -> int:
-    """The option of least cost; of equal ones the one of least memory."""
+    """Returns the option of least cost; of equal ones the one of least memory."""
     start, cost, memory = items
     best = int(start[item])
     for o in range(start[item] + 1, start[item + 1]):
@@ -92,11 +93,11 @@ def cheapest(items: Items, item: int) -> int:
 
 @kernel
 def least_cost(items: Items, limit: float, budget: float, any_within: bool, choice: IndexArray) -> float:
-    """Least cost with memory at most ``limit``, and its options in ``choice`` (int64[items]).
+    """Returns the least cost with memory at most ``limit``, and its options in ``choice`` (int64[items]).
 
-    INFEASIBLE if there is none of cost at most ``budget``. any_within: the first choice found within the budget will
-    do. TOO_HARD if there are too many partial choices to tell, as there can be when all options save memory at about
-    the same rate and all items differ.
+    INFEASIBLE if there is none of cost at most ``budget``. any_within: the first choice found within the budget
+    suffices. TOO_HARD if there are too many partial choices, as there can be if all options save memory at about the
+    same rate and all items differ.
     """
     start, cost, memory = items
     item_of = np.empty(cost.size, np.int64)
@@ -112,7 +113,7 @@ def least_cost(items: Items, limit: float, budget: float, any_within: bool, choi
     if total_memory <= limit:
         return total_cost
 
-    # Greedy along the hulls: its value before the last step bounds from below (LP), after it from above.
+    # Greedy along the hulls: its value before the last step is a lower bound (LP), after it an upper one.
     reached, extra, saved = hull_steps(items, choice)
     multiplier = -1.0
     for c in range(reached.size):
@@ -136,11 +137,12 @@ def least_cost(items: Items, limit: float, budget: float, any_within: bool, choi
 def _count_bound(
     items: Items, fastest: IndexArray, excess: float, slack: float, left: float, choice: IndexArray
 ) -> CountBound:
-    """Bounds on what options cost, beside the fastest ones, that save ``excess`` bytes: from how many must be others.
+    """Bounds the extra cost of options that save ``excess`` bytes over the fastest ones, by the number of items that
+    need others.
 
-    Lagrangian, with a price for memory, bisected, and one for the count. Where ``left`` is not negative it ends once
-    they tell whether so many seconds do: if they do, ``choice`` becomes such options. slack: so many bytes less may do
-    too, as sums round; the lower bound is one for all that do.
+    It is Lagrangian, with a price for memory, bisected, and one for the count. If ``left`` is not negative, it ends
+    once the bounds decide whether that many seconds suffice; if they do, ``choice`` becomes such options. slack: saving
+    that many bytes less may suffice too, as sums round; the lower bound holds for all choices that do.
     """
     start, cost, memory = items
     count = start.size - 1
@@ -204,9 +206,9 @@ def _count_bound(
 
 @inner_kernel
 def _rests(items: Items, multiplier: float) -> tuple[IndexArray, FloatArray, FloatArray]:
-    """Three ways to choose for items k.. without looking back: cheapest, smallest, least cost + multiplier * memory.
+    """Returns three simple ways to choose for items k..: cheapest, smallest, and least cost + multiplier * memory.
 
-    Options int64[3, items], and cost and memory of items k.. as float64[3, items + 1].
+    The result is the options, int64[3, items], and cost and memory of items k.., float64[3, items + 1].
     """
     start, cost, memory = items
     count = start.size - 1
@@ -238,21 +240,21 @@ def _merge_states(
     choice: IndexArray,
     greedy_cost: float,
 ) -> float:
-    """Adds item after item to all undominated partial choices that the bound leaves below the best known.
+    """Adds items one by one to all undominated partial choices whose bound is below the best known.
 
-    ``choice`` comes in as the greedy choice, which stands if nothing cheaper is found. Each partial choice is also
-    completed in three simple ways: that finds a choice early where there are many.
+    ``choice`` holds the greedy choice at first, and keeps it if nothing cheaper is found. Each partial choice is also
+    completed in three simple ways: this finds a choice early if there are many.
     """
     start, cost, memory = items
     option, rest_cost, rest_memory = _rests(items, multiplier)
     best = greedy_cost
     best_state, best_way, best_items = np.int64(-1), 0, 0
-    # By how many items must have another option: the same as no bound until it is worth its time.
+    # A bound by how many items must have another option: not used until it is worth its time.
     count_bound = CountBound(0, 0.0, 0.0, 0.0, np.inf)
     rest_bound = np.zeros(start.size)
     known = np.inf
 
-    # States of all items so far, so that the choice can be read backwards.
+    # States of all items so far are kept, so that the choice can be read backwards.
     pool_parent = np.empty(1024, np.int64)
     pool_option = np.empty(1024, np.int64)
     pool = 1
@@ -347,7 +349,8 @@ def _merge_states(
 
 @inner_kernel
 def _add_rest_bounds(items: Items, fastest: IndexArray, bound: CountBound, rest_bound: FloatArray) -> None:
-    """Into ``rest_bound``, float64[items + 1]: the least cost, plus memory at its price, less prizes, of items k.. ."""
+    """Fills ``rest_bound``, float64[items + 1]: the least of cost, plus memory at its price, minus prizes, of items k..
+    ."""
     start, cost, memory = items
     for k in range(start.size - 2, -1, -1):
         least = np.inf

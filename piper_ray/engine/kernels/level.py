@@ -1,8 +1,8 @@
-"""Kernels: the states of a range of downsets, from those of all smaller ones: the heart of an evaluation. And the way
-back from the states of V to a plan.
+"""Kernels: the states of a range of downsets from those of all smaller ones, which is most of an evaluation's work, and
+the way back from the states of V to a plan.
 
-For downset I the recurrence (ARCHITECTURE.md) asks for every J < I, variant and state of J. Here J ranges over buckets
-of live downsets first: bounds on a whole bucket, and most buckets are gone. What a bound rejects, no member can do.
+For downset I the recurrence (ARCHITECTURE.md) runs over every J < I, variant and state of J. Here whole buckets of live
+downsets are bounded first, which rules out most of them. A bound that rules out a bucket rules out each of its members.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from piper_ray.engine.kernels.types import (
 _PASSES = 32
 
 _MANY_BUCKETS = 256
-"""From this number on groups are tested first."""
+"""From this number of buckets on, groups are tested first."""
 
 
 @inlined_kernel
 def stage_fits(
     stage: StageKey, d: int, y: int, work: StageWork, tables: Tables, threshold_s: float, steps: selection.StepCache
 ) -> int:
-    """Whether the stage keeps threshold and memory with degree d and y microbatches in flight, for some choice.
+    """Whether some choice of the stage keeps threshold and memory with degree d and y microbatches in flight.
 
-    YES, NO, or UNKNOWN where the exact choice is too hard.
+    Returns YES, NO, or UNKNOWN if the exact choice is too hard.
     """
     i, j, r = stage
     lattice, costs, options, cluster = tables
@@ -53,7 +53,7 @@ def stage_fits(
         least_bytes += (costs.least_shared[i, r] - costs.least_shared[j, r]) / d
     if used_s > budget_s or least_bytes > cluster.memory_bytes:
         return selection.NO
-    # Where weights or charges depend on the choice, what follows takes the least of them: it may only rule out.
+    # If weights or charges depend on the choice, the following uses the least of them: it can only rule out.
     fast_bytes = (costs.fast_a[i, r] - costs.fast_a[j, r]) * y + costs.fast_b[i, r] - costs.fast_b[j, r]
     if sharing:
         fast_bytes += (costs.fast_shared[i, r] - costs.fast_shared[j, r]) / d
@@ -63,7 +63,7 @@ def stage_fits(
     excess_bytes = fast_bytes - cluster.memory_bytes
     if excess_bytes > 0.0:
         slot = selection.steps_slot(steps, options, r, d, y)
-        # As if every layer could save memory at the price of the cheapest step.
+        # This assumes that every layer can save memory at the price of the cheapest step.
         if left_s + guard_s < excess_bytes * steps.least_price[slot]:
             return selection.NO
         if scan.needs_longer(stage, d, y, work, tables, threshold_s):
@@ -91,7 +91,7 @@ def stage_fits(
 
 @inlined_kernel
 def _begin_front(i: int, target: Threshold, scratch: scan.Scratch) -> None:
-    """An empty one: what is past the device limit counts as dominated."""
+    """Starts an empty front. Tallies past the device limit count as dominated."""
     beyond = (target.device_limit[i] + 1) * target.device_weight
     for block in range((target.data_parallel_limit[i] >> scratch.sum_shift) + 1):
         scratch.least_upto[block] = beyond
@@ -99,8 +99,8 @@ def _begin_front(i: int, target: Threshold, scratch: scan.Scratch) -> None:
 
 @inlined_kernel
 def _undercuts(tally: int, total: int, size: int, scratch: scan.Scratch) -> bool:
-    """Whether no state of the front is at most (tally, total) in both, and the device limit is kept. The sum is within
-    its limit."""
+    """Whether no state of the front is at most (tally, total) in both, and the device limit is kept. The caller has
+    checked the limit on the sum."""
     if scratch.least_upto[total >> scratch.sum_shift] <= tally:
         return False
     return scratch.sum_shift == 0 or not is_dominated(scratch.front_tally, scratch.front_sum, size, tally, total)
@@ -108,7 +108,7 @@ def _undercuts(tally: int, total: int, size: int, scratch: scan.Scratch) -> bool
 
 @inlined_kernel
 def _add(tally: int, total: int, size: int, sum_limit: int, scratch: scan.Scratch) -> int:
-    """Puts a state that undercuts all others into the front; returns its new size."""
+    """Puts a state that undercuts all others into the front. Returns the new size."""
     block = (total + (1 << scratch.sum_shift) - 1) >> scratch.sum_shift
     while block <= sum_limit >> scratch.sum_shift and scratch.least_upto[block] > tally:
         scratch.least_upto[block] = tally
@@ -118,9 +118,9 @@ def _add(tally: int, total: int, size: int, sum_limit: int, scratch: scan.Scratc
 
 @inlined_kernel
 def _extend(stage: StageKey, size: int, work_s: float, arrays: StateArrays, scratch: scan.Scratch) -> int:
-    """Adds the states of I with the first stage I \\ J to the front, in ``scratch``; returns its new size.
+    """Adds the states of I with the first stage I \\ J to the front in ``scratch``. Returns the new size.
 
-    For one state of J only the least d that fits counts: it takes the fewest devices and the least of the sum.
+    For each state of J only the least d that fits is needed: it gives the fewest devices and the least sum.
     """
     i, j, r = stage
     tables, target, fronts = arrays.tables, arrays.target, arrays.fronts
@@ -137,13 +137,13 @@ def _extend(stage: StageKey, size: int, work_s: float, arrays: StateArrays, scra
     shared_bytes = costs.least_shared[i, r] - costs.least_shared[j, r] if costs.least_shared.shape[0] > 0 else 0.0
     sum_limit = target.data_parallel_limit[i]
     per_replica = options.degree[r] * target.device_weight
-    # States come with falling tallies and rising sums, and more behind a stage never takes less memory: so the least d
-    # that fits only rises from state to state. fits_upto: a y with which d is known to fit.
+    # States are in order of falling tallies and rising sums, and more stages behind never need less memory. So the
+    # least d that fits only rises from state to state. fits_upto: a y with which d is known to fit.
     index, fits_upto = by_time, 0
     for state in range(fronts.start[j], fronts.start[j] + fronts.states[j]):
         later_sum = fronts.data_parallel_sum[state]
         base_tally = fronts.tally[state] + target.stage_weight
-        # Most states end here, before tables of bytes are read.
+        # Most states are rejected here, before tables of bytes are read.
         d = divisors[index]
         tally, total = base_tally + per_replica * d, later_sum + d
         if total > sum_limit:
@@ -181,10 +181,10 @@ def _extend(stage: StageKey, size: int, work_s: float, arrays: StateArrays, scra
 def _evaluate_downset(
     i: int, arrays: StateArrays, begin_bucket: int, end_bucket: int, size: int, scratch: scan.Scratch
 ) -> int:
-    """Adds to the front of downset i, in ``scratch``, what the buckets yield; returns its new size.
+    """Adds to the front of downset i, in ``scratch``, the states that the buckets give. Returns the new size.
 
-    Cheapest buckets first, in a few passes: what they yield dominates most of the rest. Of many buckets whole groups go
-    unseen that way.
+    It takes the cheapest buckets first, in a few passes: their states dominate most of the others. If there are many
+    buckets, whole groups are skipped in this way.
     """
     target, buckets, groups = arrays.target, arrays.buckets, arrays.groups
     priced = scan.has_price(arrays.tables.options)
@@ -240,7 +240,7 @@ def _evaluate_downset(
         opened = left
         for at in range(chosen):
             bucket = near.number[at]
-            # What the first of them yield dominates many of the others.
+            # States from the first buckets dominate many of the others.
             if not _undercuts(near.tally[at], near.total[at], size, scratch) or meets(
                 buckets.all_dominated_by[bucket], arrays.tables.lattice.bits[i]
             ):
@@ -268,10 +268,11 @@ def _evaluate_downset(
 
 @inlined_kernel
 def _may_yield(i: int, bucket: int, touches: bool, size: int, arrays: StateArrays, scratch: scan.Scratch) -> bool:
-    """Whether a stage from a bucket that ``refine`` left may, behind it a state of the bucket, be part of a state that
-    I lacks.
+    """Whether a stage from I to a bucket that passed ``refine``, with a state of the bucket behind it, may give a state
+    that I lacks.
 
-    Looks at its states one by one, as ``_extend`` does: what is behind them decides what it takes to fit in memory.
+    It tests the states one by one, as ``_extend`` does, since the memory that a stage needs depends on the state behind
+    it.
     """
     target, buckets = arrays.target, arrays.buckets
     lattice, costs, options, cluster = arrays.tables
@@ -303,7 +304,7 @@ def _may_yield(i: int, bucket: int, touches: bool, size: int, arrays: StateArray
                 elif not _undercuts(tally, later_sum + d, size, scratch):
                     break
                 elif scan.is_too_long(many_s, one_s, resync_s, in_flight(later_sum, d), d, limit_s):
-                    # More behind a stage never takes less memory: so it is too long in front of the next state too.
+                    # More stages behind never need less memory, so this d is too small for the following states too.
                     index += 1
                 else:
                     return True
@@ -312,7 +313,7 @@ def _may_yield(i: int, bucket: int, touches: bool, size: int, arrays: StateArray
 
 @inlined_kernel
 def _may_add(i: int, bucket: int, r: int, work_s: float, size: int, arrays: StateArrays, scratch: scan.Scratch) -> bool:
-    """Whether a stage of so much work may, behind it the best of the bucket, be part of a state that I lacks."""
+    """Whether a stage of this work, with the best state of the bucket behind it, may give a state that I lacks."""
     target, buckets = arrays.target, arrays.buckets
     degree = scan.degree_at_least(work_s, 1.0 / target.threshold_s, scratch.degrees)
     total = buckets.least_sum[bucket] + degree
@@ -325,7 +326,7 @@ def _may_add(i: int, bucket: int, r: int, work_s: float, size: int, arrays: Stat
 
 @inlined_kernel
 def _try_members(i: int, bucket: int, touches: bool, size: int, arrays: StateArrays, scratch: scan.Scratch) -> int:
-    """Every J of a bucket as the rest behind a first stage of I. touches: whether anything can jump over the stage."""
+    """Tries every J of a bucket behind a first stage of I. touches: whether anything can jump over the stage."""
     lattice, costs, options = arrays.tables.lattice, arrays.tables.costs, arrays.tables.options
     bits, members, buckets = lattice.bits, arrays.members, arrays.buckets
     summed = touches and scan.crosses_much(i, lattice, costs)
@@ -347,7 +348,7 @@ def _try_members(i: int, bucket: int, touches: bool, size: int, arrays: StateArr
         found = not summed
         for r in range(options.degree.size):
             least_s = costs.need_s[i, r] - members.cap_s[k, r]
-            # What jumps over the stage takes time to find: only where it may matter.
+            # What jumps over the stage takes time to find, so it is found only if it may matter.
             if not _may_add(i, bucket, r, least_s - scratch.most_jumping_s[r], size, arrays, scratch):
                 continue
             work_s = least_s
@@ -365,9 +366,9 @@ def _try_members(i: int, bucket: int, touches: bool, size: int, arrays: StateArr
 
 @inlined_kernel
 def front_of(i: int, arrays: StateArrays, earlier: Earlier, read: int, known: int, scratch: scan.Scratch) -> int:
-    """Puts the front of downset i into ``scratch``; returns its size.
+    """Puts the front of downset i into ``scratch``, and returns its size.
 
-    Of it ``earlier`` holds the ``known`` states from place ``read`` on.
+    ``earlier`` has ``known`` of its states, from place ``read`` on.
     """
     target, before = arrays.target, earlier.states
     _begin_front(i, target, scratch)
@@ -380,13 +381,13 @@ def front_of(i: int, arrays: StateArrays, earlier: Earlier, read: int, known: in
 
 
 class Runs(NamedTuple):
-    """Runs of consecutive downsets, and where the front of the first one goes.
+    """Runs of consecutive downsets, and where the front of the first one is stored.
 
-    are_levels: run k is level k, finished when its fronts are there, with a bucket for each downset at most.
+    are_levels: run k is level k; it is finished when its fronts are found, and has room for a bucket per downset.
     """
 
     start: IndexArray  # int64[runs + 1]; run k holds downsets start[k] .. start[k + 1] - 1
-    base: int  # the front of downset i goes to place i - base
+    base: int  # the front of downset i is stored at place i - base
     are_levels: bool
 
 
@@ -401,11 +402,12 @@ def evaluate_runs(
     used: int,
     tested: IndexArray,
 ) -> tuple[int, int]:
-    """Fronts of downsets, run after run from ``run`` on, stopping before one whose states do not fit.
+    """Finds the fronts of downsets, run by run from ``run`` on. Stops before a run whose states do not fit in
+    ``found``.
 
     earlier: of the downsets from the first run on. scratch: of the calling thread, with room for all buckets. found:
-    gets the fronts, behind ``used`` states. Returns the next run and the number of states in use; ``tested`` gets what
-    the runs took.
+    receives the fronts, after ``used`` states. tested: the work of the runs is added. Returns the next run and the
+    number of states in use.
     """
     run_start, base, are_levels = runs
     known = earlier.states.counts
@@ -436,11 +438,11 @@ def evaluate_runs(
 
 @leaf_kernel
 def trace_stages(i: int, state: int, arrays: StateArrays, steps: selection.StepCache, stages: IndexArray) -> int:
-    """The stages of the plan of a state, one of downset i, from the front; returns how many, or -1 for a state that has
+    """Finds the stages of the plan of a state of downset i, from the front. Returns their number, or -1 if a state has
     no origin.
 
-    steps: scratch of the calling thread. stages: gets int64[stages, 5], of each I, J, variant, data-parallel degree,
-    and sum of these degrees behind it; has a row for each vertex.
+    steps: scratch of the calling thread. stages: receives int64[stages, 5], for each stage I, J, variant, d, and the
+    sum of d behind it; it has a row for each vertex.
     """
     fronts, count = arrays.fronts, 0
     while i != 0:
@@ -459,10 +461,10 @@ def trace_stages(i: int, state: int, arrays: StateArrays, steps: selection.StepC
 def find_first_stage(
     i: int, tally: int, total: int, arrays: StateArrays, steps: selection.StepCache
 ) -> tuple[int, int, int, int]:
-    """The stage that heads state (tally, total) of downset i: (j, variant, d, state of j), or j = -1.
+    """Returns the first stage of state (tally, total) of downset i: (j, variant, d, state of j), or j = -1.
 
-    Of several the one with the least j (so the most layers), then variant, then data-parallel sum behind it.
-    steps: scratch of the calling thread.
+    Among several it takes the one of least j (so with most layers), then variant, then sum of d behind it. steps:
+    scratch of the calling thread.
     """
     tables, target, fronts = arrays.tables, arrays.target, arrays.fronts
     lattice, costs, options, cluster = tables
@@ -479,7 +481,7 @@ def find_first_stage(
                     continue
                 if not _may_have(cluster, r, d):
                     continue
-                # Few states come so far: it is quicker to sum anew for each.
+                # Few states come this far, so it is quicker to sum anew for each.
                 work_s = costs.need_s[i, r] - costs.cap_s[j, r] - scan.jumping_s(i, r, lattice.bits, j, lattice, costs)
                 work = StageWork(work_s, max(0.0, costs.resync_s[i, r] - costs.resync_s[j, r]))
                 y = in_flight(fronts.data_parallel_sum[state], d)

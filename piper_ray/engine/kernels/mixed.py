@@ -1,8 +1,8 @@
 """Kernels: the tails of plans under 2bw on devices of several kinds, at a threshold.
 
-A tail has a *mix* of devices, so many of each kind; the kind of its first stage; and the kind that the stage in front
-is promised to have, as rates of borders depend on both (``engine/flush/mixes.py``). The last two are its *front*. Of a
-downset, a front and a mix the least sum of data-parallel degrees counts: what is in front needs the less memory.
+A tail has a *mix* of devices, a number of each kind; the kind of its first stage; and the kind that it promises for the
+stage in front, as rates of borders depend on both (``engine/flush/mixes.py``). The last two are its *front*. For each
+downset, front and mix only the least sum of d is kept: with it the stages in front need least memory.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ TOO_HARD = -1
 
 
 class MixArrays(NamedTuple):
-    """Mixes are numbered as cells of a grid, g kinds."""
+    """The mixes of g kinds, numbered as cells of a grid."""
 
     counts: IndexArray  # int64[cells, g]: devices of each kind
-    stride: IndexArray  # int64[g]: from a cell to that with one device more of a kind
+    stride: IndexArray  # int64[g]: from a cell to the one with a device more of a kind
     devices: IndexArray  # int64[g]: K of each kind
     share: FloatArray  # float64[cells]: see ``MixedLimits``
     kind: IndexArray  # int64[r]: of a variant's devices
@@ -36,8 +36,8 @@ class MixArrays(NamedTuple):
 
 
 class MixedLimits(NamedTuple):
-    """What a tail may have so that the rest can be done at the threshold. share: of all devices, each kind's as much
-    worth as all work would take it longer."""
+    """Limits on a tail, so that the rest is possible at the threshold. share: of all devices; a kind's share is larger
+    if all work would take longer on it."""
 
     threshold_s: float
     share: FloatArray  # float64[m]
@@ -45,22 +45,22 @@ class MixedLimits(NamedTuple):
 
 
 class MixedTails(NamedTuple):
-    """Those of finished downsets, each front by rising sums."""
+    """Tails of finished downsets, each front by rising sums."""
 
     start: IndexArray  # int64[m, fronts + 1]
-    sums: IndexArray  # int64[..], of data-parallel degrees
+    sums: IndexArray  # int64[..]: of data-parallel degrees
     cell: IndexArray  # int64[..]: the mix
     behind: IndexArray  # int64[..]: the tail behind the first stage
     variant: IndexArray  # int64[..]: of the first stage
 
 
 class OpenTails(NamedTuple):
-    """Those of the downset at hand: int64[fronts, cells] each."""
+    """Tails of the current downset: int64[fronts, cells] each."""
 
     sums: IndexArray
     behind: IndexArray
     variant: IndexArray
-    least: IndexArray  # of all mixes with no more of any kind
+    least: IndexArray  # the least over all mixes with no more of any kind
 
 
 @kernel
@@ -73,8 +73,8 @@ def find_tails(
     found: OpenTails,
     steps: selection.StepCache,
 ) -> int:
-    """Finds those of downset i, of which none has as few devices of each kind and as small a sum as another one of its
-    front; returns how many, or TOO_HARD where a TMPC choice is."""
+    """Finds the undominated tails of downset i, by devices of each kind and sum of d within a front. Returns their
+    number, or TOO_HARD if a TMPC choice is too hard."""
     lattice, costs, options, cluster = tables
     divisors, kinds, last = cluster.divisors, mixes.stride.size, lattice.bits.shape[0] - 1
     for front in range(kinds * kinds):
@@ -86,7 +86,7 @@ def find_tails(
         for r in range(options.degree.size):
             kind, from_front = mixes.kind[r], mixes.behind[r] * kinds + mixes.kind[r]
             begin, end = tails.start[j, from_front], tails.start[j, from_front + 1]
-            # In front of all others there is none: it counts as one on the same kind.
+            # There is no stage in front of all layers: it counts as being on the same kind.
             if begin == end or costs.missing[i, r] > costs.missing[j, r] or (i == last and mixes.ahead[r] != kind):
                 continue
             work_s = costs.need_s[i, r] - costs.cap_s[j, r] - scan.jumping_s(i, r, lattice.bits, j, lattice, costs)
@@ -100,7 +100,7 @@ def find_tails(
             if costs.least_shared.shape[0] > 0:
                 shared_bytes = costs.least_shared[i, r] - costs.least_shared[j, r]
             front, t = kind * kinds + mixes.ahead[r], options.degree[r]
-            # Sums rise, and more behind a stage never takes less memory: so the least d that fits only rises too.
+            # Sums rise, and more stages behind never need less memory: so the least d that fits only rises too.
             for state in range(begin, end):
                 later_sum, cell = tails.sums[state], tails.cell[state]
                 while index < end_divisor:
@@ -136,7 +136,7 @@ def find_tails(
 
 @kernel
 def _keep_least(mixes: MixArrays, found: OpenTails) -> int:
-    """Drops tails that others of their front dominate; returns how many are left."""
+    """Drops tails that others of their front dominate. Returns the number of the others."""
     left = 0
     for front in range(found.sums.shape[0]):
         for cell in range(found.sums.shape[1]):
@@ -155,7 +155,8 @@ def _keep_least(mixes: MixArrays, found: OpenTails) -> int:
 
 @kernel
 def keep_tails(i: int, used: int, found: OpenTails, tails: MixedTails) -> int:
-    """Puts those of downset i behind the first ``used``; returns how many there are then. There is room for them."""
+    """Appends the tails of downset i after the first ``used``. Returns their number then. There must be room for
+    them."""
     fronts, cells = found.sums.shape
     for front in range(fronts):
         tails.start[i, front] = used

@@ -1,13 +1,13 @@
-"""Kernel: the downsets that states can reach at a threshold, made as they are reached.
+"""Kernels: the downsets that states can reach at a threshold, made as they are reached.
 
-Forwards from the empty set: a downset J that takes so many devices leads to I by every stage I \\ J that keeps the
-threshold and, by the dual prices of ``kernels.cover``, leaves the rest enough devices. Stages are only bounded here, by
-least work and least memory, and those in front of them by work and by what crosses to them: so what is reached holds
-all that a plan can use.
+They start from the empty set. A downset J that takes a number of devices leads to I by every stage I \\ J that keeps
+the threshold and, by the dual prices of ``kernels.cover``, leaves enough devices for the rest. A stage is only bounded
+here, by least work and least memory, and those in front of it by work and by what crosses to them. So the downsets
+reached include all useful ones.
 
-Stages are the paths of an automaton that labels the vertices one by one (``lattice.labelling``). Of each state on the
-way is known, for whatever time is left, how much price the rest of a path can add: so no path is followed that
-does not end in such a stage, but for the grid of times.
+Stages are the paths of an automaton that labels the vertices one by one (``lattice.labelling``). For each of its states
+and each amount of time left, it is known how much price the rest of a path can add. So, except for the inexact grid of
+times, no path is followed that does not end in such a stage.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ _NONE = -1.0
 _BEHIND, _INSIDE, _IN_FRONT = 0, 1, 2
 _LOW, _HALF = np.uint64(2**32 - 1), np.uint64(32)
 _FACTOR, _OTHER = np.uint64(0x9E3779B1), np.uint64(0x85EBCA77)
-"""Of multiplicative hashing; products of halves stay below 2^64."""
+"""Factors of multiplicative hashing. Products of halves stay below 2^64."""
 
 
 class StagePaths(NamedTuple):
-    """The automaton, by states: those before a vertex, vertex after vertex, then those at the end."""
+    """The automaton, by states: those before each vertex, in order, then those at the end."""
 
     order: IndexArray  # int64[n]: vertices
     state_start: IndexArray  # int64[n + 2]: first state before each vertex, and at the end
-    target: IndexArray  # int64[states, 3]: the state that a label leads to; -1 where it may not have that
-    charge_s: FloatArray  # float64[r, states, 3]: what the stage pays for it
-    front_s: FloatArray  # float64[r, states, 3]: and those in front of it, for what leaves them to it or past it
+    target: IndexArray  # int64[states, 3]: the state to which a label leads; -1 if the label is not allowed
+    charge_s: FloatArray  # float64[r, states, 3]: paid by the stage
+    front_s: FloatArray  # float64[r, states, 3]: paid by the stages in front of it, for edges to it or past it
 
 
 class ReachKinds(NamedTuple):
-    """Kinds of stages that a plan may have, a variant with a degree each. q: how many."""
+    """Kinds of stages that a plan may have: pairs of a variant and a degree. q: their number."""
 
     variant: IndexArray  # int64[q]
     degree: IndexArray  # int64[q]: d
@@ -54,12 +54,12 @@ class ReachKinds(NamedTuple):
 
 
 class ReachLimits(NamedTuple):
-    """price: float64[n], devices. spare: those that are left once each vertex has its price. early: so many of
-    these may be wasted before the vertices that are done have their share in them; ``spare`` for all there are.
-    in_flight: no stage has more microbatches in flight.
+    """Limits of plans and stages. price: float64[n], devices. spare: devices left after each vertex has its price.
+    early: how many of these may be wasted beyond the share of the vertices that are done; equal to ``spare`` without a
+    beam. in_flight: the most microbatches that a stage has in flight.
 
-    devices: of all stages together. share, front: what each vertex takes of them at least by its time alone, and what
-    each label makes the stages in front of it pay. first_share: of a vertex in the first stage of all.
+    devices: of all stages together. share: the least devices that each vertex takes by its time alone; first_share: in
+    the first stage of a plan. front: what each label makes the stages in front of it pay.
     """
 
     devices: int
@@ -75,20 +75,20 @@ class ReachLimits(NamedTuple):
 
 
 class Reached(NamedTuple):
-    """Downsets that were reached, as far as there is room."""
+    """The downsets that were reached, within the room."""
 
-    used: IndexArray  # int64[1]: how many
+    used: IndexArray  # int64[1]: their number
     steps: IndexArray  # int64[1]: labels tried, a measure of the work
     bits: BitArray  # uint64[room, words]
     size: IndexArray  # int64[room]: vertices
-    devices: IndexArray  # int64[room]: no plan for it takes fewer
-    least_sum: IndexArray  # int64[room]: nor has a smaller sum of data-parallel degrees
-    slot: IndexArray  # int64[slots]: a hash table of ids, -1 where free; slots: a power of two, twice the room at least
+    devices: IndexArray  # int64[room]: the fewest devices of a plan for it, at least
+    least_sum: IndexArray  # int64[room]: its least sum of data-parallel degrees, at least
+    slot: IndexArray  # int64[slots]: a hash table of ids, -1 if free; slots: a power of two, at least twice the room
 
 
 @inlined_kernel
 def _slot_of(reached: Reached, wanted: BitArray) -> int:
-    """The slot of a downset, or the free one where it would go."""
+    """Returns the slot of a downset, or the free one where it belongs."""
     mixed = np.uint64(0)
     for word in range(wanted.size):
         mixed ^= wanted[word]
@@ -109,7 +109,7 @@ def _slot_of(reached: Reached, wanted: BitArray) -> int:
 
 @inlined_kernel
 def _arrive(reached: Reached, wanted: BitArray, size: int, devices: int, least_sum: int) -> bool:
-    """Notes a way to a downset; False if it is new and there is no room."""
+    """Records a way to a downset. Returns False if it is new and there is no room."""
     at = _slot_of(reached, wanted)
     i = reached.slot[at]
     if i < 0:
@@ -129,7 +129,7 @@ def _arrive(reached: Reached, wanted: BitArray, size: int, devices: int, least_s
 
 @kernel
 def file_reached(reached: Reached) -> None:
-    """Enters all downsets into a hash table that has none of them."""
+    """Enters all downsets into an empty hash table."""
     for i in range(reached.used[0]):
         reached.slot[_slot_of(reached, reached.bits[i])] = i
 
@@ -138,13 +138,12 @@ def file_reached(reached: Reached) -> None:
 def _price_ahead(
     q: int, paths: StagePaths, kinds: ReachKinds, price: FloatArray, meet: BitArray, join: BitArray
 ) -> FloatArray:
-    """float64[states, cells]: the most price that what comes after a state adds to a stage within the so manyth
-    cell of its budget; negative where no path of such a stage leads on.
+    """Returns float64[states, cells]: the most price that vertices after a state can add to a stage, if it has the time
+    of that many cells of its budget left; negative if no path of such a stage leads on.
 
-    meet, join: what is behind the stage has these vertices, and no others than those.
+    meet, join: what is behind the stage has all vertices of ``meet``, and none outside ``join``.
 
-    Of ways whose times differ by less than a cell one is kept, with the price of the best and the time of the
-    shortest.
+    Paths whose times are in the same cell are merged into one with the highest price and the shortest time.
     """
     n = paths.order.size
     states = paths.state_start[n + 1]
@@ -186,15 +185,15 @@ def _price_ahead(
 
 
 class _Path(NamedTuple):
-    """A path through the automaton, by how many vertices are labelled."""
+    """A path through the automaton, by the number of labelled vertices."""
 
     state: IndexArray  # int64[n + 1]
-    label: IndexArray  # int64[n + 1]: the next one to try for the vertex that comes then
-    outer: BitArray  # uint64[n + 1, words]: the stage so far, with all that is behind it
+    label: IndexArray  # int64[n + 1]: the next label to try for the following vertex
+    outer: BitArray  # uint64[n + 1, words]: the stage so far, with all vertices behind it
     size: IndexArray  # int64[n + 1]: vertices of the stage
     price: FloatArray  # float64[n + 1]
     spent_s: FloatArray  # float64[n + 1]
-    in_front: FloatArray  # float64[n + 1]: devices that the stages in front take at least
+    in_front: FloatArray  # float64[n + 1]: the least devices of the stages in front
     a_bytes: FloatArray  # float64[n + 1]
     b_bytes: FloatArray
     shared_bytes: FloatArray
@@ -227,9 +226,9 @@ def _reach_from(
     path: _Path,
     reached: Reached,
 ) -> bool:
-    """Notes all that a stage of kind q in front of downset j leads to; False if there is no room.
+    """Records all downsets to which a stage of kind q in front of downset j leads. Returns False if there is no room.
 
-    ahead: as ``_price_ahead`` has it for this kind.
+    ahead: the result of ``_price_ahead`` for this kind.
     """
     n, words = paths.order.size, reached.bits.shape[1]
     r, d, devices, budget_s = kinds.variant[q], kinds.degree[q], kinds.devices[q], kinds.budget_s[q]
@@ -242,7 +241,7 @@ def _reach_from(
     for v in range(n):
         if has(path.outer[0], v):
             own += limits.price[v]
-    # So much price it has at least.
+    # The stage's vertices have at least this price.
     least = devices - (limits.spare - (used - own)) - _GUARD
     if limits.early < limits.spare:
         spared = limits.spare / limits.price.sum()
@@ -318,11 +317,11 @@ def reach_from(
     limits: ReachLimits,
     reached: Reached,
 ) -> int:
-    """Notes all downsets that a stage in front of one of the sources leads to, by kind and then by source from number
-    ``first`` on, until so many steps are done or there is no room for one.
+    """Records all downsets to which a stage in front of one of the sources leads, by kind and then by source. Starts
+    with pair number ``first``, and stops after ``most_steps`` steps or if there is no room for a pair's downsets.
 
-    Returns the number that comes next: that of the kinds times the sources at the end. What it says again is known.
-    Sources that are alike take least time together.
+    Returns the number of the next pair: that of the kinds times the sources at the end. A pair may be repeated. Similar
+    sources together take least time.
     """
     n, words = paths.order.size, reached.bits.shape[1]
     meet, join = np.full(words, ~np.uint64(0)), np.zeros(words, np.uint64)

@@ -1,4 +1,4 @@
-"""Kernel: which buckets of live downsets may hold the J of a stage I \\ J, and what such a stage takes at least."""
+"""Kernels: which buckets of live downsets may hold the J of a stage I \\ J, and lower bounds on such a stage."""
 
 from __future__ import annotations
 
@@ -31,12 +31,13 @@ from piper_ray.engine.kernels.types import (
 )
 
 _GUARD, _HAIR = 1e-9, 1e-12
-"""Of the threshold, and of all there is: sums over downsets round otherwise than those of a stage's choice."""
+"""Tolerances, relative to the threshold and to all work: sums over downsets round differently from those of a stage's
+choices."""
 
 
 @inlined_kernel
 def has_price(options: OptionArrays) -> bool:
-    """Whether memory has one in any variant."""
+    """Whether memory has a price in any variant."""
     for r in range(options.price_s.size):
         if options.price_s[r] > 0.0:
             return True
@@ -45,7 +46,7 @@ def has_price(options: OptionArrays) -> bool:
 
 @inlined_kernel
 def longest_s(r: int, threshold_s: float, costs: CostArrays) -> float:
-    """Of a stage in variant r that keeps the threshold, with what roundings may add."""
+    """Returns the longest time of a stage in variant r that keeps the threshold, with a margin for rounding."""
     last = costs.need_s.shape[0] - 1
     all_s = costs.need_s[last, r] + max(costs.many_s[last, r], costs.one_s[last, r])
     return float(threshold_s * (1.0 + _GUARD) + _HAIR * all_s)
@@ -53,17 +54,17 @@ def longest_s(r: int, threshold_s: float, costs: CostArrays) -> float:
 
 @inlined_kernel
 def is_too_long(many_s: float, one_s: float, resync_s: float, y: int, d: int, limit_s: float) -> bool:
-    """Whether no choice of a stage that fits in memory keeps a threshold at degree d with y microbatches in flight.
+    """Whether no choice of a stage that fits in memory keeps a threshold with degree d and y microbatches in flight.
 
-    many_s, one_s: the stage's, work and communication included; of one_s what all of M costs is taken off.
-    limit_s: the threshold, with a guard.
+    many_s, one_s: of the stage, including work and communication; from one_s the price of all memory M is subtracted.
+    limit_s: the threshold, with a margin.
     """
     return many_s + (one_s - many_s) / y + (d - 1) * resync_s > limit_s * d
 
 
 @inlined_kernel
 def needs_longer(stage: StageKey, d: int, y: int, work: StageWork, tables: Tables, threshold_s: float) -> bool:
-    """``is_too_long`` of one stage."""
+    """``is_too_long`` for one stage."""
     i, j, r = stage
     costs = tables.costs
     many_s = work.work_s + costs.many_s[i, r] - costs.many_s[j, r]
@@ -77,17 +78,17 @@ BUCKETS_TESTED, CANDIDATES_TESTED, STAGES_COSTED, CHOICES_ABANDONED = 0, 1, 2, 3
 COUNTERS = 4
 
 _MUCH_CROSSING = 64
-"""Edges times variants from which on sums over their heads are quicker than the edges one by one."""
+"""From this number of edges times variants on, sums over heads are quicker than single edges."""
 
 UNREACHABLE = np.int64(2**62)
 _BLOCKS = 128
-"""Number of sums: so few start a front quickly, and enough to show what a state has to undercut."""
+"""Number of sums in ``least_upto``: few enough to start a front quickly, enough to test whether a state is undercut."""
 
 _GUARD = 1e-9
 
 
 class Listed(NamedTuple):
-    """Buckets, or groups of them, that work alone leaves open, and their least tally and sum."""
+    """Buckets, or groups of them, that work alone does not rule out, with their least tally and sum."""
 
     number: IndexArray  # int64[buckets]
     tally: IndexArray
@@ -99,20 +100,20 @@ class Scratch(NamedTuple):
 
     front_tally: IndexArray  # int64[data-parallel limit + 2]
     front_sum: IndexArray
-    least_upto: IndexArray  # int64[blocks]: least tally in the front with a sum of b << sum_shift at most; see level.py
+    least_upto: IndexArray  # int64[blocks]: least tally with a sum of at most b << sum_shift; see level.py
     sum_shift: int
     degrees: FloatArray  # float64[x + 1]: the least divisor >= x, infinite for the last
     stage_devices: FloatArray  # float64[buckets]
     open_groups: Listed
     open_buckets: Listed
-    near_buckets: Listed  # those of one pass
-    heads: BitArray  # uint64[words]: ends in the downset of what crosses into it
-    edge_heads: BitArray  # uint64[words]: of edges alone
-    head_s: FloatArray  # float64[n, r]: for each of these what its edges are charged
-    upto_head_s: FloatArray  # float64[n, r]: of these and all of less number
+    near_buckets: Listed  # those of the current pass
+    heads: BitArray  # uint64[words]: ends, in the downset, of what crosses into it
+    edge_heads: BitArray  # uint64[words]: those of edges
+    head_s: FloatArray  # float64[n, r]: charges of the crossing edges of each head
+    upto_head_s: FloatArray  # float64[n, r]: sum over this head and all of lower number
     jumping_s: FloatArray  # float64[r]: see find_jumping
-    most_jumping_s: FloatArray  # float64[r]: over a stage with a J of the bucket at hand
-    jumps: IndexArray  # int64[1]: how many are listed below
+    most_jumping_s: FloatArray  # float64[r]: the largest over stages with a J of the current bucket
+    jumps: IndexArray  # int64[1]: the number of entries in the lists below
     jump_level: IndexArray  # int64[most edges and tensors that cross into a downset]
     jump_order: IndexArray
     steps: StepCache
@@ -120,7 +121,7 @@ class Scratch(NamedTuple):
 
 
 def make_scratch(tables: Tables, buckets: int, steps: StepCache) -> Scratch:
-    """For up to so many buckets. steps: of the calling thread."""
+    """Returns scratch for up to ``buckets`` buckets. steps: of the calling thread."""
     lattice, cluster = tables.lattice, tables.cluster
     states = cluster.data_parallel_limit + 2
     crossings = lattice.edge_tail.size + lattice.tensor_bits.shape[0] + 1
@@ -155,10 +156,10 @@ def _room_to_list(count: int) -> Listed:
 
 @inlined_kernel
 def jumping_s(i: int, r: int, inner: BitArray, row: int, lattice: LatticeArrays, costs: CostArrays) -> float:
-    """What need_s and cap_s charge too much for a stage from inner[row] to downset i.
+    """Returns by how much need_s and cap_s overcharge a stage from inner[row] to downset i.
 
     An edge from outside i into inner[row] is charged in both and touches no stage. A tensor that both sets cut is
-    charged in both and costs the stage once, if it has an end there.
+    charged in both, but costs the stage once, if it has an end there.
     """
     total = _jumping_edges_s(
         i, inner, row, lattice.crossing_start, lattice.crossing, lattice.edge_head, costs.both_s[r]
@@ -207,7 +208,7 @@ def _cut_twice_s(i: int, inner: BitArray, row: int, lattice: LatticeArrays, both
 
 @inlined_kernel
 def crosses_much(i: int, lattice: LatticeArrays, costs: CostArrays) -> bool:
-    """Whether so many edges cross into I that ``find_jumping`` sums them for all variants at once."""
+    """Whether enough edges cross into I for ``find_jumping`` to sum them for all variants at once."""
     edges = lattice.crossing_start[i + 1] - lattice.crossing_start[i]
     return bool(edges * costs.both_s.shape[0] >= _MUCH_CROSSING)
 
@@ -216,7 +217,7 @@ def crosses_much(i: int, lattice: LatticeArrays, costs: CostArrays) -> bool:
 def jumped_s(
     i: int, r: int, inner: BitArray, row: int, lattice: LatticeArrays, costs: CostArrays, scratch: Scratch
 ) -> float:
-    """``jumping_s``, which ``find_jumping`` has found where much crosses into I."""
+    """Returns ``jumping_s``. If much crosses into I, ``find_jumping`` must have been called before."""
     if crosses_much(i, lattice, costs):
         return float(scratch.jumping_s[r])
     return jumping_s(i, r, inner, row, lattice, costs)
@@ -224,7 +225,7 @@ def jumped_s(
 
 @leaf_kernel
 def sum_crossing(i: int, lattice: LatticeArrays, costs: CostArrays, scratch: Scratch) -> None:
-    """What edges that cross into I are charged, by their heads."""
+    """Sums the charges of the edges that cross into I, by their heads."""
     variants = costs.both_s.shape[0]
     for word in range(scratch.edge_heads.size):
         scratch.edge_heads[word] = 0
@@ -256,9 +257,9 @@ def sum_crossing(i: int, lattice: LatticeArrays, costs: CostArrays, scratch: Scr
 def find_jumping(
     i: int, inner: BitArray, row: int, lattice: LatticeArrays, costs: CostArrays, scratch: Scratch
 ) -> None:
-    """``jumping_s`` of a stage from inner[row] to I, whose crossing edges were summed last, in all variants.
+    """Computes ``jumping_s`` of a stage from inner[row] to I in all variants. ``sum_crossing`` was called for I before.
 
-    Vertices are numbered successors first: mostly all heads up to the last one in inner[row] are in it as well.
+    Vertices are numbered successors first, so usually all heads up to the last one in inner[row] are in it as well.
     """
     variants = costs.both_s.shape[0]
     word = inner.shape[1] - 1
@@ -288,10 +289,10 @@ def find_jumping(
 
 @inlined_kernel
 def list_jumps(i: int, lattice: LatticeArrays, scratch: Scratch) -> None:
-    """Lists what crosses into I by the first level with a J that can hold some of its ends.
+    """Lists what crosses into I, by the first level with a J that can hold some of its ends.
 
-    A J that holds the head of an edge holds all behind it, so it is of that level at least. Tensors are numbered after
-    the edges.
+    A J that holds the head of an edge holds all vertices behind it, which determines the least level. Tensors are
+    numbered after the edges.
     """
     first = lattice.crossing_start[i]
     edges = int(lattice.crossing_start[i + 1] - first)
@@ -326,7 +327,7 @@ def _list_cuts(i: int, lattice: LatticeArrays, scratch: Scratch) -> None:
 
 @leaf_kernel
 def _insert_jump(count: int, level: int, what: int, jump_level: IndexArray, jump_order: IndexArray) -> None:
-    """Keeps the ``count`` jumps listed so far and this one in the order of their levels."""
+    """Inserts a jump among the first ``count``, in order of their levels."""
     at = count
     while at > 0 and jump_level[at - 1] > level:
         jump_level[at] = jump_level[at - 1]
@@ -338,7 +339,7 @@ def _insert_jump(count: int, level: int, what: int, jump_level: IndexArray, jump
 
 @inlined_kernel
 def degree_at_least(work_s: float, per_threshold: float, degrees: FloatArray) -> float:
-    """The least data-parallel degree with which so much work keeps the threshold; infinite if it is none."""
+    """Returns the least data-parallel degree with which this work keeps the threshold; infinite if there is none."""
     replicas = max(np.ceil(work_s * per_threshold - _GUARD), 1.0)
     return float(degrees[np.int64(min(replicas, np.float64(degrees.size - 1)))])
 
@@ -354,11 +355,11 @@ def open_among(
     listed: Listed,
     opened: int,
 ) -> int:
-    """Lists the buckets, or groups of them, with a J for a state of I within its limits, and the least tally and sum of
-    such a state, behind ``opened`` listed already. Looks at begin .. end - 1 and returns how many are listed then.
+    """Lists the buckets, or groups, that may have a J for a state of I within its limits, with the least tally and sum
+    of such a state. Tests begin .. end - 1, appends to the ``opened`` listed before, and returns their number.
 
-    By work alone: a stage has at least need - cap, less what crosses into I and may jump over it, as ``list_jumps`` has
-    listed it.
+    It tests by work alone: a stage has at least need - cap, minus what crosses into I and may jump over the stage,
+    which ``list_jumps`` has listed.
     """
     costs, degree = arrays.tables.costs, arrays.tables.options.degree
     target, stage_devices, cap_s = arrays.target, scratch.stage_devices, parts.cap_s
@@ -372,7 +373,7 @@ def open_among(
         first = begin
         for k in range(jumps + 1):
             last = min(end, parts.level_first[scratch.jump_level[k]]) if k < jumps else end
-            # Plain loops over whole arrays: these run as vector instructions.
+            # Plain loops over whole arrays compile to vector instructions.
             if r == 0:
                 for part in range(first, last):
                     stage_devices[part] = t * degree_at_least(work_s - cap_s[r, part], per_threshold, scratch.degrees)
@@ -399,10 +400,11 @@ def open_among(
 
 @inlined_kernel
 def refine(i: int, bucket: int, arrays: StateArrays, scratch: Scratch) -> tuple[int, int, bool]:
-    """The least tally and sum of a state of I with a J of the bucket, by sharper bounds than ``open_among``, and
-    whether anything can jump over such a stage. The tally is UNREACHABLE where there is none within I's limits.
+    """Returns the least tally and sum of a state of I with a J of the bucket, by sharper bounds than ``open_among``,
+    and whether anything can jump over such a stage. The tally is UNREACHABLE if none is within I's limits.
 
-    By nesting, work with what can jump, resynchronisation, memory and divisors. What crosses into I is listed.
+    It uses nesting, work with what can jump, resynchronisation, memory and divisors. ``list_jumps`` was called for I
+    before.
     """
     tables, target, buckets = arrays.tables, arrays.target, arrays.buckets
     lattice, costs, options, cluster = tables
@@ -445,7 +447,7 @@ def refine(i: int, bucket: int, arrays: StateArrays, scratch: Scratch) -> tuple[
 
 @inlined_kernel
 def priced_devices(i: int, bucket: int, touches: bool, arrays: StateArrays, scratch: Scratch) -> int:
-    """The fewest devices of a stage from I to a J of the bucket, by the price of the memory that it may use."""
+    """Returns the fewest devices of a stage from I to a J of the bucket, by the price of the memory that it may use."""
     lattice, costs, options, cluster = arrays.tables
     buckets, divisors = arrays.buckets, cluster.divisors
     later_sum = buckets.least_sum[bucket]

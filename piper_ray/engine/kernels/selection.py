@@ -1,4 +1,4 @@
-"""Kernel: is there a TMPC choice with which a stage keeps both the threshold and the memory limit?"""
+"""Kernels: is there a TMPC choice with which a stage keeps both the threshold and the memory limit?"""
 
 from __future__ import annotations
 
@@ -28,18 +28,19 @@ TOO_SHORT, ENOUGH = 0, 1
 _SLOTS = 1024
 _FITS = ((64, 4093), (256, 65521))
 _MANY_FITS = 262139
-"""Slots for answers, up to this many downsets, and for more: primes, because slots are remainders of a division."""
+"""Slots for answers, up to this many downsets, and for more. They are primes, since slots are remainders of a
+division."""
 
 _MOST_IN_FLIGHT = 2**24
 
 GUARD = 1e-12
-"""Of a stage's time. Sums round differently with d: what lies closer than that to a known answer is asked anew, so that
-no answer depends on what was asked before."""
+"""Relative to a stage's time. Sums round differently with d. So if a question is closer than this to a known answer, it
+is computed anew, and no answer depends on earlier questions."""
 
 
 class FitCache(NamedTuple):
-    """How much more time than the least stages take so that they fit. An evaluation asks for much the same ones as the
-    one before.
+    """How much more time than the least stages need to fit in memory. Successive evaluations ask about mostly the same
+    stages.
     """
 
     key: IndexArray  # int64[slots, 2]: outer * m + inner of the slot's stage, and 1 more; 0 if there is none. Then its
@@ -48,28 +49,29 @@ class FitCache(NamedTuple):
 
 
 class StepCache(NamedTuple):
-    """Hull steps of all classes for recently used (variant, d, y), and stages known to fit or not. Of one thread;
-    good for every evaluation of one problem, whatever the threshold, while its memory limit stays the same.
+    """Hull steps of all classes for recently used (variant, d, y), and stages known to fit or not. It belongs to one
+    thread, and is valid for all evaluations of a problem, at any threshold, while the memory limit stays the same.
 
-    Steps say what one vertex of a class saves by moving to its next option, best ratio first. They depend on d only
-    where options differ in what replicas share out; elsewhere d is kept as 0.
+    A step is what one vertex of a class saves by moving to its next option, best ratio first. Steps depend on d only if
+    options differ in the bytes that replicas share out; otherwise d is stored as 0.
     """
 
     y: IndexArray  # int64[slots]: the y that the slot holds; 0 if none
     d: IndexArray  # int64[slots]
-    steps: IndexArray  # int64[slots]: how many
+    steps: IndexArray  # int64[slots]: their number
     step_class: IndexArray  # int64[slots, steps]
     extra_s: FloatArray  # float64[slots, steps]
     saved_bytes: FloatArray  # float64[slots, steps]
-    place: IndexArray  # int64[slots, steps]: by choice, in the classes' order, where its step is; -1 if there is none
-    least_price: FloatArray  # float64[slots], s per byte: of the first step; infinite without any
-    of_class: IndexArray  # int64[classes]: vertices of the stage that is asked about; 0 between calls
+    place: IndexArray  # int64[slots, steps]: by choice, in the order of classes, the place of its step; -1: none
+    least_price: FloatArray  # float64[slots], s per byte: of the first step; infinite if there is none
+    of_class: IndexArray  # int64[classes]: number of vertices of the current stage; 0 between calls
     wanted: BitArray  # uint64[words]: the steps of their classes; 0 between calls
     fits: FitCache
 
 
 def make_step_cache(tables: Tables) -> StepCache:
-    """Empty cache with room for the variant with the most choices. No kernel: numpy's zeros cost nothing until used."""
+    """Returns an empty cache with room for the variant with most choices. Not a kernel: numpy's zeros are free until
+    used."""
     options, downsets = tables.options, tables.lattice.bits.shape[0]
     most = max(1, int(np.diff(options.choice_start[options.class_start]).max(initial=0)))
     slots = options.degree.size * _SLOTS
@@ -91,7 +93,7 @@ def make_step_cache(tables: Tables) -> StepCache:
 
 @inlined_kernel
 def steps_slot(cache: StepCache, options: OptionArrays, r: int, d: int, y: int) -> int:
-    """The slot that holds the steps of (r, d, y), filled if need be."""
+    """Returns the slot that holds the steps of (r, d, y), and fills it if needed."""
     of_degree = d if options.choices_share[r] == 1 else 0
     slot = r * _SLOTS + (y + 31 * of_degree) % _SLOTS
     if cache.y[slot] != y or cache.d[slot] != of_degree:
@@ -101,7 +103,7 @@ def steps_slot(cache: StepCache, options: OptionArrays, r: int, d: int, y: int) 
 
 @shared_kernel
 def fill_slot(cache: StepCache, options: OptionArrays, slot: int, r: int, d: int, y: int) -> None:
-    """Puts the steps of (r, d, y) into the slot. d: 0 where it makes no difference."""
+    """Puts the steps of (r, d, y) into the slot. d: 0 if it makes no difference."""
     first, last = options.class_start[r], options.class_start[r + 1]
     classes, first_choice = last - first, options.choice_start[first]
     start = np.zeros(classes + 1, np.int64)
@@ -131,7 +133,7 @@ def fill_slot(cache: StepCache, options: OptionArrays, slot: int, r: int, d: int
         cache.step_class[slot, k] = of_class
         cache.extra_s[slot, k] = extra[k]
         cache.saved_bytes[slot, k] = saved[k]
-        # Each class has one item, and an option more than choices, the fastest.
+        # Each class has one item; its options are its choices and the fastest one.
         cache.place[slot, reached[k] - (of_class - first) - 1] = k
 
 
@@ -139,11 +141,12 @@ def fill_slot(cache: StepCache, options: OptionArrays, slot: int, r: int, d: int
 def relaxed_extra(
     inner: BitArray, outer: BitArray, r: int, slot: int, excess_bytes: float, options: OptionArrays, cache: StepCache
 ) -> tuple[float, float]:
-    """What the stage ``outer`` without ``inner`` takes more, in s, than with its fastest options, to save
-    ``excess_bytes`` > 0: no choice takes less than the first, and if the variant is uniform, one takes no more than the
-    second. Both infinite if none saves as much.
+    """Bounds the extra time, in s, of the stage ``outer`` without ``inner`` over its fastest options if it must save
+    ``excess_bytes`` > 0. Every choice takes at least the first value; if the variant is uniform, some choice takes at
+    most the second. Both are infinite if no choice saves as much.
 
-    ``slot`` holds the steps of the stage's (variant, d, y). By the LP relaxation over classes and by rounding it up.
+    ``slot`` has the steps of the stage's (variant, d, y). The values come from the LP relaxation over classes, and from
+    rounding it up.
     """
     of_class, wanted = cache.of_class, cache.wanted
     first_choice = options.choice_start[options.class_start[r]]
@@ -189,9 +192,9 @@ def relaxed_extra(
 
 @kernel
 def stage_items(stage: StageKey, d: int, y: int, tables: Tables) -> tuple[IndexArray, Items]:
-    """The stage's vertices, and for each option its cost (s, for one device) and memory (bytes) in this very stage.
+    """Returns the stage's vertices, and the cost (s, on one device) and memory (bytes) of each option in this stage.
 
-    What the stage pays for tensors, whatever it chooses, is in the costs of its first vertex.
+    The cost of tensors, which is the same for all choices, is included in that of the first vertex.
     """
     lattice, options, r = tables.lattice, tables.options, stage.variant
     inner, outer = lattice.bits[stage.inner], lattice.bits[stage.outer]
@@ -226,7 +229,7 @@ def stage_items(stage: StageKey, d: int, y: int, tables: Tables) -> tuple[IndexA
 
 @leaf_kernel
 def cut_tensors_s(inner: BitArray, outer: BitArray, lattice: LatticeArrays, costs: CostArrays) -> float:
-    """What the stage pays for tensors with ends in it and outside."""
+    """Returns what the stage pays for tensors with ends both in it and outside."""
     total_s = 0.0
     for tensor in range(lattice.tensor_bits.shape[0]):
         if crosses_border(lattice.tensor_bits[tensor], outer, inner):
@@ -236,7 +239,7 @@ def cut_tensors_s(inner: BitArray, outer: BitArray, lattice: LatticeArrays, cost
 
 @inlined_kernel
 def fit_slot(fits: FitCache, stage: StageKey, d: int, y: int, tables: Tables) -> int:
-    """The slot with what is known of this stage; what was in it of another is forgotten."""
+    """Returns the slot for what is known of this stage. If it holds another stage, it is cleared."""
     i, j, r = stage
     sharing = tables.costs.least_shared.shape[0] > 0
     of_degree = d if sharing or tables.options.uniform[r] == 0 else 0
@@ -252,9 +255,9 @@ def fit_slot(fits: FitCache, stage: StageKey, d: int, y: int, tables: Tables) ->
 
 @shared_kernel
 def exact_fit(stage: StageKey, d: int, y: int, tables: Tables, budget_s: float) -> tuple[int, float]:
-    """Whether some choice of the stage takes at most ``budget_s`` (for one device) and the memory there is; its time.
+    """Whether some choice of the stage takes at most ``budget_s`` (on one device) and fits in memory; and its time.
 
-    UNKNOWN if there are too many partial choices to tell.
+    UNKNOWN if there are too many partial choices.
     """
     vertices, items = stage_items(stage, d, y, tables)
     choice = np.empty(vertices.size, np.int64)

@@ -1,7 +1,7 @@
-"""Arrays as the kernels see them, grouped by what they depend on.
+"""Records of arrays for the kernels, grouped by what they depend on.
 
 Sizes: m downsets, n vertices, e edges, h tensors, words = ceil(n / 64), r variants. A variant is a tensor-parallel
-degree with the options that a stage of that degree may use, and the data-parallel degrees that it may have then.
+degree with the options that a stage of that degree may use, and the data-parallel degrees that it may have with them.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _Record = TypeVar("_Record", bound=tuple[object, ...])
 
 
 def frozen(record: _Record) -> _Record:
-    """The same record, its arrays made read-only: what never changes. Kernels are compiled for such tables only, so
-    that those from shared memory, which are read-only, find the same code.
+    """Makes the arrays of a record read-only, and returns the record. Kernels are compiled only for read-only tables,
+    so that tables from shared memory, which are read-only, use the same code.
     """
     for value in record:
         if isinstance(value, np.ndarray):
@@ -30,7 +30,7 @@ def frozen(record: _Record) -> _Record:
 
 
 class LatticeArrays(NamedTuple):
-    """The downsets. Depends on the graph alone."""
+    """The downsets. They depend only on the graph."""
 
     bits: BitArray  # uint64[m, words]
     level_start: IndexArray  # int64[levels + 1]; level l holds ids level_start[l] .. level_start[l + 1] - 1
@@ -39,36 +39,36 @@ class LatticeArrays(NamedTuple):
     edge_tail: IndexArray  # int64[e]
     edge_head: IndexArray  # int64[e]
     vertex_level: IndexArray  # int64[n]: size of the least downset with the vertex
-    tensor_bits: BitArray  # uint64[h, words]: the ends of each tensor, two at least
-    cut_start: IndexArray  # int64[m + 1], or int64[1] where there are no tensors
+    tensor_bits: BitArray  # uint64[h, words]: the ends of each tensor, at least two
+    cut_start: IndexArray  # int64[m + 1], or int64[1] if there are no tensors
     cut: IndexArray  # int64[..], tensors with ends inside and outside, by downset
 
 
 class CostArrays(NamedTuple):
-    """Sums over downsets, in s and bytes. A stage I \\ J costs differences of these, plus ``both``.
+    """Sums over downsets, in s and bytes. The costs of a stage I \\ J are differences of these, plus ``both_s``.
 
     Times are for one device: with degree d a stage takes (work + (d - 1) * resync) / d.
     """
 
-    need_s: FloatArray  # float64[m, r]: least work + all edges that come into I and tensors that I cuts
+    need_s: FloatArray  # float64[m, r]: least work + all edges that enter I and tensors that I cuts
     cap_s: (
         FloatArray  # float64[m, r]: least work - all edges that come into J, as charged where they leave, and tensors
     )
     resync_s: FloatArray  # float64[m, r]: 4 w / (N B), least w
-    least_a: FloatArray  # float64[m, r], bytes: sum of each layer's least a; and so b. A lower bound together
+    least_a: FloatArray  # float64[m, r], bytes: sum of each layer's least a; least_b: of its least b
     least_b: FloatArray
-    fast_a: FloatArray  # float64[m, r], bytes: a and b when each layer runs its fastest option
+    fast_a: FloatArray  # float64[m, r], bytes: a and b if each layer runs its fastest option
     fast_b: FloatArray
-    many_s: FloatArray  # float64[m, r]: what choices take more than the fastest, memory priced: see kernels/prices.py
+    many_s: FloatArray  # float64[m, r]: extra cost of choices over the fastest, memory priced: see kernels/prices.py
     one_s: FloatArray
-    least_shared: FloatArray  # float64[m, r], or [0, r] where no option has any: bytes that replicas share out
+    least_shared: FloatArray  # float64[m, r], or [0, r] if no option has any: bytes that replicas share out
     fast_shared: FloatArray
     missing: IndexArray  # int64[m, r]: layers of I that have no option in the variant
-    both_s: FloatArray  # float64[r, e + h]: what an edge, then a tensor, that touches no stage was charged above
+    both_s: FloatArray  # float64[r, e + h]: what an edge, then a tensor, was charged above if it touches no stage
 
 
 class OptionArrays(NamedTuple):
-    """The options (TMPCs) of each vertex in each variant, dominated ones dropped, and classes of equal choices."""
+    """The options (TMPCs) of each vertex in each variant, without dominated ones, and classes of equal choices."""
 
     degree: IndexArray  # int64[r]: t
     uniform: IndexArray  # int64[r]: 1 if weights and charges do not depend on the option chosen
@@ -85,13 +85,13 @@ class OptionArrays(NamedTuple):
     out_start: IndexArray  # int64[n + 1], into out_edge
     out_edge: IndexArray
     class_start: IndexArray  # int64[r + 1], into the class_* arrays
-    class_of: IndexArray  # int64[r, n]: a vertex's class; -1 if it has one option at most
-    choice_start: IndexArray  # int64[classes + 1], into the choice_* arrays: options beside the fastest
-    choice_p_s: FloatArray  # what the option costs more than the fastest, s
+    class_of: IndexArray  # int64[r, n]: a vertex's class; -1 if it has at most one option
+    choice_start: IndexArray  # int64[classes + 1], into the choice_* arrays: options other than the fastest
+    choice_p_s: FloatArray  # extra cost of the option over the fastest, s
     choice_a: FloatArray  # by how much its a and b exceed the fastest option's, bytes
     choice_b: FloatArray
     choice_shared: FloatArray
-    choices_share: IndexArray  # int64[r]: 1 if any of these differ in what replicas share out
+    choices_share: IndexArray  # int64[r]: 1 if any of these differ in the bytes that replicas share out
     price_s: FloatArray  # float64[r], s per byte for each microbatch in flight: see kernels/prices.py
 
 
@@ -100,15 +100,15 @@ class ClusterArrays(NamedTuple):
 
     devices: int
     data_parallel_limit: int
-    memory_bytes: float  # with the tolerance of ``limits`` included
+    memory_bytes: float  # with the tolerance of ``limits``
     divisors: IndexArray  # int64[..]: of N, up to the data-parallel limit, ascending
     divisor_at_least: IndexArray  # int64[x]: index of the first divisor >= x; len(divisors) if there is none
-    first_divisor: IndexArray  # int64[r]: stages of the variant have the divisors first_divisor .. end_divisor - 1
+    first_divisor: IndexArray  # int64[r]: stages of the variant may have divisors first_divisor .. end_divisor - 1
     end_divisor: IndexArray  # int64[r]
 
 
 class Tables(NamedTuple):
-    """All that stays the same from one evaluation of a problem to the next."""
+    """The tables that are the same in all evaluations of a problem."""
 
     lattice: LatticeArrays
     costs: CostArrays
@@ -117,72 +117,76 @@ class Tables(NamedTuple):
 
 
 class Threshold(NamedTuple):
-    """One evaluation: every stage at most ``threshold_s``, and as few devices as will do; or, with stages weighted too,
-    then as few stages. The tally of a plan is what it has of both: t * d * device_weight + stage_weight for each stage.
+    """The target of an evaluation: plans with every stage within ``threshold_s`` and as few devices as possible; if
+    stages have a weight too, then also as few stages. Each stage adds t * d * device_weight + stage_weight to a plan's
+    tally.
     """
 
     threshold_s: float
     device_weight: int
     stage_weight: int
     device_limit: IndexArray  # int64[m]: a plan for I with more devices than this cannot be completed
-    data_parallel_limit: IndexArray  # int64[m]: so for the sum of its data-parallel degrees
+    data_parallel_limit: IndexArray  # int64[m]: the same for the sum of its data-parallel degrees
 
 
 class FrontArrays(NamedTuple):
-    """States of finished downsets: no other state of the same downset has both tally and data-parallel sum as small."""
+    """States of finished downsets. No state has both a tally and a sum of d at least as large as another of its
+    downset."""
 
     start: IndexArray  # int64[m]
-    states: IndexArray  # int64[m]: how many
+    states: IndexArray  # int64[m]: their number
     tally: IndexArray  # int64[..]: strictly falling within a downset
     data_parallel_sum: IndexArray  # int64[..]: strictly rising within a downset
 
 
 class LevelStates(NamedTuple):
-    """Fronts of consecutive downsets: states of each, then all tallies and all data-parallel sums, in id order."""
+    """Fronts of consecutive downsets: the number of states of each, then all tallies and all sums of d, in order of
+    ids."""
 
     counts: IndexArray
     tallies: IndexArray
     sums: IndexArray
-    tested: IndexArray  # int64[COUNTERS], see kernels/level.py: what they took
+    tested: IndexArray  # int64[COUNTERS], see kernels/scan.py: the work to find them
 
 
 class BucketArrays(NamedTuple):
-    """Buckets of live downsets of one level, and bounds that hold for each member."""
+    """Buckets of live downsets of one level, with bounds that hold for each member."""
 
     used: IndexArray  # int64[1]: buckets in use
-    level_first: IndexArray  # int64[levels]: first bucket of a finished level; past all buckets for the others
+    level_first: IndexArray  # int64[levels]: first bucket of a finished level; a number past all buckets for the others
     member_start: IndexArray  # int64[buckets + 1], into the members
     least_tally: IndexArray  # int64[buckets]
     least_devices: IndexArray  # int64[buckets]: least_tally // device_weight
     least_sum: IndexArray  # int64[buckets]
-    meet: BitArray  # uint64[buckets, words]: in every member
-    join: BitArray  # uint64[buckets, words]: in some member
+    meet: BitArray  # uint64[buckets, words]: vertices in every member
+    join: BitArray  # uint64[buckets, words]: vertices in some member
     cap_s: FloatArray  # float64[r, buckets]: the largest of the members'
-    resync_s: FloatArray  # float64[buckets, r], and so the rest
+    resync_s: FloatArray  # float64[buckets, r]; here and below the largest of the members' too
     least_a: FloatArray
     least_b: FloatArray
     least_shared: FloatArray  # float64[buckets, r], or [0, r]
     missing: IndexArray
-    many_s: FloatArray  # float64[buckets, r]: the largest of cap_s and many_s of a member together, and so one_s
+    many_s: FloatArray  # float64[buckets, r]: the largest sum of a member's cap_s and many_s; one_s: of cap_s and one_s
     one_s: FloatArray
-    front_size: IndexArray  # int64[buckets]: 0 for those of one member
-    front_tally: IndexArray  # int64[buckets, FRONT_SIZE]: each state of a member is as large in both as one of these,
-    front_sum: IndexArray  # which come with falling tallies and rising sums
-    all_dominated_by: BitArray  # uint64[buckets, words]: what every member is dominated by
+    front_size: IndexArray  # int64[buckets]: 0 for buckets of one member
+    front_tally: IndexArray  # int64[buckets, FRONT_SIZE]: each state of a member is at least as large in both as one
+    front_sum: IndexArray  # of these, which are in order of falling tallies and rising sums
+    all_dominated_by: BitArray  # uint64[buckets, words]: the common vertices of all members' dominated_by
 
 
 class MemberArrays(NamedTuple):
-    """Live downsets in the order of their buckets: to be read one after another."""
+    """Live downsets in the order of their buckets, so that they are read consecutively."""
 
     downset: IndexArray  # int64[m]
-    place: IndexArray  # int64[m]: of a live downset among these
+    place: IndexArray  # int64[m]: the place of each live downset here
     bits: BitArray  # uint64[m, words]
     cap_s: FloatArray  # float64[m, r]
-    dominated_by: BitArray  # uint64[m, words]: vertices v with which J + v does as well, for every I that has v
+    dominated_by: BitArray  # uint64[m, words]: vertices v for which J + v is as good as J, for every I that has v
 
 
 class GroupArrays(NamedTuple):
-    """Groups of consecutive buckets of one level, and bounds that hold for each bucket. Grouped like buckets above."""
+    """Groups of consecutive buckets of one level, with bounds that hold for each bucket. The fields are as in
+    buckets."""
 
     used: IndexArray  # int64[1]
     level_first: IndexArray  # int64[levels]
@@ -195,7 +199,7 @@ class GroupArrays(NamedTuple):
 
 
 class StateArrays(NamedTuple):
-    """What an evaluation reads (tables, target), and what grows as it goes on."""
+    """The data of an evaluation: what it reads (tables, target), and what grows as it proceeds."""
 
     tables: Tables
     target: Threshold
@@ -206,7 +210,7 @@ class StateArrays(NamedTuple):
 
 
 class Earlier(NamedTuple):
-    """What is known of some downsets: their fronts over the buckets before ``buckets``, and what those took."""
+    """What is known of some downsets: their fronts over the buckets before ``buckets``, and the work to find them."""
 
     buckets: int
     states: LevelStates
@@ -221,14 +225,14 @@ class StageKey(NamedTuple):
 
 
 class StageWork(NamedTuple):
-    """What a stage takes on one device, least over all choices: at degree d (work + (d - 1) resync) / d."""
+    """The least time of a stage on one device over all choices. With degree d it takes (work + (d - 1) resync) / d."""
 
     work_s: float
     resync_s: float
 
 
 class Items(NamedTuple):
-    """Options of one stage's vertices. Those of item k lie in start[k] .. start[k + 1] - 1."""
+    """Options of one stage's vertices. Those of item k are start[k] .. start[k + 1] - 1."""
 
     start: IndexArray  # int64[items + 1]
     cost: FloatArray  # float64[options], s on one device

@@ -1,9 +1,8 @@
-"""Which layers to merge so that the blocks have no more downsets than a solve takes in seconds.
+"""Chooses layers to merge, so that the blocks have few enough downsets for a solve in seconds.
 
-Blocks grow along the dearest edges first, since a stage is seldom cut there, each up to a cap on its share of all
-work and of all memory; the cap rises until the downsets of the blocks are few enough. So no block is larger than it
-has to be, to within a factor of ``_RISE`` of the cap, and a stage's border is never further from where it could be than
-the blocks that it cuts through are large.
+Blocks grow along the most expensive edges first, since a stage is seldom cut there. Each grows up to a cap on its share
+of all work and of all memory; the cap rises until the blocks have few enough downsets. So no block is larger than
+needed, to within a factor of ``_RISE`` of the cap, and a stage's border moves by at most the size of a block.
 """
 
 from __future__ import annotations
@@ -23,19 +22,18 @@ from piper_ray.model.errors import LimitError
 from piper_ray.model.instance import Instance
 
 _GAP = -1
-"""Fills the places in the order that merging left empty."""
+"""Marks places in the order that merging has left empty."""
 
 
 class Quotient:
-    """Blocks of vertices 0..n-1 with the tensors between them; a block goes by the number of one of its vertices.
+    """Blocks of vertices 0..n-1 with the edges between them. A block has the number of one of its vertices.
 
-    Invariant: ``_order`` lists the blocks so that every edge runs forwards, hence blocks never form a cycle. Two
-    blocks joined by an edge can merge unless another path leads from one to the other; two blocks without any edge
-    always can.
+    Invariant: in ``_order`` every edge between blocks runs forwards, so blocks never form a cycle. Two blocks joined by
+    an edge can merge unless another path leads from one to the other; two blocks without any edge always can.
     """
 
     def __init__(self, size: int, edges: Iterable[tuple[int, int, float]]) -> None:
-        """edges: (tail, head, bytes) of a graph without cycles; parallel ones are added up."""
+        """edges: (tail, head, bytes) of a graph without cycles. Parallel edges are added up."""
         self.members: dict[int, list[int]] = {v: [v] for v in range(size)}
         self.successors: dict[int, dict[int, float]] = {v: {} for v in range(size)}
         self.predecessors: dict[int, dict[int, float]] = {v: {} for v in range(size)}
@@ -49,16 +47,17 @@ class Quotient:
         return len(self.members)
 
     def blocks(self) -> list[list[int]]:
-        """The members of each block, front to back; every edge between blocks runs forwards in this order."""
+        """Returns the members of each block, front to back; every edge between blocks runs forwards in this order."""
         return [self.members[v] for v in self._order if v != _GAP]
 
     def merge(self, tail: int, head: int) -> bool:
-        """Merges ``head`` into ``tail`` along their edge; False, and nothing done, if another path joins them."""
+        """Merges ``head`` into ``tail`` along their edge. Returns False, and does nothing, if another path joins
+        them."""
         first, last = self._place[tail], self._place[head]
         beyond = self._reached(tail, head, last)
         if beyond is None:
             return False
-        # Between the two, what the tail reaches moves behind the merged block; the rest needs neither of them.
+        # Between the two, blocks that the tail reaches move behind the merged block; the others depend on neither.
         between = [v for v in self._order[first : last + 1] if v not in (_GAP, tail, head)]
         renewed = [v for v in between if v not in beyond] + [tail] + [v for v in between if v in beyond]
         for place in range(first, last + 1):
@@ -71,12 +70,13 @@ class Quotient:
         return True
 
     def merge_apart(self, one: int, other: int) -> None:
-        """Merges two blocks of which neither has an edge."""
+        """Merges two blocks that have no edges."""
         self._order[self._place.pop(other)] = _GAP
         self._absorb(one, other)
 
     def _reached(self, tail: int, head: int, last: int) -> set[int] | None:
-        """What lies behind ``tail`` and before the place ``last``; None if ``head`` is reached on the way."""
+        """Returns the blocks behind ``tail`` and before the place ``last``; None if ``head`` is reached from one of
+        them."""
         reached: set[int] = set()
         pending = [v for v in self.successors[tail] if v != head and self._place[v] < last]
         while pending:
@@ -104,7 +104,7 @@ class Quotient:
 def topological_order(
     successors: Mapping[int, Iterable[int]], predecessors: Mapping[int, Sequence[int] | Mapping[int, float]]
 ) -> list[int]:
-    """The vertices, each before its successors; depth first, so that what belongs together stays close."""
+    """Returns the vertices, each before its successors; depth first, so that related vertices stay close."""
     missing = {v: len(before) for v, before in predecessors.items()}
     ready = [v for v in reversed(list(missing)) if missing[v] == 0]
     order = []
@@ -119,7 +119,7 @@ def topological_order(
 
 
 MOST_DOWNSETS = 20_000
-"""Of the blocks. A solve on as many takes seconds, whatever the cluster."""
+"""Largest number of downsets of the blocks. A solve on this many takes seconds, whatever the cluster."""
 
 _COUNTING_VISITS = 200_000
 _FIRST_CAP = 2.0**-12
@@ -130,7 +130,8 @@ _RISE = 2.0**0.5
 class Blocks:
     """The members (layer ids, in file order) of each block, front to back.
 
-    downsets: of the blocks. largest_share: of the largest block in the work of all layers, or in their memory.
+    downsets: the number of downsets of the blocks. largest_share: the largest share of a block in the work of all
+    layers, or in their memory.
     """
 
     members: tuple[tuple[int, ...], ...]
@@ -141,10 +142,10 @@ class Blocks:
 def find_blocks(
     instance: Instance, variants: Sequence[Variant], contraction: Contraction, most_downsets: int = MOST_DOWNSETS
 ) -> Blocks:
-    """Blocks with at most ``most_downsets`` downsets; single layers where these are few enough already.
+    """Returns blocks with at most ``most_downsets`` downsets; single layers if these have few enough.
 
-    Layers that can run at the same tensor-parallel degrees only come into one block, as long as that suffices. Raises
-    LimitError if merging all that may be merged leaves too many.
+    If that suffices, only layers with the same tensor-parallel degrees are merged. Raises LimitError if there are too
+    many downsets after all allowed merges.
     """
     groups = list(contraction.members(instance).values())
     for mixed in (False, True):
@@ -171,7 +172,7 @@ def _grow(growth: _Growth, most_downsets: int) -> Blocks | None:
 
 
 def _caps() -> Iterator[float | None]:
-    """None for no merging at all, then what costs nothing, and so on up to more than everything."""
+    """Yields None for no merging at all, then 0 for layers that cost nothing, and so on to more than everything."""
     yield from (None, 0.0)
     cap = _FIRST_CAP
     while cap < 2.0:
@@ -180,7 +181,7 @@ def _caps() -> Iterator[float | None]:
 
 
 class _Growth:
-    """Blocks while they grow, from groups of layers that lose nothing by being merged."""
+    """Blocks while they grow, from groups of layers that can be merged without loss."""
 
     def __init__(
         self, instance: Instance, variants: Sequence[Variant], groups: Sequence[tuple[int, ...]], mixed: bool
@@ -205,7 +206,7 @@ class _Growth:
         }
 
     def merge_below(self, cap: float) -> None:
-        """Merges along edges, dearest first, and blocks without edges, smallest first, up to ``cap``."""
+        """Merges along edges, the most expensive first, and blocks without edges, the smallest first, up to ``cap``."""
         heap: list[tuple[float, float, int, int]] = []
 
         def offer(tail: int, head: int) -> None:
@@ -219,7 +220,7 @@ class _Growth:
         while heap:
             _, share, tail, head = heapq.heappop(heap)
             current = self.quotient.successors.get(tail, {})
-            # What has grown since it was offered was offered anew.
+            # If a block has grown since this merge was offered, the merge was offered again.
             if head not in current or share != self._share(tail, head) or not self.quotient.merge(tail, head):
                 continue
             self._add(tail, head)
@@ -239,7 +240,7 @@ class _Growth:
                 self._add(other, one)
 
     def graph(self) -> LayerGraph:
-        """The blocks, numbered for counting."""
+        """Returns the graph of the blocks, numbered for counting."""
         blocks = sorted(self.quotient.members)
         position = {v: index for index, v in enumerate(blocks)}
         edges = [(position[tail], position[head], 0) for tail in blocks for head in self.quotient.successors[tail]]
@@ -268,7 +269,7 @@ class _Growth:
 
 
 def _shares(instance: Instance, variants: Sequence[Variant]) -> tuple[dict[int, float], dict[int, float]]:
-    """Each layer's share in the least work of all (devices times seconds), and in the least memory of all."""
+    """Returns each layer's share of the least work of all layers (devices times seconds), and of their least memory."""
     work, memory = {}, {}
     for layer in instance.layers:
         options = [(variant.degree, tmpc) for variant in variants for tmpc in variant.tmpcs[layer.id]]
@@ -283,7 +284,8 @@ def _normalised(figures: dict[int, float]) -> dict[int, float]:
 
 
 def _edge_bytes(instance: Instance) -> Iterable[float]:
-    """What crossing each edge costs, with the extras of its ends' first TMPC and the tensors between its ends."""
+    """Yields the bytes that cross each edge, with the extras of its ends' first TMPCs and the tensors between its
+    ends."""
     first = {
         layer.id: next(iter(next(tmpcs for _, tmpcs in sorted(layer.tmpcs.items()) if tmpcs)))
         for layer in instance.layers

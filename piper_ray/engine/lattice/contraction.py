@@ -1,25 +1,25 @@
-"""Layers that can join a neighbour before the lattice is built, without losing the best plan.
+"""Finds layers that can join a neighbour before the lattice is built, without losing the best plan.
 
-Each step merges a layer z that costs nothing into a neighbour v of its own:
+Each step merges a layer z that costs nothing into a neighbour v:
 
 Forward rule: z has an edge to v, and every other successor of z comes behind v too. Take any plan. Moving z from its
-stage T into v's stage S (a later one, or the same) keeps every edge forwards. z adds no time, weights or memory to S,
-because it has a TMPC without any in each variant that v can run in; that one it is given. If z was all of T, that stage
-goes away and frees its devices. Of communication there is:
-- the edge from z to v: no longer charged, in T or in S;
-- the other edges of z: they must cost nothing, whatever TMPC their ends run, so that it does not matter where z is;
-- a tensor with z and v among its ends: T paid for it, as v was outside, and pays no more than before; S paid for it,
-  as z was outside, and pays no more than before; to other stages z is outside in any case;
+stage T into v's stage S (a later one, or the same) keeps every edge forwards. z adds no time, weights or memory to S:
+in each variant in which v can run, z has a TMPC without any of these, and it is given that one. If z was all of T, that
+stage disappears and frees its devices. The communication changes as follows:
+- the edge from z to v is no longer charged, in T or in S;
+- the other edges of z must cost nothing, whatever TMPCs their ends use, so that the place of z does not matter;
+- of a tensor with z and v among its ends, T paid for it, as v was outside, and pays no more than before; S paid for it,
+  as z was outside, and pays no more than before; z is outside all other stages before and after;
 - a tensor with z and without v must cost nothing.
 So no stage gets slower or larger.
 
 Backward rule: the same with directions reversed.
 
-Where memory cannot bind, because a device holds all layers together in their largest form, a layer that takes nothing
-but memory costs nothing.
+If memory cannot bind, because a device can hold all layers together in their largest form, a layer that takes only
+memory costs nothing.
 
-What joins a neighbour at which it hangs by one edge is merged always. The rest changes which of equally good plans is
-found, so it is asked for where the lattice is large without it.
+A layer that has a single neighbour is always merged. Other merges change which of equally good plans is found, so they
+are made only if the lattice is large without them.
 """
 
 from __future__ import annotations
@@ -34,30 +34,30 @@ from piper_ray.model.instance import Instance, Tmpc
 
 @dataclass(frozen=True)
 class Contraction:
-    """``keeper[z] = v`` for each merged layer id; chains are resolved, so v itself is never merged.
+    """``keeper[z] = v`` for each merged layer id. Chains are resolved, so v itself is never merged.
 
-    ample_memory: memory cannot bind, and does not count in what is free.
+    ample_memory: memory cannot bind, so that a layer which takes only memory counts as free.
     """
 
     keeper: Mapping[int, int]
     ample_memory: bool = False
 
     def members(self, instance: Instance) -> dict[int, tuple[int, ...]]:
-        """For each kept layer id, all layer ids that stand for it, in file order."""
+        """Returns for each kept layer id all layer ids that it stands for, in file order."""
         groups: dict[int, list[int]] = {layer.id: [] for layer in instance.layers if layer.id not in self.keeper}
         for layer in instance.layers:
             groups[self.keeper.get(layer.id, layer.id)].append(layer.id)
         return {kept: tuple(ids) for kept, ids in groups.items()}
 
     def free_tmpc(self, tmpcs: Sequence[Tmpc]) -> Tmpc | None:
-        """The first TMPC that costs nothing, if there is one."""
+        """Returns the first TMPC that costs nothing, if there is one."""
         return next((tmpc for tmpc in tmpcs if _is_free(tmpc, self.ample_memory)), None)
 
 
 def memory_is_ample(instance: Instance) -> bool:
     """Whether one device holds all layers in their largest form, with as many microbatches as can be in flight.
 
-    Not asked, and False, where no layer takes memory alone.
+    False, without a test, if no layer takes only memory.
     """
     tmpcs = (tmpc for layer in instance.layers for listed in layer.tmpcs.values() for tmpc in listed)
     if not any(_is_free(tmpc, True) and not _is_free(tmpc, False) for tmpc in tmpcs):
@@ -66,7 +66,8 @@ def memory_is_ample(instance: Instance) -> bool:
 
 
 def contract(instance: Instance, variants: Sequence[Variant], *, all_that_is_free: bool = False) -> Contraction:
-    """Applies both rules until none applies; without ``all_that_is_free`` to layers of one neighbour and no memory."""
+    """Applies both rules until none applies. Without ``all_that_is_free``, only layers with one neighbour and no memory
+    merge."""
     ample_memory = all_that_is_free and memory_is_ample(instance)
     if not any(_is_free(x, ample_memory) for variant in variants for xs in variant.tmpcs.values() for x in xs):
         return Contraction({}, ample_memory)
@@ -75,7 +76,7 @@ def contract(instance: Instance, variants: Sequence[Variant], *, all_that_is_fre
 
 
 def without_contraction() -> Contraction:
-    """Every layer for itself: the slow twin of ``contract``."""
+    """Returns a contraction that merges no layers: the slow twin of ``contract``."""
     return Contraction({})
 
 
@@ -106,7 +107,7 @@ class _Contracting:
         for edge in instance.edges:
             self._successors[edge.source].add(edge.target)
             self._predecessors[edge.target].add(edge.source)
-        # What a layer's edges to its neighbours cost: only those that cost anything count.
+        # The neighbours to which a layer has an edge that costs something.
         self._dear: dict[int, set[int]] = {v: set() for v in self._ids}
         for source, target in _dear_edges(instance):
             self._dear[source].add(target)
@@ -139,7 +140,7 @@ class _Contracting:
         return Contraction({z: resolve(z) for z in keeper}, self._ample_memory)
 
     def _home(self, z: int) -> int | None:
-        """The neighbour that z may join, if there is one."""
+        """Returns the neighbour that z may join, if there is one."""
         if len(self._successors[z]) + len(self._predecessors[z]) > self._most_neighbours:
             return None
         for ahead in (self._successors, self._predecessors):
@@ -154,7 +155,7 @@ class _Contracting:
         return None
 
     def _merge(self, z: int, v: int) -> Iterable[int]:
-        """z's neighbours become v's; returns them."""
+        """Makes z's neighbours those of v, and returns them."""
         for ahead, back in ((self._successors, self._predecessors), (self._predecessors, self._successors)):
             for x in ahead[z]:
                 back[x].discard(z)
@@ -168,21 +169,22 @@ class _Contracting:
 
 
 def _nearest(candidates: Iterable[int], ahead: Mapping[int, set[int]]) -> int | None:
-    """The one from which paths lead to all others, if there is one."""
+    """Returns the candidate from which paths lead to all others, if there is one."""
     listed = sorted(candidates)
     if len(listed) == 1:
         return listed[0]
     nearest: int | None = None
     reached: set[int] = set()
     for v in listed:
-        # Who is behind another one cannot be it, and who is not must be behind it, or there is none.
+        # A candidate behind another is not the nearest. One that is not must have all earlier ones behind it, or there
+        # is none.
         if v not in reached:
             nearest, reached = v, _reached_from(v, ahead)
     return nearest if all(v in reached for v in listed) else None
 
 
 def _reached_from(v: int, ahead: Mapping[int, set[int]]) -> set[int]:
-    """``v`` and all that paths lead to."""
+    """Returns ``v`` and all that paths from it lead to."""
     seen, pending = {v}, [v]
     while pending:
         for x in ahead[pending.pop()]:
@@ -193,7 +195,7 @@ def _reached_from(v: int, ahead: Mapping[int, set[int]]) -> set[int]:
 
 
 def _dear_edges(instance: Instance) -> Iterable[tuple[int, int]]:
-    """The edges that cost a stage something, with some TMPC of one of their ends."""
+    """Yields the edges that cost a stage something with some TMPC of one of their ends."""
     extras = {
         layer.id: (
             {u for xs in layer.tmpcs.values() for x in xs for u, size in x.forward_sync_bytes.items() if size > 0.0},

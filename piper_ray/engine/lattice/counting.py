@@ -1,4 +1,4 @@
-"""How many downsets and nested pairs a graph has, without listing them."""
+"""Counts the downsets and nested pairs of a graph without listing them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from piper_ray.engine.lattice.layer_graph import LayerGraph, ancestors, descendants
 
 _MOST_VISITS = 1_000_000
-"""Vertices looked at, over all sub-posets, before giving up: about a second."""
+"""Vertices visited, over all sub-posets, before giving up: about a second."""
 
 _MOST_VERTICES = 2_500
 
@@ -17,15 +17,16 @@ class _TooMuchWork(Exception):
 
 
 def count_downsets(graph: LayerGraph, most_visits: int = _MOST_VISITS) -> int | None:
-    """The number of downsets, or None if the graph is too entangled to count within ``most_visits``."""
+    """Returns the number of downsets; None if the graph is too entangled to count them within ``most_visits``."""
     is_chain = _is_chain(descendants(graph.successors))
     return graph.size + 1 if is_chain else _count_all(graph.successors, most_visits)
 
 
 def count_pairs(graph: LayerGraph) -> int | None:
-    """The number of pairs of downsets J < I, or None as above.
+    """Returns the number of pairs of downsets J < I; None as in ``count_downsets``.
 
-    A pair J <= I is a downset of the graph taken twice, where the copy of v that stands for J needs the one for I.
+    A pair J <= I is a downset of two copies of the graph, in which each vertex of the copy for J requires that vertex
+    in the copy for I.
     """
     n = graph.size
     if _is_chain(descendants(graph.successors)):
@@ -37,7 +38,8 @@ def count_pairs(graph: LayerGraph) -> int | None:
 
 
 def count_cuts(graph: LayerGraph) -> list[int] | None:
-    """For each edge of ``graph.edges`` the number of downsets with its head and without its tail; None as above."""
+    """Returns for each edge of ``graph.edges`` the number of downsets with its head and without its tail; None as
+    above."""
     if graph.size > _MOST_VERTICES:
         return None
     counter = _Counter(graph.successors, _MOST_VISITS)
@@ -51,7 +53,7 @@ def count_cuts(graph: LayerGraph) -> list[int] | None:
 
 
 def _is_chain(descendants: list[int]) -> bool:
-    """Vertices are numbered successors first."""
+    """Whether the graph is a chain. Vertices are numbered successors first."""
     return all(below.bit_count() == v for v, below in enumerate(descendants))
 
 
@@ -65,7 +67,7 @@ def _count_all(successors: Sequence[Sequence[int]], most_visits: int) -> int | N
 
 
 class _Counter:
-    """Downsets of sub-posets, as bit masks of vertices; what was counted once is known. Raises _TooMuchWork.
+    """Counts downsets of sub-posets, given as bit masks of vertices, and remembers the counts. Raises _TooMuchWork.
 
     Vertices are numbered successors first.
     """
@@ -79,15 +81,15 @@ class _Counter:
         self._visits_left = most_visits
 
     def above(self, v: int) -> int:
-        """``v`` and its ancestors."""
+        """Returns ``v`` and its ancestors."""
         return self._ancestors[v] | 1 << v
 
     def below(self, v: int) -> int:
-        """``v`` and its descendants."""
+        """Returns ``v`` and its descendants."""
         return self._descendants[v] | 1 << v
 
     def count(self, poset: int) -> int:
-        """The number of downsets of a convex ``poset``."""
+        """Returns the number of downsets of a convex ``poset``."""
         if poset & (poset - 1) == 0:
             return 2 if poset else 1
         if poset in self._known:
@@ -100,14 +102,15 @@ class _Counter:
             if part != poset:
                 total *= self.count(part)
                 continue
-            # Either v is outside, and so are its ancestors, or it is inside with its descendants.
+            # Either v is outside, with its ancestors, or it is inside, with its descendants.
             v = self._pivot(part)
             total *= self.count(part & ~self.above(v)) + self.count(part & ~self.below(v))
         self._known[poset] = total
         return total
 
     def _pivot(self, part: int) -> int:
-        """The most related vertex, and of those the most central one: it leaves the smallest two parts."""
+        """Returns the vertex related to most others and, among those, the most central one: it leaves the smallest
+        parts."""
         most, least_apart, pivot = -1, 0, -1
         for v in _bits(part):
             related = (self._related[v] & part).bit_count()
@@ -127,7 +130,7 @@ class _Counter:
                 reached = part
                 for v in _bits(frontier):
                     reached |= self._related[v]
-                    if poset & ~reached == 0:  # as mostly, after a few vertices
+                    if poset & ~reached == 0:  # as in most cases, after a few vertices
                         part = poset
                         break
                 frontier = reached & poset & ~part
@@ -137,7 +140,7 @@ class _Counter:
 
 
 def _bits(mask: int) -> list[int]:
-    """The vertices of a mask, ascending."""
+    """Returns the vertices of a mask, ascending."""
     written = bin(mask)[:1:-1]
     found, at = [], written.find("1")
     while at >= 0:

@@ -19,8 +19,8 @@ _FIRST_ROOM = 4096
 
 @dataclass(frozen=True)
 class Lattice:
-    """Downsets, ids in (size, lexicographic) order: 0 is the empty set, the last one is V. Those of one size that are
-    there make a level.
+    """Downsets, with ids in (size, lexicographic) order: 0 is the empty set, the last one is V. The listed downsets of
+    one size form a level.
     """
 
     graph: LayerGraph
@@ -35,8 +35,8 @@ class Lattice:
         return int(self.arrays.level_start.size) - 1
 
     def sums(self, values: FloatArray) -> FloatArray:
-        """float64[m, columns]: for each downset the sum of ``values`` (float64[n, columns]) over its vertices, added up
-        in ascending order: to the last bit the same whichever other downsets there are.
+        """Returns float64[m, columns]: for each downset the sum of ``values`` (float64[n, columns]) over its vertices.
+        They are added in ascending order, so a sum does not depend on which other downsets are listed, to the last bit.
         """
         found: FloatArray = downsets.member_sums(self.arrays.bits, np.ascontiguousarray(values, np.float64))
         return found
@@ -44,7 +44,7 @@ class Lattice:
 
 @dataclass(frozen=True)
 class GrownLattice(Lattice):
-    """Each downset is another one with one vertex more: all downsets, or those of a chain.
+    """A lattice in which each downset is another listed one plus a vertex: all downsets, or those of a chain.
 
     parent, added: int64[m]; downset i is parent[i] with vertex added[i] (-1 for the empty set).
     """
@@ -53,13 +53,13 @@ class GrownLattice(Lattice):
     added: IndexArray
 
     def sums(self, values: FloatArray) -> FloatArray:
-        """As ``Lattice.sums``, each from its parent's."""
+        """Returns the same as ``Lattice.sums``, each sum computed from its parent's."""
         found: FloatArray = downsets.downset_sums(self.parent, self.added, np.ascontiguousarray(values, np.float64))
         return found
 
 
 def build_lattice(graph: LayerGraph, limit: int, expected: int | None = None) -> GrownLattice:
-    """Enumerates the downsets, ``expected`` of them if known. Raises LimitError past ``limit``."""
+    """Enumerates the downsets, ``expected`` of them if known. Raises LimitError if there are more than ``limit``."""
     words = max(1, (graph.size + 63) // 64)
     room = min(limit, expected or _FIRST_ROOM)
     neighbours = downsets.VertexNeighbours(bit_rows(graph.successors, graph.size), *runs(graph.predecessors))
@@ -81,13 +81,14 @@ def build_lattice(graph: LayerGraph, limit: int, expected: int | None = None) ->
 
 
 def listed_pairs(lattice: Lattice) -> int:
-    """The number of nested pairs J < I, by looking at all pairs: for lattices of a thousand downsets or so."""
+    """Returns the number of nested pairs J < I. It tests all pairs, so it suits lattices of about a thousand
+    downsets."""
     bits = lattice.arrays.bits
     return sum(int(np.count_nonzero(~(bits[:i] & ~bits[i]).any(axis=1))) for i in range(lattice.size))
 
 
 def chain_lattice(graph: LayerGraph, order: Sequence[int]) -> GrownLattice:
-    """The n + 1 downsets along one order of the vertices, each after its successors: a lattice for upper bounds."""
+    """Returns the n + 1 downsets along one order of the vertices, each after its successors. It gives upper bounds."""
     bits = np.zeros((graph.size + 1, max(1, (graph.size + 63) // 64)), np.uint64)
     for i, v in enumerate(order):
         bits[i + 1] = bits[i]
@@ -116,13 +117,13 @@ def _grown_lattice(
 
 
 def listed_lattice(graph: LayerGraph, bits: BitArray) -> Lattice:
-    """Some of the downsets: uint64[m, words], in any order, the empty set and V among them, each once."""
+    """Returns a lattice of some downsets. bits: uint64[m, words], in any order, each once, with the empty set and V."""
     bits = np.ascontiguousarray(bits[downset_order(bits)])
     level_size, first = np.unique(np.bitwise_count(bits).sum(axis=1, dtype=np.int64), return_index=True)
     columns = np.ascontiguousarray(bits.T)
 
     def across(sets: _Sets) -> _Runs:
-        """Each downset's by first end."""
+        """Returns the sets across each downset, ordered by their first end."""
         order = sorted(range(len(sets)), key=lambda index: (min(sets[index]), index))
         ends = bit_rows([sets[index] for index in order], graph.size)
         found = [np.flatnonzero(_is_cut(columns, of_set)) for of_set in ends]
@@ -136,14 +137,14 @@ def listed_lattice(graph: LayerGraph, bits: BitArray) -> Lattice:
 
 
 def downset_order(bits: BitArray) -> IndexArray:
-    """By size; of two sets of one size the one with the least vertex that is not in both comes first."""
+    """Returns the order by size. Of two sets of one size, the one with the least vertex not in both comes first."""
     inside = np.unpackbits(bits.astype("<u8").view(np.uint8).reshape(bits.shape[0], -1), axis=1, bitorder="little")
     ranks = ~np.packbits(inside, axis=1).view(">u8").astype(np.uint64)
     return np.lexsort((*ranks.T[::-1], inside.sum(axis=1, dtype=np.int64))).astype(np.int64)
 
 
 def _is_cut(columns: BitArray, ends: BitArray) -> npt.NDArray[np.bool_]:
-    """Of each downset, whether some of the ends are in it and some are not. columns: uint64[words, m]; ends:
+    """Returns bool[m]: whether some of the ends are in a downset and some are not. columns: uint64[words, m]. ends:
     uint64[words]."""
     words = np.flatnonzero(ends)
     wanted = ends[words, None]
@@ -153,16 +154,17 @@ def _is_cut(columns: BitArray, ends: BitArray) -> npt.NDArray[np.bool_]:
 
 
 _Sets = Sequence[Sequence[int]]
-"""The ends of edges, or of tensors: vertices."""
+"""The ends of edges or of tensors, as vertices."""
 
 _Runs = tuple[IndexArray, IndexArray]
-"""Starts, int64[m + 1], and what there is for each downset."""
+"""Starts, int64[m + 1], and values, for each downset."""
 
 
 def _arrays(
     graph: LayerGraph, bits: BitArray, level_start: IndexArray, across: Callable[[_Sets], _Runs]
 ) -> LatticeArrays:
-    """Of downsets in order, all sizes of which are there. across: the sets with ends inside and outside."""
+    """Returns the arrays of downsets in order, with every size among them. across: returns the sets with ends both
+    inside and outside each downset."""
     edges, tensors = [(tail, head) for tail, head, _ in graph.edges], [ends for ends, _ in graph.tensors]
     ends = np.array(edges, np.int64).reshape(-1, 2)
     crossing_start, crossing = across(edges)

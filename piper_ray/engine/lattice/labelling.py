@@ -1,9 +1,9 @@
 """The stages of a layer graph as labellings of its vertices, one vertex after the other.
 
 A stage I \\ J labels each vertex: BEHIND (in J), INSIDE, or IN_FRONT (outside I). J and I are downsets exactly if along
-every edge the label does not rise from tail to head, and what the stage pays for an edge depends on the labels of its
-two ends: both are matters of single edges. So all stages are the paths through a small automaton that labels the
-vertices in some order and remembers the labels of those with neighbours still to come, the frontier. Chains have
+every edge the label does not rise from tail to head. What the stage pays for an edge depends on the labels of its two
+ends. Both conditions concern single edges. So all stages are the paths through a small automaton that labels the
+vertices in some order and remembers the labels of the frontier: the vertices with neighbours still to come. Chains have
 frontiers of one vertex, forks with their joins of two more.
 """
 
@@ -23,23 +23,24 @@ from piper_ray.engine.lattice.layer_graph import LayerGraph
 BEHIND, INSIDE, IN_FRONT = 0, 1, 2
 
 STAGE_LABELS, BORDER_LABELS = (BEHIND, INSIDE, IN_FRONT), (BEHIND, IN_FRONT)
-"""With the latter a labelling is a single border: all downsets are its paths."""
+"""With the latter a labelling is a single border, and its paths are all downsets."""
 
 _MUCH, _SOME, _LITTLE = 1_000_000, 64, 4
-"""How much it counts in an order that the frontier grows."""
+"""Weights of the frontier's growth in the choice of an order."""
 
 _MOST_MOVES = 100_000
-"""What is wider takes longer than it saves."""
+"""With more moves, a labelling takes longer than it saves."""
 
 
 class MoveCharges(NamedTuple):
-    """start: int64[moves + 1], into charge."""
+    """The charges of each move. start: int64[moves + 1], into ``charge``."""
 
     start: IndexArray
     charge: IndexArray
 
     def seconds(self, incoming_s: FloatArray, outgoing_s: FloatArray) -> FloatArray:
-        """What each move costs where edges cost the stage of their head, and of their tail, so much (float64[e])."""
+        """Returns float64[moves]: the cost of each move, given what edges cost the stage of their head and of their
+        tail, float64[e]."""
         moves = self.start.size - 1
         of_charge = np.stack([incoming_s, outgoing_s], axis=1).ravel()
         charges_s = np.zeros(moves)
@@ -48,14 +49,15 @@ class MoveCharges(NamedTuple):
 
     @classmethod
     def of(cls, charges: Sequence[Sequence[int]]) -> MoveCharges:
-        """charges: of each move."""
+        """charges: a sequence for each move."""
         return cls(offsets(map(len, charges)), np.array([charge for paid in charges for charge in paid], np.int64))
 
 
 @dataclass(frozen=True)
 class Labelling:
-    """label: int64[moves], of the vertex. charges: what moves make the stage pay: 2 e for edge e as it comes in, and
-    2 e + 1 as it leaves. front_charges: and those in front of it, for what leaves them to it or past it.
+    """Labellings of a graph. label: int64[moves], that of the vertex. charges: what each move makes the stage pay: 2 e
+    for edge e as it comes in, 2 e + 1 as it leaves. front_charges: the same for the stages in front of it, for edges
+    that leave them to it or past it.
     """
 
     moves: LabelMoves
@@ -65,7 +67,7 @@ class Labelling:
 
     @classmethod
     def of(cls, graph: LayerGraph, labels: Sequence[int] = STAGE_LABELS) -> Labelling | None:
-        """None if every order that was tried makes too many moves."""
+        """Returns a labelling, or None if every order that was tried has too many moves."""
         neighbours = [sorted({*graph.successors[v], *graph.predecessors[v]}) for v in range(graph.size)]
         few = sorted(range(graph.size), key=lambda v: (len(neighbours[v]), v))[:2]
         starts = dict.fromkeys((0, graph.size - 1, *few))
@@ -84,15 +86,16 @@ class Labelling:
 def _order_from(
     start: int, neighbours: Sequence[Sequence[int]], priority: Sequence[int], weight: int
 ) -> tuple[int, list[int]]:
-    """An order that begins with ``start`` and keeps the frontier small, with what it costs: states over all steps.
+    """Returns an order that begins with ``start`` and keeps the frontier small, and its cost: states summed over all
+    steps.
 
-    Next comes the vertex of the highest priority, where each one that the frontier grows by counts ``weight`` against
-    it.
+    The next vertex is the one of highest priority, after subtracting ``weight`` for each vertex by which the frontier
+    grows.
     """
     left = [len(of_vertex) for of_vertex in neighbours]
     frontier: set[int] = set()
     todo = set(range(len(neighbours)))
-    # With an empty frontier any vertex can come next: those first that never stay in it.
+    # With an empty frontier any vertex can come next: first those without neighbours.
     apart = iter(sorted(todo, key=lambda v: (bool(neighbours[v]), v)))
     order: list[int] = []
     cost = 0
@@ -105,7 +108,7 @@ def _order_from(
             size = len(frontier) + stays - sum(1 for w in neighbours[u] if w in frontier and left[w] == 1)
             if weight * size - priority[u] < best:
                 best, v = weight * size - priority[u], u
-            if size == least_size:  # the first one: no other one of that size has a higher priority
+            if size == least_size:  # no other vertex of that size has a higher priority
                 break
         todo.remove(v)
         order.append(v)
@@ -172,8 +175,8 @@ def _moves(
 def _paid(
     v: int, label: int, ends: Sequence[tuple[int, int]], edge_of: dict[tuple[int, int], int]
 ) -> tuple[list[int], list[int]] | None:
-    """What the stage, and those in front of it, pay for the edges between v and ``ends`` (vertex, label); None if a
-    label rises along one."""
+    """Returns what the stage and those in front of it pay for the edges between v and ``ends`` (vertex, label); None if
+    a label rises along one of them."""
     paid, front = [], []
     for w, other in ends:
         if (v, w) in edge_of:

@@ -1,4 +1,4 @@
-"""The contracted layer graph with layers numbered for the lattice."""
+"""The contracted layer graph, with layers numbered for the lattice."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class LayerGraph:
 
     layer_ids: the (kept) layer of each vertex. successors, predecessors: vertex numbers, ascending.
     edges: (tail, head, index into instance.edges), ordered by (head, tail).
-    tensors: (vertices, ascending, two at least; index into instance.tensors).
+    tensors: (at least two vertices, ascending; index into instance.tensors).
     """
 
     layer_ids: tuple[int, ...]
@@ -33,8 +33,8 @@ class LayerGraph:
 def build_graph(instance: Instance, contraction: Contraction) -> LayerGraph:
     """Numbers the kept layers from the back: smallest file position first among those whose successors are numbered.
 
-    Edges inside a merged group vanish. Of several edges between the same two groups one at most costs anything; that
-    one is kept, or the first.
+    Edges inside a merged group vanish. Of several edges between the same two groups, at most one costs anything; that
+    one is kept, or else the first.
     """
     kept = [layer.id for layer in instance.layers if layer.id not in contraction.keeper]
     position = {layer_id: index for index, layer_id in enumerate(kept)}
@@ -42,7 +42,7 @@ def build_graph(instance: Instance, contraction: Contraction) -> LayerGraph:
     edge_of: dict[tuple[int, int], int] = {}
     for index, edge in enumerate(instance.edges):
         ends = position[merged.get(edge.source, edge.source)], position[merged.get(edge.target, edge.target)]
-        # What costs anything joins two kept layers.
+        # An edge that costs anything joins two kept layers.
         if ends[0] != ends[1] and (ends not in edge_of or not (edge.source in merged or edge.target in merged)):
             edge_of[ends] = index
     graph = number_graph(kept, ((tail, head, index) for (tail, head), index in edge_of.items()))
@@ -56,7 +56,8 @@ def build_graph(instance: Instance, contraction: Contraction) -> LayerGraph:
 
 
 def number_graph(ids: Sequence[int], edges: Iterable[tuple[int, int, int]]) -> LayerGraph:
-    """The graph of ``ids`` with edges (position of the tail, of the head, index), numbered as ``build_graph`` says."""
+    """Returns the graph of ``ids``, numbered as in ``build_graph``. edges: (position of the tail, of the head,
+    index)."""
     edges = list(edges)
     successors: list[list[int]] = [[] for _ in ids]
     predecessors: list[list[int]] = [[] for _ in ids]
@@ -86,7 +87,7 @@ def number_graph(ids: Sequence[int], edges: Iterable[tuple[int, int, int]]) -> L
 
 
 def ancestors(successors: Sequence[Sequence[int]]) -> list[int]:
-    """For each vertex the bit mask of all that reach it. Vertices come after their successors."""
+    """Returns for each vertex the bit mask of all that reach it. Vertices come after their successors."""
     reaching = [0] * len(successors)
     for v in reversed(range(len(successors))):
         for w in successors[v]:
@@ -95,7 +96,7 @@ def ancestors(successors: Sequence[Sequence[int]]) -> list[int]:
 
 
 def descendants(successors: Sequence[Sequence[int]]) -> list[int]:
-    """For each vertex the bit mask of all it reaches. Vertices come after their successors."""
+    """Returns for each vertex the bit mask of all that it reaches. Vertices come after their successors."""
     reached: list[int] = []
     for heads in successors:
         mask = 0

@@ -1,1 +1,1 @@
-"""Thresholds until the bounds meet: the bracket, the plan behind an evaluation, why there is none."""
+"""The search for the least threshold: the bracket, the plan made from an evaluation, and why there is no plan."""

@@ -1,4 +1,4 @@
-"""Which threshold to try next. No clock, no tables: the bracket alone decides, so every run takes the same way."""
+"""Decides which threshold to try next. It uses no clock, so every run tries the same thresholds."""
 
 from __future__ import annotations
 
@@ -11,33 +11,35 @@ from piper_ray.model.figures import relative_gap
 
 _FIRST_STEP = 0.0025
 _LAST_STEP = 5.0
-_CHAIN_QUALITY = 0.75  # a chain's best plan is seldom further from the best of all
+_CHAIN_QUALITY = 0.75  # the best plan on a chain is seldom further from the best of all
 _NARROW = 0.01
 _FEWER = 0.99
-_OFF = 1e-8  # relative: far above what thresholds and their plans differ by
+_OFF = 1e-8  # relative: far more than a plan differs from its threshold by rounding
 _FIRST_DESCENT = 4e-4
 _LONGER = 4.0
 
 _QUICKLY = 4.0
-"""How steps grow where evaluations say when to stop growing."""
+"""Factor by which steps grow if evaluations report how far their states reached."""
 
 _FURTHER, _STILL_FURTHER = 0.05, 1.5
-"""A feasible evaluation takes little longer than an infeasible one as near the optimum, and tells more: so steps go
-further than to where the optimum seems to be, and still further each time that falls short."""
+"""Near the optimum a feasible evaluation takes little longer than an infeasible one, and its result is worth more. So a
+step ends this share above the estimated optimum, and this factor more each time the estimate falls short."""
 
 
 class Phase(Enum):
-    """How a bracket closes. DOUBTING: there may be no plan, so the ceiling is asked first; it ends with the first plan.
+    """How a bracket closes.
 
-    STEPPING: near the lower bound an evaluation is cheap, because little may be wasted: so it steps up from below, by
-    0.25 %, 0.5 %, 1 %, ..., until one is feasible, unless a chain's plan is far above: then it starts at 3/4 of that.
-    Far above the bound the ceiling tells whether there is a plan at all. Where it is known how far the states of an
-    evaluation reached, steps grow by four times, and end a little above where they would reach all layers.
-    HALVING: the bracket, once a step was feasible.
-    CHALLENGING: the best plan, by turns with halving from 1 % on: an infeasible evaluation just below it ends the
-    search.
-    DESCENDING: from a plan that is likely to be near the best: just below it, then 0.04 %, 0.16 %, 0.64 %, ... below
-    the one that came out, until one is infeasible; or, in strides, as far below each as was said.
+    DOUBTING: there may be no plan, so the ceiling is tried first; the phase ends with the first plan.
+    STEPPING: an evaluation near the lower bound is cheap, because stages may waste little. So thresholds rise from
+    below by 0.25 %, 0.5 %, 1 %, ..., until one is feasible. If a chain's plan is far above the bound, thresholds start
+    at 3/4 of its value. Once the step is large, the ceiling is tried, to see whether there is a plan at all. If
+    evaluations report how far their states reached, steps grow fourfold and end a little above the threshold at which
+    the states would reach all layers.
+    HALVING: halves the bracket, once a step was feasible.
+    CHALLENGING: tries a threshold just below the best plan, where an infeasible evaluation ends the search. Below a gap
+    of 1 % it alternates with HALVING.
+    DESCENDING: starts from a plan that is likely to be near the best. Tries just below it, then 0.04 %, 0.16 %, 0.64 %,
+    ... below each new plan, until a threshold is infeasible; or one stride below each new plan.
     """
 
     DOUBTING = auto()
@@ -49,12 +51,14 @@ class Phase(Enum):
 
 @dataclass
 class Bracket:
-    """The one case of a search for a threshold (``ledger.OpenCase``).
+    """The single case of a search for a threshold (``ledger.OpenCase``).
 
     lower: the largest value proved infeasible, or a bound. upper: the best plan's value; None before there is one.
+    ceiling: no plan is slower than this. work: the time that all layers take if nothing is wasted; 0 if evaluations do
+    not report how far their states reached.
 
-    ceiling: no plan is slower than this. Where a plan leaves devices over, all phases but CHALLENGING ask first for
-    what these point to. work: what all layers take if nothing is wasted; 0 where nobody tells how far states reach.
+    If a plan leaves devices unused, the time it would take on all of them is tried next, in all phases but CHALLENGING
+    and DESCENDING.
     """
 
     lower: float
@@ -86,8 +90,8 @@ class Bracket:
 
     @property
     def lower_s(self) -> float:
-        """What is proved of all plans; inf: there is none. Once closed it is the same whatever the search began with,
-        and whichever way it took.
+        """The value that no plan is below; inf: there is no plan. The value of a closed bracket does not depend on the
+        thresholds that were tried.
         """
         if self.exhausted:
             return float("inf")
@@ -97,7 +101,7 @@ class Bracket:
         return float("inf") if self.upper is None else relative_gap(self.upper, self.lower)
 
     def is_done(self, gap: float = 0.0) -> bool:
-        """Whether there is nothing left to ask: closed, exhausted, or no wider than ``gap``."""
+        """Whether no threshold is left to try: the bracket is closed, exhausted, or no wider than ``gap``."""
         return self.closed or self.exhausted or self.gap() <= gap
 
     def propose(self) -> float:
@@ -126,23 +130,25 @@ class Bracket:
         return self.work > 0.0 and self.upper is None and self.phase is Phase.STEPPING
 
     def record_infeasible(self, threshold: float, reach: float = 0.0) -> None:
-        """No plan keeps the threshold. reach: the largest share of all work that some state had."""
+        """Records that no plan keeps the threshold. reach: the largest share of all work that a state had."""
         if self._asks_how_far:
             self._step_further(threshold, reach)
             return
         strode = self.phase is Phase.DESCENDING and self._stride > 0.0
         if self.upper is not None and self.lower < _CHAIN_QUALITY * self.upper <= threshold:
-            self.phase = Phase.HALVING  # the small steps belong to the lower bound that was
+            self.phase = Phase.HALVING  # the small steps were for the previous lower bound
         self.lower = max(self.lower, threshold)
         self._pointed = None
         self._step *= 2.0
         if self.phase in (Phase.HALVING, Phase.CHALLENGING, Phase.DESCENDING):
-            # Far below a plan an evaluation was quick, and one halfway will be, unlike one just below the plan.
+            # An evaluation far below a plan is quick, and so is one halfway; one just below the plan is not.
             self.phase = self._closing(may_challenge=not strode)
 
     def _step_further(self, threshold: float, reach: float) -> None:
-        """States end where they have wasted what a threshold leaves to waste. If the rest wastes as much of its work
-        as they did, all is reached where so much may be wasted.
+        """Estimates the next threshold from ``reach``.
+
+        States end when they have wasted all that the threshold leaves to waste. If the remaining work wastes the same
+        share, this tells how much must be wasted to reach all layers.
         """
         if self._pointed is not None and threshold >= self._pointed:
             self._further *= _STILL_FURTHER
@@ -154,16 +160,16 @@ class Bracket:
         self._pointed = self.work / (1.0 - needed) * (1.0 + self._further) if needed < 1.0 else None
 
     def record_bound(self, value: float) -> None:
-        """No plan is faster, by a bound that is close: so steps above it begin small."""
+        """Records a bound for all plans. It is close, so steps above it begin small."""
         if value > self.lower:
             self.record_infeasible(value)
             self._step = _FIRST_STEP
 
     def record_feasible(self, threshold: float, value: float, share: float = 1.0) -> None:
-        """A plan of ``value`` came out of an evaluation at ``threshold``, with this share of the devices.
+        """Records a plan of ``value`` from an evaluation at ``threshold``, which uses ``share`` of the devices.
 
-        Time is about inverse to devices: the same work on all of them would take ``share`` of the threshold. Raises
-        LimitError where sums over layers are so far off that the plan takes longer than the threshold.
+        Time is about inverse to devices: on all of them the same work would take ``share`` of the threshold. Raises
+        Inexact if the plan takes longer than the threshold, because sums over layers are inexact.
         """
         if value > threshold * (1.0 + _OFF) + RESOLUTION:
             raise Inexact(f"stages that are to take {threshold:.6g} s take {value:.6g} s")
@@ -175,26 +181,27 @@ class Bracket:
             self.phase = self._closing(may_challenge=self.phase is not Phase.CHALLENGING)
 
     def record_plan(self, value: float) -> None:
-        """A plan from elsewhere."""
+        """Records a plan that did not come from an evaluation of this bracket."""
         if self.upper is None or value < self.upper:
             self.upper = value
         if self.phase is Phase.DOUBTING:
             self.phase = Phase.STEPPING
 
     def settle(self, value: float) -> None:
-        """The plan preferred among the best takes so much: as much as these, but for rounding."""
+        """Takes the value of the preferred plan, which differs from the best value only by rounding."""
         self.upper, self.lower = value, max(self.lower, value * (1.0 - PROOF))
 
     def forget(self) -> None:
-        """All bounds but the first one: sums of many layers may have ruled out what is there."""
+        """Drops all bounds but the first: inexact sums of many layers may have ruled out plans wrongly."""
         self.lower = self._first
 
     def descend(self, stride: float = 0.0) -> None:
-        """From the best plan. stride: how far each time, relative, if not from just below it on."""
+        """Starts DESCENDING from the best plan. stride: relative distance below each plan; 0: the growing steps of
+        DESCENDING."""
         self.phase, self._descent, self._stride = Phase.DESCENDING, stride, stride
 
     def doubt(self) -> None:
-        """A search that finds plans where there are some found none."""
+        """Starts DOUBTING if there is no plan: a quick search that usually finds plans found none."""
         if self.upper is None:
             self.phase = Phase.DOUBTING
 

@@ -1,4 +1,4 @@
-"""Why an instance has no plan, and how much memory or how many devices would do."""
+"""Explains why an instance has no plan, and finds how much memory would suffice."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _BELOW = 1.0 - 1e-9
 
 
 def explain(instance: Instance, problem: Problem, evaluations: Evaluations, on_progress: OnProgress) -> Infeasibility:
-    """For an instance proved infeasible: the tightest layer, and the least memory per device that has a plan.
+    """Returns, for an instance proved infeasible, the reason and the least memory per device for which there is a plan.
 
-    ``on_progress`` is called as by ``evaluate_threshold``; what it raises ends the search for that figure.
+    ``on_progress`` is called as by ``evaluate_threshold``; if it raises, the search for that figure ends.
     """
     least_bytes = least_memory_bytes(instance, problem, evaluations, on_progress)
     if least_bytes is None:
@@ -47,7 +47,7 @@ def explain(instance: Instance, problem: Problem, evaluations: Evaluations, on_p
 
 
 def _largest_layer(problem: Problem) -> tuple[float, int]:
-    """The layer whose least memory at y = 1 is largest, with that figure."""
+    """Returns the least memory, in bytes, and the id of the layer that needs most with one microbatch in flight."""
     options = problem.workload.options
     most_replicas = _most_replicas(problem)
     return max(
@@ -64,7 +64,7 @@ def _largest_layer(problem: Problem) -> tuple[float, int]:
 
 
 def _most_replicas(problem: Problem) -> list[int]:
-    """Of each variant the largest data-parallel degree that the devices allow, or its least."""
+    """Returns for each variant the largest data-parallel degree that the devices allow; if none, its least degree."""
     cluster = problem.cluster
     found = []
     for variant, first, end in zip(
@@ -79,10 +79,11 @@ def _most_replicas(problem: Problem) -> list[int]:
 def least_memory_bytes(
     instance: Instance, problem: Problem, evaluations: Evaluations, on_progress: OnProgress
 ) -> float | None:
-    """The least M with a plan, by the same search as for time: the bottleneck is now the memory of a stage."""
+    """Returns the least M for which there is a plan. The search is that for time; the bottleneck is a stage's
+    memory."""
     unbounded_s = ceiling_s(instance)
-    # Each layer must fit somewhere with y >= 1, and the devices together hold every layer at least as often as it must
-    # be replicated, with what its replicas share out once.
+    # Each layer must fit with one microbatch in flight. All devices together must hold the replicas of every layer, and
+    # what its replicas share out once.
     options = problem.workload.options
     shares = [
         min(

@@ -1,4 +1,4 @@
-"""An early plan on a long chain: stages may end at few borders at first, then at those near the best plan's own."""
+"""Early plans, on graphs with long chains: stages end at few borders at first, then at borders near the best plan's."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _GAP = 1e-6
 
 
 def is_worth_a_chain(lattice: Lattice) -> bool:
-    """A chain pays when the lattice has several times as many downsets."""
+    """Whether the lattice has several times as many downsets as a chain, so that searching a chain first pays."""
     return lattice.size >= _CHAIN_SHARE * lattice.graph.size
 
 
@@ -34,7 +34,7 @@ def search_chain(
     gap: float,
     check: OnProgress,
 ) -> None:
-    """Closes the bracket as far as ``gap`` by plans on a chain. take: values a plan found, in s. check: may raise."""
+    """Closes the bracket up to ``gap`` with plans on a chain. take: returns a plan's value, in s. check: may raise."""
     while not bracket.is_done(max(gap, _GAP)):
         threshold_s = bracket.propose()
         outcome = evaluate_threshold(chain, backend, threshold_s, on_progress=check)
@@ -45,51 +45,52 @@ def search_chain(
 
 
 def order_through(problem: Problem, stages: Sequence[TracedStage]) -> list[int]:
-    """An order that passes every downset between two stages of a plan, from the back."""
+    """Returns an order of the vertices that passes every downset between two stages of a plan, from the last stage."""
     bits = problem.lattice.bits
     return [v for stage in reversed(stages) for v in members(bits[stage.outer] & ~bits[stage.inner])]
 
 
 _LONG, _LONG_AND_WIDE = 128, 1024
-"""Fewer downsets, of a chain and of what is nearly one, are searched as fast without."""
+"""Least numbers of downsets, of a chain and of a lattice that is nearly one, for which few borders make it faster."""
 
 _WIDEST = 2.0
-"""Downsets of each size on average, at most, of what is nearly a chain."""
+"""Largest number of downsets of each size, on average, of a lattice that is nearly a chain."""
 
 _BORDERS, _LEAST_SPACING = 1024, 4
-"""Of the first plan: windows of sizes, of which each has a border, at most; and sizes in a window, at least."""
+"""For the first plan: the largest number of windows of sizes, each with one border; and the least sizes in a window."""
 
 _HARDLY_MORE = 1.1
-"""Times the cheapest border of a window: where all cost about the same, borders spaced evenly are better than the
+"""Factor over the cheapest border of a window: if all cost about the same, evenly spaced borders are better than the
 cheapest ones."""
 
 _FINER = 2
-"""Times, from one plan to the next."""
+"""Factor by which the spacing shrinks from one plan to the next."""
 
 _REACH = 2
-"""How far a border may move at once, in windows of the borders before."""
+"""How far a border may move at once, in windows of the previous spacing."""
 
 
 def is_long_chain(lattice: Lattice) -> bool:
-    """Whether nearly every downset is the only one of its size, and there are many."""
+    """Whether there are many downsets, and nearly every one is the only one of its size."""
     return lattice.size > (_LONG if lattice.size == lattice.levels else _LONG_AND_WIDE) and (
         lattice.size <= _WIDEST * lattice.levels
     )
 
 
 def first_spacing(lattice: Lattice) -> int:
-    """How many sizes have one border together, of the first plan."""
+    """Returns how many sizes share one border for the first plan."""
     return max(_LEAST_SPACING, -(-lattice.levels // _BORDERS))
 
 
 def finer(spacing: int) -> int:
-    """The next spacing; 0 after the finest."""
+    """Returns the next spacing; 0 after the finest."""
     return 0 if spacing == 1 else max(1, spacing // _FINER)
 
 
 def cheapest_cuts(problem: Problem, spacing: int) -> BoolArray:
-    """bool[m]: the first and last downset, and of each ``spacing`` sizes the downset whose border costs least, or the
-    first that costs hardly more. Costs of borders go up and down with the period of a model's blocks.
+    """Returns bool[m]: the first and last downset, and one for each window of ``spacing`` sizes: the first whose border
+    costs hardly more than the window's cheapest. The costs of borders rise and fall with the period of a model's
+    blocks.
     """
     cut_s, window = (problem.costs.need_s - problem.costs.cap_s).min(axis=1), _sizes(problem) // spacing
     least_s = np.full(window[-1] + 1, np.inf)
@@ -102,8 +103,8 @@ def cheapest_cuts(problem: Problem, spacing: int) -> BoolArray:
 
 
 def near(problem: Problem, stages: Sequence[TracedStage], spacing: int) -> BoolArray:
-    """bool[m]: of the cheapest cuts those near the borders of a plan, and these; where the spacing is one, all that are
-    near.
+    """Returns bool[m]: the borders of a plan, and the cheapest cuts near them; if ``spacing`` is 1, all downsets near
+    them.
     """
     sizes, borders = _sizes(problem), [stage.inner for stage in stages]
     allowed = np.zeros(sizes.size, np.bool_)
@@ -116,20 +117,20 @@ def near(problem: Problem, stages: Sequence[TracedStage], spacing: int) -> BoolA
 
 
 def _sizes(problem: Problem) -> IndexArray:
-    """int64[m]: of each downset."""
+    """Returns int64[m]: the number of vertices of each downset."""
     return np.repeat(np.arange(problem.lattice.level_start.size - 1), np.diff(problem.lattice.level_start))
 
 
 def within(allowed: BoolArray, devices: int) -> Completion:
-    """Of plans whose stages end at these downsets, at any threshold."""
+    """Returns limits, valid at any threshold, that admit only plans whose stages end at the ``allowed`` downsets."""
     device_limit = np.where(allowed, devices, 0).astype(np.int64)
     device_limit.setflags(write=False)
     return Completion(np.inf, device_limit)
 
 
 def around(lattice: Lattice, borders: BitArray, share: float) -> BoolArray:
-    """bool[m]: the empty set, V, and the downsets that differ by fewest vertices from one of ``borders``,
-    uint64[borders, words], as many as are this share of all at most.
+    """Returns bool[m]: the empty set, V, and the downsets that differ by fewest vertices from one of ``borders``,
+    uint64[borders, words]: about ``share`` of all, or somewhat fewer.
     """
     bits = lattice.arrays.bits
     apart = np.full(lattice.size, lattice.graph.size, np.int64)

@@ -1,4 +1,4 @@
-"""From the tables' stages to a plan: the layers of each stage and their TMPCs."""
+"""Makes a plan from the stages that the tables found: the layers of each stage and their TMPCs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from piper_ray.model.plan import Plan, Stage
 
 
 class ValuedPlan(NamedTuple):
-    """A plan, and its time per sample, in s."""
+    """A plan and its time per sample, in s."""
 
     plan: Plan
     value_s: float
@@ -38,7 +38,7 @@ class ValuedPlan(NamedTuple):
 
     @property
     def rank(self) -> tuple[float, ...]:
-        """The faster one is preferred, by however little."""
+        """The faster plan is preferred, even by the least difference."""
         return (self.value_s,)
 
     @classmethod
@@ -47,7 +47,7 @@ class ValuedPlan(NamedTuple):
 
 
 class _StageKey(NamedTuple):
-    """What decides a stage's choice of TMPCs, in one problem."""
+    """All that determines a stage's choice of TMPCs in one problem."""
 
     outer: int
     inner: int
@@ -63,7 +63,7 @@ class _StageKey(NamedTuple):
 
 @dataclass
 class _Made:
-    """The stages of one problem, the latest: one plan of a search shares most of them with the next."""
+    """The stages made for the latest problem. Successive plans of a search share most of them."""
 
     _problem: Problem | None = None
     _stages: dict[_StageKey, Stage] = field(default_factory=dict)
@@ -76,18 +76,18 @@ class _Made:
 
 @dataclass(frozen=True)
 class Planning:
-    """How stages of the contracted graph become plans of the instance. Runs each stage as fast as its memory allows."""
+    """Turns stages of the contracted graph into plans of the instance. Each stage runs as fast as its memory allows."""
 
     instance: Instance
     contraction: Contraction
     _made: _Made = field(default_factory=_Made, repr=False, compare=False)
 
     def plan(self, problem: Problem, stages: Sequence[TracedStage]) -> Plan:
-        """Layers in file order."""
+        """Returns the plan, with layers in the order of the file."""
         return Plan(tuple(self._stage(problem, stage) for stage in stages))
 
     def valued(self, problem: Problem, stages: Sequence[TracedStage], known: ValuedPlan | None = None) -> ValuedPlan:
-        """known: a plan that this one may be."""
+        """Returns the plan with its value. known: a valued plan that may turn out to be the same one."""
         plan = self.plan(problem, stages)
         if known is not None and plan == known.plan:
             return known
@@ -97,7 +97,8 @@ class Planning:
         return ValuedPlan(plan, sample_s)
 
     def chose_best(self, problem: Problem, stages: Sequence[TracedStage]) -> bool:
-        """Of a plan made last: whether each stage's choice is known to be the fastest, so that no budget decided it."""
+        """Whether each stage of the plan made last has choices known to be the fastest, so that no budget decided
+        them."""
         made = self._made.of(problem)
         return all(_StageKey.of(stage) in made for stage in stages)
 
@@ -136,22 +137,22 @@ class Planning:
 
 
 def items_of(problem: Problem, traced: TracedStage) -> tuple[IndexArray, Items]:
-    """A traced stage's vertices, and for each option its cost and memory in this very stage."""
+    """Returns a traced stage's vertices, and the cost and memory of each option in this stage."""
     stage, d = StageKey(traced.outer, traced.inner, traced.variant), traced.data_parallel_degree
     vertices, items = stage_items(stage, d, in_flight(traced.later_sum, d), problem.tables)
     return vertices, items
 
 
 def _choices(problem: Problem, traced: TracedStage) -> tuple[list[tuple[int, int]], bool]:
-    """The stage's vertices, each with the number of the option that it runs: least time within the memory, if the
-    second value says so. Else that was too hard to tell, and they keep what the stage was found to keep.
+    """Returns for each vertex of the stage the number of its option, and whether they are known to take the least time
+    within the memory. If that was too hard to compute, they keep the budget with which the stage was found.
     """
     vertices, items = items_of(problem, traced)
     choice = np.empty(vertices.size, np.int64)
     limit, budget_s = problem.cluster.memory_bytes, traced.budget_s
     best = least_cost(items, limit, np.inf, False, choice)
     are_best = best != TOO_HARD
-    if not are_best:  # then the choice that the evaluation found will do
+    if not are_best:  # then use the choice that the evaluation found
         best = least_cost(items, limit, budget_s, True, choice)
     if best == INFEASIBLE:
         raise Inexact("a stage that is to fit does not")

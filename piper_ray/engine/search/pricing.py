@@ -1,4 +1,4 @@
-"""Dual prices for a search, where they are worth their time: evaluations take long, and layers are hard to pack."""
+"""Decides when dual prices are worth their time: if evaluations take long and layers are hard to pack."""
 
 from __future__ import annotations
 
@@ -13,32 +13,38 @@ from piper_ray.engine.tables.problem import Problem
 _TRIAL_ROUNDS, _FULL_ROUNDS = 3, 60
 
 _SPENT = 10.0
-"""So many trials evaluations must have been worth before there is one."""
+"""Evaluations must have taken the time of this many trials before the first trial."""
 
 _LARGE, _GROWING = 10.0, 300
-"""One will do where a single evaluation may be worth so many, or none once so many downsets were live in one."""
+"""A trial is made early if an evaluation of all downsets would take the time of this many trials, and the last one had
+at least this many downsets with states."""
 
 _LOADING_S = 0.05
-"""Of the kernels, the first time."""
+"""Time to load the kernels for the first time."""
 
 _LIVE_SHARE = 0.2
-"""Of what an evaluation of all downsets takes: expected until the first plan, after which they get cheaper."""
+"""Share of the time for all downsets that an evaluation is expected to take before the first plan; later ones are
+cheaper."""
 
 _WORTHWHILE = 0.4
-"""Of the devices that work over threshold leaves over: a trial that takes fewer away is the last."""
+"""Least share of the devices left over after all work that dual prices must take away; otherwise no more are sought."""
 
 _USELESS = 0.9
-"""Of all downsets: where so many have states despite dual prices, these are not looked for again."""
+"""If an infeasible evaluation with dual prices has states in more than this share of all downsets, no more are
+sought."""
 
 _ASKED, _BOUND_ROUNDS, _CLOSE = 4, 30, 2e-3
-"""Thresholds at which the lower bound is looked for, rounds at each, and how close (relative) is close."""
+"""The number of thresholds tried for the lower bound, rounds for each, and the relative distance at which it ends."""
 
 _PROOF = 1.0 + 1e-9
 
 
 @dataclass
 class Pricing:
-    """check: may raise, to end it. What evaluations tested decides, and no clock: every run of a search is the same."""
+    """Finds dual prices for a search. check: may raise, to end it.
+
+    The decisions depend on counts of work and not on a clock, so every run of a search is the same.
+    """
 
     problem: Problem
     check: Callable[[], None]
@@ -62,7 +68,7 @@ class Pricing:
         return StageCover.least_round_s(self.problem) if self._cover is None else self._cover.round_s
 
     def record(self, outcome: Outcome) -> None:
-        """An evaluation was made."""
+        """Records an evaluation."""
         if self._worthwhile and not outcome.feasible and outcome.live_downsets > _USELESS * self._downsets:
             self._worthwhile, self._given_up = False, True
         self._latest_s = work_s(outcome.tested)
@@ -71,13 +77,15 @@ class Pricing:
         self._settled = self._settled or outcome.feasible
 
     def start_anew(self) -> None:
-        """Evaluations are far cheaper from now on: what they took tells nothing, nor how many downsets there are."""
+        """Forgets the work of past evaluations: from now on evaluations are far cheaper, whatever the number of
+        downsets."""
         self._spent_s, self._latest_s, self._live, self._bounded = 0.0, 0.0, 0, True
 
     def lower_bound_s(self, threshold_s: float) -> float | None:
-        """No plan is faster, by dual prices; None where they are not worth their time, and once it was asked for.
+        """Returns a lower bound on all plans by dual prices; None if they are not worth their time, or were already
+        tried.
 
-        threshold_s: what would be evaluated next.
+        threshold_s: the threshold that would be evaluated next.
         """
         if self._worthwhile or not self.wanted:
             return None
@@ -91,7 +99,8 @@ class Pricing:
         return self._bound_s(self._cover, threshold_s)
 
     def dual_prices(self, threshold_s: float) -> DualPrices | None:
-        """For plans that keep the threshold; None where finding them would take longer than they save."""
+        """Returns dual prices for plans that keep the threshold; None if finding them would take longer than they
+        save."""
         if not self._worthwhile or self._cover is None:
             return None
         expected_s = self._latest_s if self._settled else max(self._latest_s, _LIVE_SHARE * self._whole_s)
@@ -102,7 +111,7 @@ class Pricing:
         return self._last
 
     def _is_due(self, round_s: float) -> bool:
-        """Whether a search that has spent so much on evaluations tries them, in rounds of ``round_s``."""
+        """Whether enough time has been spent on evaluations to try dual prices, at ``round_s`` seconds a round."""
         trial_s = _LOADING_S + _TRIAL_ROUNDS * round_s
         is_large = not self._bounded and self._whole_s > _LARGE * trial_s
         if is_large and self._live >= _GROWING:
@@ -111,7 +120,7 @@ class Pricing:
 
     @property
     def _whole_s(self) -> float:
-        """Of an evaluation in which every downset is live, roughly."""
+        """Rough time of an evaluation in which every downset has states."""
         return self._downsets * (self._downsets / BUCKET_SIZE) * BUCKET_S
 
     @property
@@ -119,7 +128,7 @@ class Pricing:
         return self.problem.workload.lattice.size
 
     def _tried(self, cover: StageCover, threshold_s: float) -> bool:
-        """Whether a few rounds leave much less to waste than work alone does."""
+        """Whether a few rounds of dual prices show that plans can waste far fewer devices than the work alone shows."""
         found = self._last = self._find(cover, threshold_s, _TRIAL_ROUNDS)
         devices = self.problem.cluster.devices
         by_work = float(self.problem.workload.sums.device_work_s[-1]) / threshold_s
@@ -129,13 +138,15 @@ class Pricing:
 
     def _bound_s(self, cover: StageCover, threshold_s: float) -> float:
         devices = self.problem.cluster.devices
-        # Evaluations took little so far, mostly: so may a bound, which seldom is near the best plan's time.
+        # Evaluations mostly took little time so far. So the bound may take little too: it is seldom near the best
+        # plan's time.
         rounds = min(_BOUND_ROUNDS, max(_TRIAL_ROUNDS, int(self._spent_s / (_ASKED * cover.round_s))))
         bound_s, self._last = bound_by_cover(cover, devices, threshold_s, self._last, self.check, rounds)
         return bound_s
 
     def _find(self, cover: StageCover, threshold_s: float, rounds: int) -> DualPrices:
-        """Not from the last ones on: that takes no fewer rounds, and ends lower."""
+        """Returns new dual prices. They do not start from the last ones: that takes no fewer rounds and gives lower
+        values."""
         enough = self.problem.cluster.devices * _PROOF
         return cover.dual_prices(threshold_s, until=enough, rounds=rounds, check=self.check)
 

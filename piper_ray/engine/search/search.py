@@ -1,4 +1,4 @@
-"""The search for the least threshold with a plan, with a lower bound that is proved at every moment."""
+"""Searches for the least threshold that has a plan. It has a proved lower bound at every moment."""
 
 from __future__ import annotations
 
@@ -32,43 +32,42 @@ from piper_ray.model.stop import StoppedBy
 _COARSE_GAP = 1e-4
 
 _FEW_BORDERS, _MORE_BORDERS = (0.05, 0.05), (0.1, 0.0)
-"""For plans whose stages end at few downsets: the share of all that are near the best plan's borders, and of all that
-are drawn at random.
+"""For plans whose stages end at few downsets: the share of all downsets that lie near the best plan's borders, and the
+share drawn at random.
 """
 
 _WORTHWHILE, _NEARLY = 2e-3, 1e-3
-"""A plan so much faster, relative, is followed by another search near its own borders; and the gap that such a search
-leaves.
+"""Relative. If a search near the best plan's borders finds a plan faster by the first, another one follows near the new
+borders. The second is the gap at which such a search ends.
 """
 
 _STRIDE = 8e-3
-"""From a plan that many downsets have states for: once limits from both sides are known, evaluations take the less the
-further below it they are."""
+"""Relative step below a plan. Once two-sided bounds are known, an evaluation takes less time the further below the
+plan's value its threshold is."""
 
 _MANY_LIVE = 30
-"""Downsets with states from which on an evaluation takes longer than to find out which of them can be completed."""
+"""From this number of downsets with states on, an evaluation takes longer than finding out which can be completed."""
 
 _FEW = 1000
-"""Downsets of which no evaluation is dear, whatever share of them has states, nor by telling stages apart."""
+"""With at most this many downsets no evaluation is expensive, not even one that distinguishes numbers of stages."""
 
 _SPENT = 0.1
-"""Infeasible evaluations with states in so large a share of all downsets, in sum, took about as long as one more in
-which most have states."""
+"""If infeasible evaluations had states in this share of all downsets, in sum, they took about as long as one evaluation
+in which most downsets have states."""
 
 _LOWER = 0.99
-"""A plan so much faster than the last one that was bounded from both sides leaves much less."""
+"""Two-sided bounds are computed again if the plan's value has fallen to this share: they then leave much less."""
 
 _LEFT = 0.99
-"""Where limits from both sides leave so large a share of all downsets states, those of a threshold hardly below leave
+"""If two-sided bounds leave this share of all downsets with states, bounds for a slightly lower threshold leave about
 as many."""
 
 
 @dataclass
 class Search:
-    """The rule of a search on one problem that keeps ``ledger``, and begins with its plan.
+    """The rule of a search on one problem. It keeps ``ledger``, and begins with the ledger's plan.
 
-    lower_s: what no plan is faster than, by another search. is_likely: whether the ledger's plan is likely to be the
-    best.
+    lower_s: a bound proved by another search. is_likely: whether the ledger's plan is likely to be the best.
     """
 
     planning: Planning
@@ -83,11 +82,11 @@ class Search:
             lower=self.problem.lower_bound_s(), ceiling=ceiling_s(self.planning.instance), work=self.problem.work_s()
         )
         self.stats: list[EvaluationStats] = []
-        self.found: list[ValuedPlan] = []  # in turn, each better than those before
+        self.found: list[ValuedPlan] = []  # in order, each better than those before
         self._completion: Completion | None = None
-        self._preferred: tuple[float, Outcome] | None = None  # of all plans as fast: fewest devices, then stages
-        self._borders: BitArray | None = None  # of the incumbent: downsets where its stages end
-        self._live_in_vain = 0  # downsets with states in infeasible evaluations since then
+        self._preferred: tuple[float, Outcome] | None = None  # among equally fast plans: fewest devices, then stages
+        self._borders: BitArray | None = None  # downsets where the best plan's stages end
+        self._live_in_vain = 0  # sum of downsets with states in infeasible evaluations since the last two-sided bounds
         self._pricing = Pricing(self.problem, self.ledger.check)
         known = self.ledger.best
         if self.is_likely:
@@ -103,8 +102,8 @@ class Search:
     def efforts(self) -> Generator[None, None, None]:
         """Closes the bracket, or stops at the gap; then picks the preferred plan.
 
-        A TMPC choice that is too hard to make exactly ends the search too, and so do figures too far apart for sums.
-        Raises ChoiceTooHard and Inexact where no plan is known.
+        If a TMPC choice is too hard to make exactly, or figures are too far apart to be summed, the search ends with
+        the best plan known. Raises ChoiceTooHard or Inexact if none is known.
         """
         with keeping_known(self.ledger, self.bracket.forget):
             if self._has_chains:
@@ -118,7 +117,7 @@ class Search:
 
     @property
     def left_open(self) -> StoppedBy:
-        """Why no effort is left, where the bound is not met."""
+        """Why the search ended with a bound below the best plan."""
         return StoppedBy.GAP
 
     @property
@@ -138,7 +137,8 @@ class Search:
             self._live_in_vain = 0
             self._settle_incumbent()
             return
-        # Where to tell stages apart costs little, the plan that turns out to be the best is at once the preferred one.
+        # On few downsets it costs little to distinguish numbers of stages: then the best plan is also the preferred
+        # one.
         fewest_stages = self._is_small and self.bracket.upper is not None
         outcome = self._evaluate(threshold_s, fewest_stages=fewest_stages, dual_prices=dual_prices)
         if not outcome.feasible:
@@ -150,18 +150,18 @@ class Search:
         self._report()
         value_s = self._take(self.problem, outcome.stages, "evaluation")
         if fewest_stages and self.planning.chose_best(self.problem, outcome.stages):
-            # What is first among the plans at a threshold is first among those that are as fast as it.
+            # The first among the plans at a threshold is also the first among the plans as fast as it.
             self._preferred = value_s, outcome
         self.bracket.record_feasible(threshold_s, value_s, outcome.devices / self.planning.instance.devices)
         if self._has_chains:
             self._improve_on_chain(neighbourhood.order_through(self.problem, outcome.stages))
 
     def _settle_incumbent(self) -> None:
-        """Evaluates the best plan's own value: its states tell which downsets can be completed, and evaluations below
-        it may end the search.
+        """Evaluates the best plan's own value: its states show which downsets can be completed, and cheap evaluations
+        below it may then end the search.
 
-        With one degree a downset has one state, and to tell stages apart costs nothing: so better plans come first, as
-        this is the last evaluation at its value.
+        If there is one degree, each downset has one state, and distinguishing numbers of stages costs nothing. Better
+        plans are sought before, because this is the last evaluation at its value.
         """
         one_degree = has_one_degree(self.problem.tables)
         self._improve_near_borders(_FEW_BORDERS, _MORE_BORDERS)
@@ -180,9 +180,10 @@ class Search:
         return self.problem.workload.lattice.size <= _FEW
 
     def _is_dear(self) -> bool:
-        """Whether infeasible evaluations have been dear, and no plan near the best one was evaluated yet: then the
-        states at that one's own value tell which downsets can be completed, which makes all that follows cheap.
-        Dual prices make that dear evaluation needless.
+        """Whether infeasible evaluations have been expensive and none near the best plan's value gave two-sided bounds.
+
+        An evaluation at that value then shows which downsets can be completed, which makes all later evaluations cheap.
+        With dual prices it is not needed.
         """
         upper, known = self.bracket.upper, self._completion
         return (
@@ -194,8 +195,8 @@ class Search:
         )
 
     def _improve_near_borders(self, *shares: tuple[float, float]) -> None:
-        """Better plans whose stages end at few downsets: near where the best one's do, from one to the next, and
-        elsewhere. shares: of all downsets, see ``_FEW_BORDERS``.
+        """Looks for better plans whose stages end at few downsets: near the best plan's borders, and at random ones.
+        Repeats it from each better plan. shares: of all downsets, see ``_FEW_BORDERS``.
         """
         lattice, draws = self.problem.workload.lattice, np.random.default_rng(0)
         for near_share, drawn_share in shares:
@@ -206,8 +207,10 @@ class Search:
                 self._search_within(neighbourhood.around(lattice, self._borders, near_share) | drawn)
 
     def _search_within(self, allowed: BoolArray) -> None:
-        """For the best plan whose stages end at these, where the best one's own do. Its value comes first: the states
-        there give limits from both sides for these, and what follows takes little.
+        """Finds the best plan whose stages end at ``allowed`` downsets, which include the best plan's borders.
+
+        The best plan's value is evaluated first: its states give two-sided bounds, and later evaluations take little
+        time.
         """
         borders, upper_s = neighbourhood.within(allowed, self.problem.cluster.devices), self._upper_s
         bracket = Bracket(self.bracket.lower, upper_s, phase=Phase.DOUBTING)
@@ -228,7 +231,7 @@ class Search:
         return np.inf if self.bracket.upper is None else self.bracket.upper
 
     def _learn(self, threshold_s: float) -> OnFinished:
-        """Keeps what a feasible evaluation's states tell of later ones."""
+        """Returns a function that computes two-sided bounds from a feasible evaluation's states."""
 
         def learn(states: StateTables) -> None:
             live = states.fronts.states
@@ -240,16 +243,17 @@ class Search:
         return learn
 
     def _tells_more(self, threshold_s: float, live_downsets: int) -> bool:
-        """Whether a feasible evaluation's states are worth a pass for limits from both sides."""
+        """Whether a feasible evaluation's states are worth a pass for two-sided bounds."""
         known = self._completion
         if known is not None and threshold_s > _LOWER * known.threshold_s:
             return live_downsets < _LEFT * self.problem.workload.lattice.size
         return live_downsets >= _MANY_LIVE
 
     def _prefer_small(self) -> None:
-        """Of the plans of least time the one of fewest devices, then stages, then first in the tables' order.
+        """Picks, among the plans of least time, the one with fewest devices, then stages, then the first in the tables'
+        order.
 
-        Its time may differ from the best one found by as much as a threshold's tolerance.
+        Its time may differ from the best one's by the tolerance of a threshold.
         """
         upper_s = self.bracket.upper
         assert upper_s is not None
@@ -270,11 +274,11 @@ class Search:
         return neighbourhood.is_worth_a_chain(self.problem.workload.lattice)
 
     def _improve_on_chain(self, order: Sequence[int]) -> None:
-        """The best plan whose stages are runs of ``order``."""
+        """Finds the best plan whose stages are runs of ``order``."""
         workload, degrees = self.problem.workload, self.problem.cluster.divisors.tolist()
         graph, options = workload.lattice.graph, workload.options
         chain = chain_problem(self.planning.instance, graph, options, order, degrees)
-        chain = chain.with_cluster(self.problem.cluster)  # whose limit on the sum of d may be another
+        chain = chain.with_cluster(self.problem.cluster)  # it may have another limit on the sum of d
         bracket = Bracket(self.bracket.lower, self.bracket.ceiling, self.bracket.upper)
         take = partial(self._take, origin="chain")
         neighbourhood.search_chain(chain, self.evaluations.backend, bracket, take, self._gap, self.ledger.check)
@@ -282,7 +286,8 @@ class Search:
             self.bracket.doubt()
 
     def _begin_coarsely(self) -> None:
-        """On a long chain: a plan with few borders to choose from, which cost little, then with those near its own."""
+        """On a long chain: finds a plan with few possible borders, which is cheap, then plans with borders near its
+        own."""
         lattice = self.problem.workload.lattice
         if self.ledger.best is not None or not neighbourhood.is_long_chain(lattice):
             return
@@ -298,7 +303,7 @@ class Search:
             self.bracket.descend()
 
     def _on_borders(self, borders: Completion) -> Sequence[TracedStage] | None:
-        """The best plan whose stages end at these, if it is better than all before."""
+        """Returns the best plan whose stages end at ``borders``, or None if no better one is found."""
         bracket = Bracket(self.bracket.lower, self.bracket.ceiling, self.bracket.upper)
         stages = None
         while not bracket.is_done(max(self._gap, _COARSE_GAP)):
@@ -314,7 +319,7 @@ class Search:
     def _evaluate_within(
         self, borders: Completion, threshold_s: float, on_finished: OnFinished = keep_nothing
     ) -> Outcome:
-        """Of plans whose stages end at these."""
+        """Evaluates only plans whose stages end at ``borders``."""
         completion = borders
         if self._completion is not None and self._completion.serves(threshold_s):
             completion = borders.within(self._completion)
@@ -328,7 +333,7 @@ class Search:
         )
 
     def _take(self, problem: Problem, stages: Sequence[TracedStage], origin: str) -> float:
-        """Values the plan, in s, and keeps it if it is the best so far."""
+        """Returns the plan's value, in s, and keeps the plan if it is the best so far."""
         found = self.planning.valued(problem, stages)
         if found.value_s < self._upper_s:
             self._borders = problem.lattice.bits[[stage.inner for stage in stages]]
@@ -345,8 +350,9 @@ class Search:
         is_last: bool = False,
         dual_prices: DualPrices | None = None,
     ) -> Outcome:
-        """Its figures become the last of ``stats``. dual prices: at this threshold. is_last: none comes after it that
-        its states could help.
+        """Evaluates a threshold and appends the figures to ``stats``.
+
+        dual_prices: those for this threshold. is_last: no later evaluation could use the states of this one.
         """
         completion = known = self._completion
         if dual_prices is not None:
@@ -378,7 +384,7 @@ class Search:
         return outcome
 
     def _tell_of_progress(self, threshold_s: float, began_s: float, done: int) -> None:
-        """Of the downsets of an evaluation. Raises StopSearch as ``Ledger.check``."""
+        """Reports how many downsets are evaluated. Raises StopSearch as ``Ledger.check`` does."""
         self.ledger.check()
         level_start, activity = self.problem.lattice.level_start, self.evaluations.backend.activity()
         self.ledger.listener(
@@ -397,7 +403,7 @@ class Search:
         )
 
     def _report(self) -> None:
-        """Tells of the last evaluation, once its answer is on record."""
+        """Reports the last evaluation, once its answer is recorded."""
         last = self.stats[-1]
         bounds = self.ledger.bounds()
         self.ledger.listener(

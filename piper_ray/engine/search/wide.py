@@ -1,4 +1,4 @@
-"""Graphs with more downsets than can be listed: a bound, a plan, and then the downsets that faster plans can use."""
+"""Searches graphs with too many downsets to list: a bound, a plan, and then the downsets that faster plans can use."""
 
 from __future__ import annotations
 
@@ -28,30 +28,31 @@ from piper_ray.engine.tables.tmpc_options import TmpcOptions
 from piper_ray.model.stop import StoppedBy
 
 CELLS, _ROUNDS = 1024, 100
-"""Of the grid of times, and of the search for dual prices: more than elsewhere, where so much hangs on them."""
+"""Cells of the grid of times, and rounds for dual prices: more than elsewhere, since so much depends on the prices."""
 
 _ABOVE_BOUND = (0.002, 0.008, 0.032, 0.128)
-"""Thresholds for a beam, relative to the lower bound."""
+"""Thresholds for a beam, as relative distances above the lower bound."""
 
 _BEAMS_BETWEEN, _NEAR = 4, 5e-4
-"""Further ones, unless the plan is as near to a threshold without one, relative."""
+"""The number of further beams, and the relative distance between plan and infeasible threshold that makes them
+needless."""
 
 _BEAM = Beam(width=30, early=0.02)
 _BEAM_DOWNSETS, _BEAM_STEPS = 1_000_000, 100_000_000
 _FIRST_STEP, _LEAST_STEP = 1e-3, 1e-4
-"""From one threshold to the next, relative."""
+"""The first and the least relative step between thresholds."""
 
 _FEW_STEPS, _SOME_STEPS, _MOST_STEPS = 40_000_000, 320_000_000, 3_000_000_000
-"""Of one listing from the bound up: at first (about a second), and at the end; between them, for all at once."""
+"""Steps of one listing from the bound up: at first (about a second), for all downsets at once, and at the end."""
 
 
 @dataclass
 class WideSearch:
-    """The rule of a search that keeps ``ledger`` on downsets as they are wanted, ``most`` at a time.
+    """The rule of a search that lists only useful downsets, at most ``most`` at a time. It keeps ``ledger``.
 
-    workload: downsets with all that plans as good as the ledger's can use; None where the bracket is as narrow as the
-    gap asked for, where these are more than ``most`` (then it is outgrown) or take too long to tell, or where the
-    layers are too entangled.
+    workload: the tables of all downsets that plans as good as the ledger's can use. It is None if the bracket is as
+    narrow as the gap, if these downsets are more than ``most`` (``outgrown`` is then true) or take too long to list, or
+    if the layers are too entangled.
     """
 
     planning: Planning
@@ -70,8 +71,8 @@ class WideSearch:
         self.ledger.cases = {0: self.bracket}
 
     def efforts(self) -> Generator[None, None, None]:
-        """A chain, prices of layers, beams, and then all downsets that count. Raises ChoiceTooHard and Inexact where no
-        plan is known.
+        """Searches a chain, then uses dual prices, beams, and all useful downsets. Raises ChoiceTooHard or Inexact if
+        no plan is known.
         """
         with keeping_known(self.ledger, self.bracket.forget):
             self._search_chain(self._chain)
@@ -81,7 +82,7 @@ class WideSearch:
 
     @property
     def left_open(self) -> StoppedBy:
-        """Why no effort is left, where the bound is not met."""
+        """Why the search ended with a bound below the best plan."""
         return StoppedBy.GAP if self.bracket.is_done(self._gap) else StoppedBy.TOO_MANY_DOWNSETS
 
     def _live(self, cover: StageCover) -> LatticeTables | None:
@@ -106,11 +107,11 @@ class WideSearch:
 
     @cached_property
     def cover(self) -> StageCover | None:
-        """Of the layers by stages; None where they are too entangled."""
+        """The cover of the layers by stages; None if the layers are too entangled."""
         return StageCover.of(self._chain, CELLS)
 
     def improve_along(self, problem: Problem, stages: Sequence[TracedStage]) -> None:
-        """Plans whose stages are runs of an order through those of one that was found."""
+        """Finds plans whose stages are runs of an order that passes the borders of a given plan."""
         self._search_chain(self._on_chain(order_through(problem, stages)))
 
     @property
@@ -118,7 +119,8 @@ class WideSearch:
         return self._chain.cluster.devices
 
     def _look_along_beams(self, cover: StageCover, reach: Reach, most: int) -> None:
-        """First further and further above the bound, then between the last one in vain and the plan."""
+        """Tries beams at rising distances above the bound, then between the last threshold without a plan and the best
+        plan."""
         in_vain_s = self.bracket.lower
         for step in _ABOVE_BOUND:
             threshold_s = self.bracket.lower * (1.0 + step)
@@ -135,7 +137,7 @@ class WideSearch:
                 in_vain_s = threshold_s
 
     def _is_near(self, threshold_s: float) -> bool:
-        """Whether the best plan is."""
+        """Whether the best plan's value is near the threshold."""
         upper_s = self.bracket.upper
         return upper_s is not None and upper_s <= threshold_s * (1.0 + _NEAR)
 
@@ -154,14 +156,14 @@ class WideSearch:
         return outcome.feasible
 
     def _step_up(self, cover: StageCover, reach: Reach, most: int) -> LatticeTables | None:
-        """From the lower bound up, as few downsets are live there, until there is a plan.
+        """Steps up from the lower bound, where few downsets are useful, until there is a plan.
 
-        What takes longer than thresholds before it is tried at nearer ones first.
+        If listing takes too many steps, a nearer threshold is tried first.
         """
         step, steps = _FIRST_STEP, _FEW_STEPS
         while not self.bracket.is_done(self._gap):
             most_s = self.bracket.ceiling if self.bracket.upper is None else self.bracket.upper
-            # Where nothing takes any time there is no bound to step up from.
+            # If no layer takes any time, there is no bound to step up from.
             threshold_s = min(self.bracket.lower * (1.0 + step), most_s) if self.bracket.lower > 0.0 else most_s
             found = reach.downsets(self.dual_prices(cover, threshold_s), Room(most, steps), check=self.ledger.check)
             if found is None:
@@ -185,8 +187,8 @@ class WideSearch:
         return None
 
     def _as_good(self, cover: StageCover, reach: Reach, most: int, steps: int) -> LatticeTables | None:
-        """Of all plans as good as the best one known, if they are told within so many steps. Where a bound alone proves
-        that one, they are wanted for the plan preferred among them.
+        """Returns the tables of all downsets useful for plans as good as the best, or None if they need more than
+        ``steps``. If a bound alone proves that plan, they are needed to pick the preferred one.
         """
         upper_s = self.bracket.upper
         if upper_s is None:
@@ -195,7 +197,8 @@ class WideSearch:
         return None if found is None else self._tables(found)
 
     def dual_prices(self, cover: StageCover, threshold_s: float) -> DualPrices:
-        """For plans that keep the threshold. Not from others on: these are no better, and take longer."""
+        """Returns dual prices for a threshold. They do not start from earlier ones: these are no better and take
+        longer."""
         enough = self._devices * (1.0 + PROOF)
         return cover.dual_prices(threshold_s, until=enough, rounds=_ROUNDS, check=self.ledger.check)
 
@@ -210,14 +213,14 @@ class WideSearch:
         return problem, evaluate_threshold(problem, self.backend, threshold_s, on_progress=self.ledger.check)
 
     def problem_of(self, found: BitArray) -> Problem:
-        """Of these downsets, among them the empty set and V."""
+        """Returns the problem on these downsets, which include the empty set and V."""
         return build_problem(self._tables(found), self.planning.instance, self.degrees)
 
     def _on_chain(self, order: Sequence[int]) -> Problem:
         return chain_problem(self.planning.instance, self.graph, self.options, order, self.degrees)
 
     def take(self, problem: Problem, stages: Sequence[TracedStage], origin: str) -> float:
-        """Values the plan, in s, and keeps it if it is the best so far."""
+        """Returns the plan's value, in s, and keeps the plan if it is the best so far."""
         found = self.planning.valued(problem, stages)
         if found.value_s < self.ledger.upper_s:
             self.bracket.record_plan(found.value_s)

@@ -1,1 +1,1 @@
-"""What an evaluation reads: TMPC options, sums over downsets, and both on a cluster."""
+"""The tables that an evaluation reads: TMPC options, sums over downsets, and both on a cluster."""

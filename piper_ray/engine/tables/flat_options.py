@@ -1,4 +1,4 @@
-"""TMPCs side by side: their figures, what each is charged for edges, and what is least among those of a vertex."""
+"""TMPCs in flat arrays: their figures, what each is charged for edges, and the least figures of each vertex."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from piper_ray.engine.lattice.layer_graph import LayerGraph
 from piper_ray.model.instance import Instance, Tmpc
 
 TIME, WEIGHTS, A, B, SHARED = range(5)
-"""Figures of an option."""
+"""Columns of an option's figures."""
 
 figures_of = attrgetter("time_per_sample_s", "weights_bytes", "activation_bytes", "fixed_bytes", "shared_bytes")
 
@@ -24,7 +24,8 @@ TmpcTable: TypeAlias = Sequence[Sequence[Sequence[Tmpc]]]
 
 
 class Options(NamedTuple):
-    """Those of one variant and vertex are a group, which may be empty. Groups come by variant, then by vertex."""
+    """Options in groups of one variant and vertex, which may be empty. Groups are ordered by variant, then by
+    vertex."""
 
     variants: int
     vertices: int
@@ -54,38 +55,38 @@ class Options(NamedTuple):
         )
 
     def option_start(self) -> IndexArray:
-        """int64[r, n + 1]: of each vertex, and the end of the last."""
+        """Returns int64[r, n + 1]: the first option of each vertex, and the end of the last."""
         groups = np.arange(self.variants)[:, None] * self.vertices + np.arange(self.vertices + 1)
         starts: IndexArray = self.start[groups]
         return starts
 
     def variant_of_option(self) -> IndexArray:
-        """int64[options]: of each option."""
+        """Returns int64[options]: the variant of each option."""
         return np.repeat(
             np.arange(self.variants), np.diff(self.start).reshape(self.variants, self.vertices).sum(axis=1)
         )
 
     def missing(self) -> IndexArray:
-        """int64[n, r]: 1 where a vertex has no option."""
+        """Returns int64[n, r]: 1 if a vertex has no option."""
         empty = (np.diff(self.start) == 0).astype(np.int64)
         return np.ascontiguousarray(empty.reshape(self.variants, self.vertices).T)
 
     def differ(self, figure: int) -> IndexArray:
-        """int64[r]: 1 where the options of some vertex differ in a figure."""
+        """Returns int64[r]: 1 if the options of some vertex differ in a figure."""
         found = np.zeros(self.variants * self.vertices, np.int64)
         found[self.filled] = self.least[:, figure] != self.most[:, figure]
         of_variant: IndexArray = found.reshape(self.variants, self.vertices).max(axis=1, initial=0)
         return of_variant
 
     def by_vertex(self, of_filled: FloatArray) -> FloatArray:
-        """float64[n, r] out of a figure of each filled group; 0 for the others."""
+        """Returns float64[n, r] from a figure of each filled group; 0 for the others."""
         found = np.zeros(self.variants * self.vertices)
         found[self.filled] = of_filled
         return np.ascontiguousarray(found.reshape(self.variants, self.vertices).T)
 
 
 class IncidentEdges(NamedTuple):
-    """Of each vertex the edges that come in, and those that go out, by their numbers in the graph: one run of each."""
+    """The edges that enter and that leave each vertex, by their numbers in the graph, in one run per vertex."""
 
     in_start: IndexArray  # int64[n + 1]
     in_edge: IndexArray
@@ -109,25 +110,27 @@ class IncidentEdges(NamedTuple):
 
 
 class Charges(NamedTuple):
-    """Bytes c + extra that each option pays for each edge of its vertex: those that come in, then those that go out."""
+    """The bytes c + extra that each option pays for each edge of its vertex: first for edges that enter, then for edges
+    that leave."""
 
     start: IndexArray  # int64[options]: first of its charges
     variant: IndexArray  # int64[..]: of the option
-    place: IndexArray  # int64[..]: the edge, e where it comes in and the number of all edges + e where it goes out
+    place: IndexArray  # int64[..]: e for an edge that enters, the number of all edges + e for one that leaves
     size: FloatArray  # float64[..], bytes
-    in_least: FloatArray  # float64[e, r]: of what the vertex at an edge's head pays the least; 0 if it has no option
-    out_least: FloatArray  # so of the vertex at its tail
-    differ: IndexArray  # int64[r]: 1 where the options of some vertex do
+    in_least: FloatArray  # float64[e, r]: the least that the vertex at an edge's head pays; 0 if it has no option
+    out_least: FloatArray  # the same for the vertex at its tail
+    differ: IndexArray  # int64[r]: 1 if the charges of a vertex's options differ
 
     @classmethod
     def of(cls, instance: Instance, graph: LayerGraph, tmpcs: TmpcTable, incident: IncidentEdges) -> Charges:
         vertices = range(graph.size)
         in_edges, out_edges = ([of(v).tolist() for v in vertices] for of in (incident.into, incident.out))
-        # An edge's ends name the layers that its figures are filed under. One with a contracted end costs nothing.
+        # The figures of an edge are filed under the layers that its ends name. An edge with a contracted end costs
+        # nothing.
         edges = [instance.edges[index] for _, _, index in graph.edges]
         sources = [[edges[e].source for e in of_vertex] for of_vertex in in_edges]
         targets = [[edges[e].target for e in of_vertex] for of_vertex in out_edges]
-        # Of a variant each edge has a place where it comes in, and behind all of these one where it goes out.
+        # In a variant each edge has a place for entering, and after all of these one for leaving.
         places = [[*ins, *(len(edges) + e for e in outs)] for ins, outs in zip(in_edges, out_edges, strict=True)]
         none = repeat(0.0)
         extra: list[float] = []
@@ -162,7 +165,7 @@ class Charges(NamedTuple):
         )
 
     def at_rates(self, slower: FloatArray) -> Charges:
-        """As many times as large, for each variant and place: float64[r, 2 e]."""
+        """Returns the charges multiplied by ``slower``, float64[r, 2 e]: a factor for each variant and place."""
         into, out = np.split(slower.T, 2)
         return self._replace(
             size=self.size * slower[self.variant, self.place],

@@ -1,4 +1,4 @@
-"""What an evaluation is about: the tables of one workload on one cluster, as the kernels take them."""
+"""The problem of an evaluation: the tables of one workload on one cluster, in the form that the kernels take."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ _ROUNDING = 1e-12
 
 
 class StageSums(NamedTuple):
-    """Sums over each downset, of which a stage's cost is a difference; depend on none of K, N, M, B.
+    """Sums over each downset. A stage's cost is a difference of two of them. They do not depend on K, N, M, B.
 
-    figures: float64[m, r] each, of its vertices, and ``in_bytes``, ``out_bytes`` of its crossing edges; float64[0, r]
-    where no option has bytes to share out.
+    figures: float64[m, r] each, sums over its vertices; ``in_bytes``, ``out_bytes``: over its crossing edges. Those of
+    shared bytes are float64[0, r] if no option has any.
     tensor_bytes: float64[m, 1], of the tensors that the downset cuts.
-    device_work_s: float64[m], sum over layers of the least t * p: devices times seconds that it needs at least.
-    replica_work_s: float64[m], the same with p: sum of data-parallel degrees times seconds.
+    device_work_s: float64[m], sum over layers of the least t * p: the least devices times seconds that it needs.
+    replica_work_s: float64[m], the same with p: the least data-parallel degrees times seconds.
     """
 
     figures: VertexCosts
@@ -50,7 +50,7 @@ class StageSums(NamedTuple):
 
 
 def build_sums(lattice: Lattice, options: TmpcOptions) -> StageSums:
-    """One pass over the lattice for each figure."""
+    """Computes the sums, in one pass over the lattice for each figure."""
     least = options.least
 
     def summed(name: str, values: Any) -> Any:
@@ -82,8 +82,8 @@ def _cut_bytes(lattice: Lattice, options: TmpcOptions) -> FloatArray:
 def cost_arrays(
     sums: StageSums, options: TmpcOptions, resync_s_per_byte: FloatArray, transfer_s_per_byte: float
 ) -> CostArrays:
-    """The sums in seconds: a byte of weights as 4 / (N B) of each variant (float64[r]), one that crosses an edge as
-    2 / B, of a tensor as 1 / B."""
+    """Returns the sums in seconds: for a byte of weights, 4 / (N B) of each variant (float64[r]); for a byte that
+    crosses an edge, 2 / B; for a byte of a tensor, 1 / B."""
     figures = sums.figures
     as_they_are = {name: values for name, values in figures._asdict().items() if name in CostArrays._fields}
     cut_s = 0.5 * transfer_s_per_byte * sums.tensor_bytes
@@ -100,7 +100,7 @@ def cost_arrays(
 
 @dataclass(frozen=True)
 class LatticeTables:
-    """Lattice and stage sums: what does not depend on K, N, M, B."""
+    """Lattice and stage sums. They do not depend on K, N, M, B."""
 
     lattice: Lattice
     options: TmpcOptions
@@ -113,8 +113,8 @@ class LatticeTables:
 
 @dataclass(frozen=True)
 class Problem:
-    """A workload on a cluster. resync_s_per_byte: float64[r], 4 / (N B); times weights and d - 1, s of a stage on one
-    device."""
+    """A workload on a cluster. resync_s_per_byte: float64[r], 4 / (N B); multiplied by weights and d - 1, it gives
+    seconds of a stage on one device."""
 
     workload: LatticeTables
     tables: Tables
@@ -140,27 +140,28 @@ class Problem:
 
     @property
     def scratch(self) -> StepCache:
-        """Scratch of the calling thread."""
+        """The scratch of the calling thread."""
         if not hasattr(self._scratch, "cache"):
             self._scratch.cache = make_step_cache(self.tables)
         cache: StepCache = self._scratch.cache
         return cache
 
     def work_s(self) -> float:
-        """What a plan would take that uses all there is and wastes nothing, in s per sample."""
+        """Returns the seconds per sample of a plan that uses all devices and wastes nothing."""
         return max(self._work_s())
 
     def _work_s(self) -> tuple[float, float]:
-        """All work over all devices, and over all replicas."""
+        """Returns all work divided by all devices, and by all replicas, in s."""
         sums, cluster = self.workload.sums, self.cluster
         by_devices = float(sums.device_work_s[-1]) / cluster.devices
         return by_devices, float(sums.replica_work_s[-1]) / cluster.data_parallel_limit
 
     def lower_bound_s(self) -> float:
-        """No plan is faster, in s per sample: the most of all work over all devices, all replicas' work over the
-        data-parallel limit, and any single layer."""
+        """Returns a lower bound on the seconds per sample of any plan: the largest of all work divided by all devices,
+        the work of all replicas divided by the limit on the sum of d, and any single layer's time."""
         least, cluster = self.workload.options.least, self.cluster
-        # Each layer alone, at each variant and degree that the devices allow: no stage with it is faster.
+        # No stage with a layer is faster than that layer alone, with the best variant and degree that the devices
+        # allow.
         d = cluster.divisors.astype(np.float64)
         resync_s = least.weights_bytes * self.resync_s_per_byte
         alone_s = (least.work_s[:, :, None] + (d - 1.0) * resync_s[:, :, None]) / d
@@ -173,7 +174,8 @@ class Problem:
         return float(bounds_s[np.isfinite(bounds_s)].max()) * (1.0 - _ROUNDING)
 
     def with_cluster(self, cluster: ClusterArrays) -> Problem:
-        """The same tables with another memory limit, say; N and B must be the same."""
+        """Returns the problem with the same tables on another cluster, e.g. with another memory limit. N and B must be
+        the same."""
         scratch = self._scratch if cluster.memory_bytes == self.cluster.memory_bytes else threading.local()
         return replace(self, tables=self.tables._replace(cluster=cluster), _scratch=scratch)
 
@@ -181,7 +183,7 @@ class Problem:
 def build_problem(workload: LatticeTables, instance: Instance, data_parallel_degrees: Sequence[int]) -> Problem:
     """Scales the workload's sums to the instance's N and B, and takes its K and M.
 
-    data_parallel_degrees: those that a stage can have, ascending.
+    data_parallel_degrees: the degrees that a stage can have, ascending.
     """
     limit = instance.data_parallel_limit
     resync, transfer = _resync_s_per_byte(workload, instance, data_parallel_degrees), transfer_s_per_byte(instance)
@@ -210,15 +212,15 @@ def build_problem(workload: LatticeTables, instance: Instance, data_parallel_deg
 def chain_problem(
     instance: Instance, graph: LayerGraph, options: TmpcOptions, order: Sequence[int], degrees: Sequence[int]
 ) -> Problem:
-    """The problem of plans whose stages are runs of ``order``: the vertices, each after its successors.
+    """Returns the problem of plans whose stages are runs of ``order``: the vertices, each after its successors.
 
-    degrees: data-parallel ones that a stage can have, ascending.
+    degrees: the data-parallel degrees that a stage can have, ascending.
     """
     return build_problem(LatticeTables.build(chain_lattice(graph, order), options), instance, degrees)
 
 
 def _resync_s_per_byte(workload: LatticeTables, instance: Instance, data_parallel_degrees: Sequence[int]) -> FloatArray:
-    """float64[r]. All degrees of a variant, but 1, have the same link (``variants.by_links``)."""
+    """Returns float64[r]. All degrees of a variant, except 1, use the same link (``variants.by_links``)."""
     return np.array(
         [
             resync_s_per_byte(
@@ -234,6 +236,6 @@ def _resync_s_per_byte(workload: LatticeTables, instance: Instance, data_paralle
 
 
 def tables_of_nothing() -> Tables:
-    """The empty downset of a graph without layers: kernels are compiled for types, whatever the sizes."""
+    """Returns the tables of a graph without layers. Kernels are compiled for types, whatever the sizes."""
     instance, graph = Instance((), (), 1, 1, 1.0, 1.0), number_graph((), ())
     return chain_problem(instance, graph, build_options(instance, graph, [Variant(1, {})]), (), (1,)).tables

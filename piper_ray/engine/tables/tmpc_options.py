@@ -1,4 +1,4 @@
-"""The TMPC choices of the contracted graph, flattened for the kernels. Depends on none of K, N, M, B."""
+"""The TMPC choices of the contracted graph, in flat arrays for the kernels. They do not depend on K, N, M, B."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ from piper_ray.engine.tables.flat_options import SHARED, TIME, WEIGHTS, A, B, Ch
 from piper_ray.model.instance import Instance, Tmpc
 
 _IN_FLIGHT = 8.0
-"""Microbatches, where memory is priced: half of them would do as well."""
+"""Microbatches in flight for which memory is priced. Half as many would do as well."""
 
 
 class VertexCosts(NamedTuple):
-    """Least figures of each vertex in each variant: what any choice costs at least. Zero where it has no option.
+    """The least figures of each vertex in each variant, over all its options. Zero if it has none.
 
-    work_s, weights_bytes, least_a, least_b, least_shared, fast_a, fast_b, fast_shared: float64[n, r]. missing:
-    int64[n, r], 1 where there is none.
-    many_s, one_s: float64[n, r], what a choice takes more than the fastest, at a price for its memory with endlessly
-    many microbatches in flight, and with one.
-    in_bytes, out_bytes: float64[e, r], least charge of an edge in the stage of its head, and of its tail (c + extra).
+    work_s, weights_bytes, least_a, least_b, least_shared, fast_a, fast_b, fast_shared: float64[n, r]; ``fast`` is of
+    the fastest option. missing: int64[n, r], 1 if there is no option.
+    many_s, one_s: float64[n, r], the least extra cost of an option over the time of the fastest, if its memory is
+    priced with infinitely many microbatches in flight, and with one.
+    in_bytes, out_bytes: float64[e, r], the least charge (c + extra) of an edge in the stage of its head, and of its
+    tail.
     """
 
     work_s: FloatArray
@@ -50,9 +51,9 @@ class VertexCosts(NamedTuple):
 
 @dataclass(frozen=True)
 class TmpcOptions:
-    """All that the solver knows of TMPCs. ``tmpcs[r][v]`` are the options in the order of ``arrays``.
+    """All data of TMPCs that the solver uses. ``tmpcs[r][v]`` are the options in the order of ``arrays``.
 
-    ``arrays`` holds w in option_resync_s and c + extra in charge_s, both in bytes: see ``in_seconds``.
+    In ``arrays``, option_resync_s holds w and charge_s holds c + extra, both in bytes: see ``in_seconds``.
     tensor_bytes: float64[h], both passes. shares: whether any option has bytes that replicas share out.
     """
 
@@ -64,7 +65,7 @@ class TmpcOptions:
     shares: bool
 
     def in_seconds(self, resync_s_per_byte: FloatArray, transfer_s_per_byte: float) -> OptionArrays:
-        """The same with weights as 4 w / (N B), of each variant, and charges as 2 (c + extra) / B."""
+        """Returns the arrays with weights as 4 w / (N B), for each variant, and charges as 2 (c + extra) / B."""
         of_variant = np.array([sum(map(len, rows)) for rows in self.tmpcs], np.int64)
         return self.arrays._replace(
             option_resync_s=self.arrays.option_resync_s * np.repeat(resync_s_per_byte, of_variant),
@@ -77,8 +78,8 @@ def build_options(
 ) -> TmpcOptions:
     """Flattens the variants' TMPCs, without the dominated ones, in vertex order.
 
-    slower: float64[r, 2 e], where rates differ: how many times as long as at the cluster's bandwidth a byte takes that
-    comes in by an edge; then one that goes out.
+    slower: float64[r, 2 e], for clusters with several rates: the time of a byte that enters by an edge, then of one
+    that leaves by it, relative to its time at the cluster's bandwidth.
     """
     tmpcs = tuple(tuple(undominated(variant.tmpcs[layer_id]) for layer_id in graph.layer_ids) for variant in variants)
     options, incident = Options.of(tmpcs, graph.size), IncidentEdges.of(graph)
@@ -122,8 +123,9 @@ def build_options(
 
 
 def _price_s(options: Options) -> FloatArray:
-    """float64[r]: what memory is worth, for each microbatch in flight. Of each variant the middle one of what options
-    take longer than the fastest for a byte that they save. Any price bounds; one that choices pay bounds closely.
+    """Returns float64[r]: a price of memory for each microbatch in flight. For each variant it is the median of what
+    options take longer than the fastest per byte that they save. Any price gives a bound; a price that choices pay
+    gives a close one.
     """
     fastest = np.repeat(options.fastest, np.diff(options.start)[options.filled])
     apart = options.figures - options.figures[fastest]
@@ -139,20 +141,20 @@ def _price_s(options: Options) -> FloatArray:
 
 
 class _Classes(NamedTuple):
-    """The vertices of each variant whose options differ from the fastest by the same amounts."""
+    """Classes of vertices, for each variant, whose options differ from the fastest by the same amounts."""
 
     start: IndexArray  # int64[r + 1]
-    of_vertex: IndexArray  # int64[r, n], -1 for those with one option at most
+    of_vertex: IndexArray  # int64[r, n], -1 for vertices with at most one option
     choice_start: IndexArray  # int64[classes + 1]
-    choices: FloatArray  # float64[.., 5]: figures of the options beside the fastest, less the fastest's
+    choices: FloatArray  # float64[.., 5]: figures of the other options minus the fastest's
 
     @classmethod
     def of(cls, options: Options) -> _Classes:
         of_option = np.repeat(options.fastest, np.diff(options.start)[options.filled])
         others = np.flatnonzero(of_option != np.arange(of_option.size))
         apart = options.figures[others] - options.figures[of_option[others]]
-        apart[:, WEIGHTS] = 0.0  # a stage's choice costs the same for all weights, or is not made by classes
-        apart += 0.0  # of two zeros one
+        apart[:, WEIGHTS] = 0.0  # choices are made by classes only where they do not change the cost of weights
+        apart += 0.0  # turns -0.0 into 0.0
         bounds = np.searchsorted(others, options.start)
         of_vertex = np.full((options.variants, options.vertices), -1, np.int64)
         starts, first_choices = [0], list[tuple[int, int]]()
@@ -175,7 +177,7 @@ class _Classes(NamedTuple):
 
 
 def fastest(options: Sequence[Tmpc]) -> Tmpc:
-    """Least time; of equally fast ones (they trade a for b) the least a."""
+    """Returns the option of least time; among equally fast ones, which trade a for b, the one of least a."""
     return min(options, key=lambda tmpc: (tmpc.time_per_sample_s, tmpc.activation_bytes))
 
 

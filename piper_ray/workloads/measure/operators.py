@@ -1,9 +1,9 @@
-"""A PyTorch module as a graph of operators for schemes, from torch.export's graph, with a name for each axis.
+"""A PyTorch module as a graph of operators for schemes: what torch.export follows, with a name for each axis.
 
-Two sides of tensors are the same axis if an operator runs along both. A side that is split, such as a projection into
-heads, has its axis in the first factor that is not merely a pack of a few projections. Sides that are cut into equal
-parts, or concatenated, stay one axis. So a shard of a packed weight is a shard of each of its parts, and its rows are
-in that order. Values that operators compute from constants only are available on each device.
+Two sides of tensors are one axis where an operator goes along both. A side that is split, as a projection is into
+heads, has its axis in the first factor that is not just a pack of a few projections; sides that are cut into equal
+parts, or put behind each other, stay one axis. So a shard of a packed weight is a shard of each of its parts: its rows
+lie in that order. What an operator makes of constants alone is given to each device.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from piper_ray.workloads.schemes.layers import OTHER_TOKENS, TOKENS
 from piper_ray.workloads.schemes.traced import TracedGraph, TracedWork
 
 _PACKED = 4
-"""The largest number of projections that one matrix packs."""
+"""So many projections, or fewer, in one matrix."""
 
 _NUMBER_BYTES = 2.0
-"""The bytes of a number in training on GPUs."""
+"""Of a number, as it is trained on GPUs."""
 
 Axes = tuple[int | None, ...]
 """An axis for each side of a tensor; None for sides of 1."""
@@ -84,7 +84,7 @@ RESHAPED = frozenset(["view", "reshape", "_unsafe_view", "unflatten", "flatten",
 _CUT = frozenset(("chunk", "split", "split_with_sizes", "unbind", "tensor_split", "slice", "select", "narrow"))
 _ALONG = {"softmax": 1, "_softmax": 1, "log_softmax": 1, "cumsum": 1, "cumprod": 1, "logcumsumexp": 1, "topk": 2,
           "sort": 1, "gather": 1, "flip": 1, "logsumexp": 1}  # fmt: skip
-"""Operators along one side, by the position of the argument that states it."""
+"""Operators along one side, by the place of the argument that says it."""
 
 SPATIAL = ("conv1d", "conv2d", "conv3d", "convolution", "conv_transpose1d", "conv_transpose2d")
 PRODUCTS = ("linear", "matmul", "mm", "bmm", "addmm", *SPATIAL)
@@ -94,10 +94,8 @@ _POOLS = ("max_pool1d", "max_pool2d", "avg_pool1d", "avg_pool2d", "adaptive_avg_
 
 @dataclass
 class _AxisTable:
-    """A union of sides into axes. size: the shards of an axis divide it; 1: the axis is not divided. length: of each
-    side.
-    times: how many parts a side packs for each of its parent's: 3 for a projection whose thirds are queries, keys and
-    values."""
+    """Axes that are one. size: what each of its shards divides; 1: none does. length: of each side. times: how many
+    parts a side packs for each of its parent's: 3 for the projection whose thirds are queries, keys and values."""
 
     parent: list[int] = field(default_factory=list)
     size: list[int] = field(default_factory=list)
@@ -127,7 +125,7 @@ class _AxisTable:
         return times
 
     def join(self, one: int | None, other: int | None, times: Fraction = Fraction(1)) -> None:
-        """times: how many parts ``one`` packs for each part of ``other``. An axis that would be packed in two ways is
+        """times: how many parts the one packs for each of the other's. An axis that would be packed in two ways is
         not divided."""
         if one is None or other is None:
             return
@@ -142,8 +140,7 @@ class _AxisTable:
         self.size[first] = math.gcd(self.size[first], self.size[second])
 
     def packed(self) -> list[int]:
-        """For each side the number of parts that it packs; a shard has a share of each part. Sizes then divide each
-        part."""
+        """Of each side, how many parts it packs: a shard has a share of each. Sizes then divide each part."""
         times = [self._times_root(axis) for axis in range(len(self.parent))]
         roots = [self.root(axis) for axis in range(len(self.parent))]
         least = {root: min(x for x, of in zip(times, roots, strict=True) if of == root) for root in set(roots)}
@@ -162,8 +159,8 @@ class _AxisTable:
 
 @dataclass
 class _TracedValue:
-    """The value of a node. name: of the value. learned: whether it has a gradient. constant: whether each device has
-    all of it, because it is computed from given inputs only."""
+    """What a node stands for. name: of its value. learned: whether it has a gradient. constant: whether
+    each device has all of it, as it is made of what is given alone."""
 
     name: str
     axes: Axes
@@ -175,7 +172,7 @@ class _TracedValue:
 
 @dataclass(frozen=True)
 class TracedProgram:
-    """A layer's graph in torch, its steps, and the inputs of one call."""
+    """A layer as torch has it, its steps, and what one call of it takes."""
 
     path: str
     model: TrainableModel
@@ -197,11 +194,10 @@ def traced_programs(
     *,
     exact: bool = False,
 ) -> list[TracedProgram]:
-    """The programs of a factory's model, without duplicates: of the items of a list of blocks and of modules next to
-    it, or of the whole model.
+    """Those of a factory's model, equal ones once: items of a list of blocks and modules beside it, or all of it.
+    arguments, inputs: as ``profile`` takes them. exact: in numbers of 64 bits, with dropout off.
 
-    arguments, inputs: as in ``profile``. exact: with 64-bit numbers, and with dropout off. Raises UsageError and
-    InputError.
+    Raises UsageError and InputError.
     """
     declared = [parse_input(text) for text in inputs]
     model = find_factory(spec, arguments or {}).build(samples, torch.device("cpu"), declared)
@@ -221,22 +217,25 @@ def traced_programs(
 
 
 def traced_program(spec: str, name: str, model: TrainableModel) -> TracedProgram:
-    """A module's operators. Raises UsageError for a module that is not a single graph, or that uses a weight twice."""
+    """A module's operators. Raises UsageError for what is no one graph, or uses a weight twice."""
     trace = _Trace(name)
     for node in (exported := exported_module(spec, name, model)).graph.nodes:
         trace.follow(node, exported)
     return TracedProgram(name, model, exported, trace, trace.finished(spec))
 
 
-def exported_module(spec: str, name: str, model: TrainableModel) -> torch.export.ExportedProgram:
-    """A module's operators in torch. Raises UsageError for a module that is not a single graph."""
+def exported_module(
+    spec: str, name: str, model: TrainableModel, calls: tuple[str, ...] = ()
+) -> torch.export.ExportedProgram:
+    """Its operators as torch has them. calls: paths of modules whose arguments are kept. Raises UsageError for what is
+    no one graph."""
     args, kwargs = model.inputs
     before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)  # the error contains what torch would log
+    logging.disable(logging.CRITICAL)  # the error tells what torch would log
     try:
-        with contextlib.redirect_stderr(io.StringIO()):  # torch prints the graph so far
-            return torch.export.export(model.module, args, kwargs, strict=False)
-    except Exception as error:  # noqa: BLE001 - errors of the user's code, and torch's errors about it
+        with contextlib.redirect_stderr(io.StringIO()):  # torch prints what it has of the graph
+            return torch.export.export(model.module, args, kwargs, strict=False, preserve_module_call_signature=calls)
+    except Exception as error:  # noqa: BLE001 - of the user's code, and of torch's about it
         text = f"{spec}: {name} is no one graph of operators: {words_of(error).partition(' (unhinted')[0][:300]}"
         raise UsageError(
             f"{text}\nexpected code that does the same whatever the numbers in its inputs{_at(error)}"
@@ -349,7 +348,7 @@ class _Trace:
         name: str = "",
         work: TracedWork | None = None,
     ) -> None:
-        """read: constants among them are left out, because each device has all of them."""
+        """read: constants are left out, as each device has all of them."""
         inputs = tuple(dict.fromkeys(one.name for one in read if not one.constant or family in _NUMBERED))
         keeps_names = tuple(dict.fromkeys(one.name for one in keeps if not one.constant or one.name in inputs))
         step = Step(name or node.name, family, inputs, tuple(one.name for one in made), (), keeps_names)
@@ -383,8 +382,7 @@ class _Trace:
         return True
 
     def reshaped(self, node: Any, _: str, read: list[_TracedValue], results: list[Any]) -> bool:
-        """Matches groups of sides with equally many numbers; the axis of a group is in its first side, before and
-        after."""
+        """Groups of sides of as many numbers; of a group the axis is in its first side on both."""
         source, shape = read[0], tuple(results[0].shape)
         if math.prod(source.shape) != math.prod(shape):  # it is repeated along new sides
             axes = self._fresh(node, shape)
@@ -429,7 +427,7 @@ class _Trace:
         return True
 
     def rows(self, node: Any, operator: str, read: list[_TracedValue], results: list[Any]) -> bool:
-        """An operator along one side, or along the last sides for norms."""
+        """Along one side, or the last ones of norms."""
         source = read[0]
         count = len(source.shape)
         if operator in _ALONG:
@@ -466,7 +464,7 @@ class _Trace:
         return True
 
     def cut(self, node: Any, operator: str, read: list[_TracedValue], results: list[Any]) -> bool:
-        """Equal parts keep the axis of the side that is cut; other parts have none on that side."""
+        """Equal parts keep the axis of what is cut; of other parts that side has none."""
         source = read[0]
         place = 1 if operator in ("unbind", "select", "slice", "narrow") else 2
         side = node.args[place] if len(node.args) > place else node.kwargs.get("dim", 0)
@@ -488,7 +486,7 @@ class _Trace:
         return True
 
     def joined(self, node: Any, _: str, read: list[_TracedValue], results: list[Any]) -> bool:
-        """Concatenation. Along its side only parts of equal length are divided, each part by itself."""
+        """Behind each other; along that side only parts of one length are divided, each for itself."""
         axes = self._fresh(node, results[0].shape)
         side = int(node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)) % len(axes)
         if len({one.shape[side] for one in read}) > 1 or read[0].shape[side] == 1:
@@ -500,7 +498,7 @@ class _Trace:
         return True
 
     def product(self, node: Any, operator: str, read: list[_TracedValue], results: list[Any]) -> bool:
-        """A product of tokens and a matrix, or a convolution. A separate step adds its bias."""
+        """Tokens by a matrix, or a convolution; its bias is added by a step of its own."""
         if operator == "addmm":
             if not read[0].parameter:
                 return False
@@ -600,7 +598,7 @@ class _Trace:
 
     def attention(self, node: Any, _: str, read: list[_TracedValue], results: list[Any]) -> bool:
         q, k, v = read[:3]
-        if any(not one.constant for one in read[3:]):  # a learned mask
+        if any(not one.constant for one in read[3:]):  # a mask that is learned
             return False
         axes = self._fresh(node, results[0].shape)
         for one in (q, k, v):
@@ -647,7 +645,7 @@ class _Trace:
         return True
 
     def finished(self, spec: str) -> TracedGraph:
-        """The finished graph. Raises UsageError for a weight that two operators read."""
+        """Raises UsageError for a weight that two operators read."""
         readers: dict[str, list[str]] = {}
         for step, _, _ in self.steps:
             for name in step.inputs:
@@ -684,7 +682,7 @@ class _Trace:
         return TracedGraph(graph, works)
 
     def sides(self, one: _TracedValue) -> list[tuple[str, int, int]]:
-        """For each side of a value, or of a view of it: the axis, the length, and the number of parts that it packs."""
+        """Of each side of a value or a view of it the axis, the length, and how many parts it packs."""
         axes = zip(one.axes, one.shape, strict=True)
         return [
             ("", length, 1) if axis is None else (self.names[self.axes.root(axis)], length, self.parts[axis])
@@ -692,8 +690,8 @@ class _Trace:
         ]
 
     def _entangled(self, step: Step, work: TracedWork) -> Iterator[int]:
-        """Axes that a value has on two sides, or that are summed over and also in the result. One axis cannot express
-        such a placement."""
+        """Axes that a value has on two sides, or that are summed over and in the result, too: what lies where cannot be
+        said by one axis."""
         sides = {name: self._roots(self.values[name][0]) for name in (*step.inputs, *step.outputs)}
         for roots in sides.values():
             yield from (root for root in roots if roots.count(root) > 1)
@@ -704,7 +702,7 @@ class _Trace:
         return [self.axes.root(axis) for axis in axes if axis is not None]
 
     def _names(self) -> dict[int, str]:
-        """A name for each axis: that of its first side. Sides of inputs and weights come first."""
+        """A name for each axis: of the first side that is in it; those of inputs and weights come first."""
         found: dict[int, str] = {}
         tokens = None if self.tokens is None else self.axes.root(self.tokens)
         for axis in range(len(self.axes.parent)):
@@ -718,11 +716,11 @@ class _Trace:
 
 
 _NUMBERED = (OperatorFamily.LOOKUP, OperatorFamily.LOSS)
-"""Families that read row numbers."""
+"""Families that read numbers of rows."""
 
 
 def as_list(made: _TracedValue | list[_TracedValue]) -> list[_TracedValue]:
-    """The value or values as a list."""
+    """All of them."""
     return made if isinstance(made, list) else [made]
 
 
@@ -733,19 +731,19 @@ def _nodes(arguments: Any) -> list[fx.Node]:
 
 
 def operator_of(node: Any) -> str:
-    """The operator's name: ``linear`` for ``aten::linear``."""
+    """``linear`` of ``aten::linear``."""
     return str(getattr(getattr(node.target, "_schema", None), "name", node.target)).rpartition("::")[2]
 
 
 def groups_of(node: Any, operator: str) -> int:
-    """The number of groups of a convolution."""
+    """Of a convolution."""
     place = 8 if operator == "convolution" else 7 if "transpose" in operator else 6
     groups = node.args[place] if len(node.args) > place else node.kwargs.get("groups", 1)
     return int(groups)
 
 
 def _lead(sides: Sequence[int], shape: Sequence[int]) -> int | None:
-    """The side of a group that carries its axis."""
+    """The side of a group that has its axis."""
     wide = [side for side in sides if shape[side] > 1]
     if len(wide) > 2 and shape[wide[0]] <= _PACKED:
         return wide[1]
@@ -753,7 +751,7 @@ def _lead(sides: Sequence[int], shape: Sequence[int]) -> int | None:
 
 
 def _groups(before: Sequence[int], after: Sequence[int]) -> list[tuple[list[int], list[int]]]:
-    """The smallest groups of sides, before and after, that hold the same numbers."""
+    """Sides that hold the same numbers, the smallest groups."""
     found, i, j = [], 0, 0
     while i < len(before) or j < len(after):
         one, other = [i] if i < len(before) else [], [j] if j < len(after) else []

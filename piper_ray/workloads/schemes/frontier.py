@@ -12,17 +12,14 @@ from piper_ray.model.errors import UsageError
 from piper_ray.workloads.estimate.build import Estimate
 from piper_ray.workloads.estimate.costs import Setting
 from piper_ray.workloads.estimate.operators import LayerKind
-from piper_ray.workloads.schemes.graph import REPLICATED, TensorPlacement
+from piper_ray.workloads.schemes.graph import REPLICATED
 from piper_ray.workloads.schemes.kept import keep_schemes, key_of, read_schemes
-from piper_ray.workloads.schemes.layers import TOKENS, graph_of
+from piper_ray.workloads.schemes.layers import BORDERS, TOKENS, graph_of
 from piper_ray.workloads.schemes.names import known_divisions, name_of
 from piper_ray.workloads.schemes.prices import EstimatedPrices
 from piper_ray.workloads.schemes.program import SchemeProgram
 from piper_ray.workloads.schemes.scheme import PricedGraph, Scheme
 from piper_ray.workloads.schemes.traced import TracedGraph, TracedPrices
-
-BORDERS = TensorPlacement(TOKENS), REPLICATED
-"""Where the values between layers may lie: one of the two in a whole plan."""
 
 USUAL_IN_FLIGHT = (8.0,)
 

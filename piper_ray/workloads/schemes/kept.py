@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from piper_ray.model.errors import UsageError
 from piper_ray.storage.files import write_atomically
 from piper_ray.version import __version__
 from piper_ray.workloads.schemes import check, program, rules
@@ -30,11 +31,6 @@ def key_of(of: PricedGraph, degree: int, in_flight: Sequence[float]) -> str:
     sources = [Path(module.__file__ or "").read_text(encoding="utf-8") for module in (rules, program, check)]
     asked = repr((__version__, sources, degree, tuple(in_flight), of.graph, of.prices))
     return hashlib.sha256(asked.encode()).hexdigest()
-
-
-def rule_table() -> str:
-    """Eight letters that tell one rule table from others."""
-    return hashlib.sha256(Path(rules.__file__ or "").read_bytes()).hexdigest()[:8]
 
 
 def read_schemes(key: str, of: PricedGraph, degree: int) -> list[Scheme] | None:
@@ -84,3 +80,22 @@ def scheme_of(document: Mapping[str, Any]) -> Scheme:
             copied=document["copied_parameters"],
         ),
     )
+
+
+def planned_schemes(documents: Mapping[str, Mapping[str, Any]], of: PricedGraph, degree: int) -> tuple[Scheme, ...]:
+    """Those of a plan that are of the same layer and degree. Raises UsageError for one that does not hold at the prices
+    of now."""
+    found = []
+    for word, document in documents.items():
+        if (document.get("layer"), document.get("tensor_parallel_degree")) != (of.graph.name, degree):
+            continue
+        try:
+            scheme = scheme_of(document)
+            faults = check.faults_of({**document, **in_full(scheme, of)}, {"time_s": document["time_s"]})
+        except (KeyError, TypeError, ValueError, AttributeError, StopIteration) as error:
+            faults = [f"not a scheme as piper-ray schemes writes it ({type(error).__name__})"]
+        if faults:
+            text = f"{word} of the plan is not of this model, GPU and software as they are estimated now:"
+            raise UsageError("\n  ".join([text, *faults]))
+        found.append(scheme)
+    return tuple(found)

@@ -16,10 +16,13 @@ from math import gcd
 from piper_ray.model.errors import UsageError
 from piper_ray.workloads.estimate.architectures.layers import HIDDEN
 from piper_ray.workloads.estimate.operators import LOSS, TOKEN_EMBEDDING, LayerKind, Operator, Split
-from piper_ray.workloads.schemes.graph import OperatorFamily, OperatorGraph, Step, Value
+from piper_ray.workloads.schemes.graph import REPLICATED, OperatorFamily, OperatorGraph, Step, TensorPlacement, Value
 
 TOKENS, WIDTH, HEADS, INNER, EXPERTS, EXPERT_INNER = "s", "h", "heads", "f", "E", "m"
 VOCABULARY, OTHER_TOKENS = "V", "z"
+
+BORDERS = TensorPlacement(TOKENS), REPLICATED
+"""Where the values between layers may lie: one of the two in a whole plan."""
 
 Sides = Mapping[str, str]
 """What 1/t of an axis is to the estimator's operator: "tokens"; "own", the side that its tensor parallelism divides; or

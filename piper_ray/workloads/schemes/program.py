@@ -40,7 +40,6 @@ _PLAIN_SEARCH = {
     "mip_heuristic_run_rins": False,
     "mip_heuristic_run_rens": False,
     "mip_heuristic_run_root_reduced_cost": False,
-    "mip_pool_soft_limit": 10,
 }
 """The program ends within some ten nodes: what HiGHS does to save nodes of large searches takes longer than they do."""
 

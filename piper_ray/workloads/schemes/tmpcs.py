@@ -79,11 +79,16 @@ class SchemeOffer:
         return [self._offered(one) for one in found]
 
     def _offered(self, of: KindSchemes) -> KindSchemes:
-        if of.priced is None:
-            return of
-        graph = of.priced.graph
-        more = [FoundScheme(name_of(one, graph), one) for one in self.more.get(of.digest, ())]
-        return replace(of, found=tuple(one for one in (*of.found, *more) if one.name not in OF_RUNTIMES))
+        of = with_more(of, self.more.get(of.digest, ())) if of.priced is not None else of
+        return replace(of, found=tuple(one for one in of.found if one.name not in OF_RUNTIMES))
+
+
+def with_more(of: KindSchemes, schemes: Sequence[Scheme]) -> KindSchemes:
+    """With these schemes of the kind, too."""
+    assert of.priced is not None
+    graph, known = of.priced.graph, [one.scheme for one in of.found]
+    more = (FoundScheme(name_of(one, graph), one) for one in schemes if one not in known)
+    return replace(of, found=(*of.found, *more))
 
 
 def room_again_bytes(kind: LayerKind, degree: int, border: TensorPlacement, estimate: Estimate) -> float:

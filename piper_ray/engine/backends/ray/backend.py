@@ -1,4 +1,5 @@
-"""The solver's second backend: chunks of downsets on the actors of a Ray cluster, where that is quicker than here."""
+"""The solver's second backend: chunks of downsets on the actors of a Ray cluster, if that is quicker than on this
+machine."""
 
 from __future__ import annotations
 
@@ -35,10 +36,10 @@ if TYPE_CHECKING:
 _HEARTBEAT_S = 0.1
 
 _WORTH_A_START_S = 2.0
-"""Time that workers, had they been there, would have saved: from then on they are started, beside the search."""
+"""Time that workers would have saved. Once it is reached, they are started, while the search goes on."""
 
 _MANY = 8
-"""Times as many threads as there are here: what a cluster that nobody has looked at yet may have."""
+"""Assumed size of an unknown cluster, as a multiple of the threads on this machine."""
 
 
 _TOO_LATE = "no worker was ready before the search was over"
@@ -46,17 +47,17 @@ _TOO_LATE = "no worker was ready before the search was over"
 
 @final
 class RayBackend:
-    """Solves on the cluster at ``address``: "host:port", "auto", or "local" for a Ray started here.
+    """Solves on the cluster at ``address``: "host:port", "auto", or "local" for a Ray that is started on this machine.
 
-    Work is sent where its measured cost says that workers are done with it sooner than the threads here; all else
-    stays. Whether somebody listens at the address is looked at here; the connection is made, and workers are started,
-    once a search is found to be long enough for them. A Ray that this process is already connected to is used as it
-    is, and stays.
+    Work is sent if, by its measured cost, workers finish it sooner than the threads of this process; all else stays.
+    The constructor only checks whether the address answers; the connection is made and workers are started once a
+    search is found to be long enough for them. If this process is already connected to a Ray, that one is used and left
+    as it is.
 
-    workers: actors to keep, spread over the machines; None: one on each machine, as these come and go. cpus_per_worker:
-    threads of each; None: the cores of its machine, shared out among the actors there. threads: of this process, for
-    what stays here; None: one for each core. pacing: what is worth sending; None: as it turns out. Close it after use.
-    Raises ClusterError if the cluster cannot be reached, UsageError for arguments that make no sense.
+    workers: the number of actors to keep, spread over the machines; None: one on each machine, as machines join and
+    leave. cpus_per_worker: threads of each; None: the cores of its machine, shared among its actors. threads: of this
+    process; None: one for each core. pacing: decides what is worth sending; None: by measurement. Close the backend
+    after use. Raises ClusterError if the cluster cannot be reached, UsageError for invalid arguments.
 
     >>> import piper_ray
     >>> with piper_ray.RayBackend("auto") as backend:  # doctest: +SKIP
@@ -86,8 +87,8 @@ class RayBackend:
         if not may_wait(address):
             self._session = self._connected()
         self._starting: Future[Dispatcher | None] | None = None
-        self._size: WorkerSize | None = None  # as the dispatcher was started with
-        self._needless: str | None = None  # why no worker was started, once that is settled
+        self._size: WorkerSize | None = None  # with which the dispatcher was started
+        self._needless: str | None = None  # why no worker was started, once that is decided
         self._machines: Machines | None = None
         self._notes: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._listener: Listener = silent
@@ -95,9 +96,9 @@ class RayBackend:
         self._last_threads = 0  # of workers, when there were some
         self._shared = SharedLevels()
         self._ahead: ChunkBatch | None = None  # sent before it is needed
-        self._held: ChunkBatch | None = None  # came back, and is not finished
-        self._worked_s = self._waited_s = 0.0  # of workers; of the driver for them
-        self._saved_s = 0.0  # that workers would have saved
+        self._held: ChunkBatch | None = None  # answered, but not finished
+        self._worked_s = self._waited_s = 0.0  # time of workers; time of the driver waiting for them
+        self._saved_s = 0.0  # time that workers would have saved
         self._batches = self._chunks = 0
 
     @property
@@ -122,7 +123,7 @@ class RayBackend:
         self._ahead = self._held = None
 
     def next_batch(self, states: StateTables) -> NextBatch:
-        """Workers take what they are done with sooner; the threads here what they are not."""
+        """Gives levels to workers if they finish them sooner, else to the threads of this process."""
         self._pass_notes_on()
         self._raise_failure()
         if self._held_of(states) is not None or self._sent_ahead(states) is not None:
@@ -135,7 +136,7 @@ class RayBackend:
         return self._local.next_batch(states)
 
     def evaluate_downsets(self, states: StateTables, first: int, last: int, on_progress: OnProgress) -> LevelStates:
-        """Of a batch that workers did, its levels are finished here one after the other."""
+        """Finishes the levels of a batch that workers evaluated, one after the other, in this process."""
         held = self._held_of(states)
         if held is None:
             ahead = self._sent_ahead(states)
@@ -184,7 +185,7 @@ class RayBackend:
         return batch
 
     def _span(self, states: StateTables, first: int, last: int) -> tuple[int, int]:
-        """The downsets of the levels that go out together, from those asked for on."""
+        """Returns the downsets of the levels that are sent together, from the requested ones on."""
         level_start = states.tables.lattice.level_start
         span = self._next_span(states, states.level)
         return first, max(last, int(level_start[span.end_level]))
@@ -201,26 +202,28 @@ class RayBackend:
         )
 
     def _held_of(self, states: StateTables) -> ChunkBatch | None:
-        """What workers found of the evaluation, if the next level is in it."""
+        """Returns what workers found of the evaluation, if it includes the next level."""
         held = self._held
         return held if held is not None and held.states is states else None
 
     def open_workers(self, *, guarded: bool = False) -> ClusterWorkers:
-        """For calls of functions, see ``ClusterWorkers``. Close them after use; the backend stays."""
+        """Opens workers for calls of functions, see ``ClusterWorkers``. Close them after use; the backend stays
+        open."""
         return ClusterWorkers(self, guarded=guarded)
 
     def start_for_calls(self, memory_bytes: float, *, guarded: bool) -> Dispatcher:
-        """memory_bytes: of a worker. A call takes one thread, so a worker has one core if nothing else is asked for."""
+        """Starts workers for calls. memory_bytes: of a worker. A call takes one thread, so a worker has one core by
+        default."""
         return self._started(WorkerSize(self._cpus_per_worker or 1, memory_bytes, guarded))
 
     def count_call(self, worked_s: float) -> None:
-        """A call is answered."""
+        """Counts a call that was answered."""
         self._worked_s += worked_s
         self._batches += 1
         self._chunks += 1
 
     def stats(self) -> ClusterStats:
-        """What was computed where, and what moved, for the solve under way or the last one."""
+        """Returns what was computed where, and what was sent, for the current or the last solve."""
         dispatcher = self._dispatcher
         if dispatcher is None:
             return ClusterStats(0, 0, 0, 0, 0.0, 0.0, (), self._why_unused())
@@ -247,7 +250,7 @@ class RayBackend:
         self.close()
 
     def close(self) -> None:
-        """Ends the actors, and Ray if it was started here."""
+        """Ends the actors, and Ray if it was started by this backend."""
         self.end_workers()
         if self._session is not None:
             self._session.close()
@@ -255,7 +258,7 @@ class RayBackend:
 
     @property
     def _dispatcher(self) -> Dispatcher | None:
-        """Once it is there."""
+        """Returns the dispatcher once it has started."""
         starting = self._starting
         if starting is None or not starting.done() or starting.exception() is not None:
             return None
@@ -263,7 +266,8 @@ class RayBackend:
 
     @property
     def _threads_there(self) -> int:
-        """Of workers that are ready; where the last one is waited for, of those that there were."""
+        """Returns the threads of workers that are ready; while the last worker is awaited, those of the previous
+        ones."""
         dispatcher = self._dispatcher
         if dispatcher is None:
             return 0
@@ -276,7 +280,7 @@ class RayBackend:
 
     @property
     def _threads_asked(self) -> int:
-        """That a cluster may bring, before anybody has looked."""
+        """Returns the number of threads that a cluster may have, before it is known."""
         if self._workers is not None and self._cpus_per_worker is not None:
             return self._workers * self._cpus_per_worker
         return usable_cores() if self._address == LOCAL else _MANY * self._local.threads
@@ -285,7 +289,8 @@ class RayBackend:
         return self._pacing.pays(far_s, near_s, self._local.threads, self._threads_there)
 
     def _consider_workers(self, states: StateTables, far_s: float, near_s: float) -> None:
-        """What they would save with a batch is added up; once that is enough they are started, in another thread."""
+        """Adds up the time that workers would save with a batch. Once it is enough, they are started, in another
+        thread."""
         if self._starting is not None:
             return
         self._saved_s += max(0.0, self._pacing.gain_s(far_s, near_s, self._local.threads, self._threads_asked))
@@ -293,7 +298,8 @@ class RayBackend:
             self._start(self._size_for(states))
 
     def _size_for(self, states: StateTables) -> WorkerSize:
-        """Of a worker: tables that it shares; and of its own Python, Ray, kernels, fronts, members and buckets."""
+        """Returns the size of a worker: shared tables, and its own Python, Ray, kernels, fronts, members and
+        buckets."""
         downsets = states.fronts.start.size
         bucket_bytes = sum(array.nbytes for array in states.buckets) / states.buckets.least_tally.size
         member_bytes = sum(array.nbytes for array in states.members)
@@ -301,7 +307,7 @@ class RayBackend:
         return WorkerSize(self._cpus_per_worker, PROCESS_BYTES + own_bytes)
 
     def _started(self, size: WorkerSize) -> Dispatcher:
-        """Waits for the connection, not for workers."""
+        """Waits for the connection, but not for workers."""
         if self._starting is not None and self._size is not None and not self._size.serves(size):
             self.end_workers()
         self._start(size, whatever_it_has=True)
@@ -313,7 +319,7 @@ class RayBackend:
         return dispatcher
 
     def end_workers(self) -> None:
-        """Others come with what is asked for next."""
+        """Ends the workers. Others start with the next request."""
         starting, self._starting = self._starting, None
         self._shared = SharedLevels()
         with suppress(ClusterError):
@@ -330,7 +336,7 @@ class RayBackend:
         thread.shutdown(wait=False)
 
     def _dispatching(self, size: WorkerSize, whatever_it_has: bool) -> Dispatcher | None:
-        """None if the cluster has too few cores to be of use."""
+        """Starts a dispatcher. None if the cluster has too few cores to be of use."""
         if self._session is None:
             self._session = self._connected()
         from piper_ray.engine.backends.ray.dispatcher import Dispatcher
@@ -342,7 +348,7 @@ class RayBackend:
         if not whatever_it_has and cores > 0 and threads <= self._local.threads:
             self._needless = f"its workers would have {threads} threads, and there are {self._local.threads} here"
             return None
-        if self._machines is None:  # what they run stays known when other workers come
+        if self._machines is None:  # what machines run stays known when other workers start
             self._machines = Machines(view, self._notes.put, session.node, trusted=session.ours is not None)
         return Dispatcher(self._machines, self._notes, self._workers, size, self._without_workers)
 
@@ -362,7 +368,7 @@ class RayBackend:
             raise dispatcher.failure
 
     def _submit(self, dispatcher: Dispatcher, states: StateTables, level: int, first: int, last: int) -> ChunkBatch:
-        """Of the levels from ``level`` on, over all that are finished."""
+        """Sends the levels from ``level`` on, over all finished levels."""
         seconds = states.rates.far.seconds((last - first) * states.buckets_used)
         workers, threads = max(1, dispatcher.workers), max(1, dispatcher.threads)
         count = self._pacing.chunks(seconds, workers, threads, last - first)
@@ -373,8 +379,9 @@ class RayBackend:
         return ChunkBatch(states, level, states.buckets_used, edges, calls)
 
     def _send_ahead(self, dispatcher: Dispatcher, states: StateTables, last: int) -> None:
-        """The batch after the one that ends before downset ``last``, as far as it can be done by now: so workers have
-        something to do while that one comes back, and is finished here. What lies between them is done here.
+        """Sends the batch after the one that ends before downset ``last``, as far as it can be done by now. So workers
+        have work while the current batch is returned and finished in this process, which also does what lies between
+        the two.
         """
         level_start = states.tables.lattice.level_start
         level = int(np.searchsorted(level_start, last))
@@ -390,7 +397,8 @@ class RayBackend:
             self._ahead = self._submit(dispatcher, states, level, last, end)
 
     def _sent_ahead(self, states: StateTables) -> ChunkBatch | None:
-        """What was sent of the evaluation. That of another one, which was given up, is forgotten."""
+        """Returns what was sent ahead for the evaluation. A batch of another evaluation, which was given up, is
+        dropped."""
         batch = self._ahead
         if batch is None or (batch.states is states and batch.first_level == states.level):
             return batch
@@ -405,7 +413,7 @@ class RayBackend:
             dispatcher.do(dispatcher.cancel, batch.calls)
 
     def _wait(self, batch: ChunkBatch, on_progress: OnProgress) -> None:
-        """Raises what the batch came to, where it came to nothing."""
+        """Waits for a batch. Raises its error if it failed."""
         answers = [call.answer for call in batch.calls]
         while True:
             done, missing = wait(answers, _HEARTBEAT_S, FIRST_EXCEPTION)
@@ -426,7 +434,7 @@ class RayBackend:
             self._listener(Note("levels that workers are done with sooner go to workers, in chunks of up to 75 ms"))
 
     def _why_unused(self) -> str | None:
-        """In words, if nothing was sent in this solve."""
+        """Returns why nothing was sent in this solve, in words; None if something was."""
         if self._chunks:
             return None
         if self._needless is not None:

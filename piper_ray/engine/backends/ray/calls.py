@@ -1,5 +1,5 @@
-"""A call on its way to a cluster, with what it shares with others; and workers of a cluster that take calls, with a
-thread here that takes some before they are there.
+"""Calls sent to a cluster, with what they share with others; and cluster workers that take calls, with a thread in this
+process that takes some before the workers are ready.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ _KEYS = itertools.count()
 _TURNS = itertools.count()
 _LEAST_EXPECTED_S = 1.0
 _UNTIL_LATE = 2.0
-"""A call may take this multiple of the longest one before it, and four times that before it is late."""
+"""A call may take this multiple of the longest one before it; at four times that it is late."""
 
 _ALONE_S = 0.3
-"""What is done in less is not worth a worker."""
+"""A call that takes less is not worth a worker."""
 _IN_FLIGHT = 2
-"""Calls for each worker: one in work, and one that waits there."""
+"""Calls for each worker: one that runs, and one that waits there."""
 _END_WITHIN_S = 1.0
-"""Time to wait for calls that were asked to stop; nobody waits for the rest."""
+"""Time to wait for calls that were asked to stop. The others are abandoned."""
 _LOOK_S = 0.02
 
 OF_WORKER = -1
-"""The key of what each worker has of its own: its threads for chunks of levels."""
+"""The key of what each worker has for itself: its threads for chunks of levels."""
 
 
 class CallLost(ClusterError):
-    """The call ended ``deaths`` workers in turn, or failed on them; ``cause`` is what the last one said."""
+    """The call ended ``deaths`` workers in turn, or failed on them. ``cause``: the message of the last one."""
 
     def __init__(self, text: str, deaths: int, cause: str) -> None:
         super().__init__(text)
@@ -52,7 +52,8 @@ class CallLost(ClusterError):
 
 @dataclass(eq=False)
 class Shared:
-    """What many calls take; put into the object store with the first of them, and gone with this."""
+    """Arguments that many calls share. They are put into the object store with the first call, and removed with this
+    object."""
 
     value: Any
     key: int = field(default_factory=lambda: next(_KEYS))
@@ -61,9 +62,9 @@ class Shared:
 
 @dataclass(eq=False)
 class GivenCall:
-    """shared: in place of the call's own. turn: calls of one turn share bounds, and the wish to stop. here: by this
-    process, in place of the function. answered_s: when, by ``time.perf_counter``; worked_s: what it took. control:
-    where it runs here.
+    """A call that was given. shared: replaces the call's own. turn: calls of one turn share bounds and the request to
+    stop. here: a function that this process runs instead. answered_s: the time of the answer, by ``time.perf_counter``;
+    worked_s: its duration. control: given if it runs in this process.
     """
 
     call: Call
@@ -86,7 +87,7 @@ class GivenCall:
         return self.call.most_deaths or MOST_DEATHS
 
     def compute(self) -> tuple[Any, float]:
-        """The answer by this process, and the seconds."""
+        """Returns the answer, computed in this process, and the seconds."""
         began_s = time.perf_counter()
         if self.here is not None:
             return self.here(), time.perf_counter() - began_s
@@ -95,14 +96,14 @@ class GivenCall:
         return found, time.perf_counter() - began_s
 
     def tell(self, bound_s: float, *, stop: bool) -> None:
-        """To one that runs here or is still to be sent."""
+        """Passes a bound to a call that runs in this process or is still to be sent."""
         self.bound_s = min(self.bound_s, bound_s)
         if self.control is not None:
             self.control[0] = min(self.control[0], bound_s)
             self.control[1] = float(stop) or self.control[1]
 
     def give_up(self, deaths: int, cause: str) -> None:
-        """It has ended so many workers: there is no answer."""
+        """Gives up: the call has ended this many workers, and there is no answer."""
         size_bytes = sum(array_bytes(one.value) for one in self.shared)
         text = (
             f"{self.call.what} ended {deaths} workers in turn, or failed on them; the last said: {cause}. "
@@ -113,7 +114,7 @@ class GivenCall:
 
 
 def array_bytes(value: object) -> int:
-    """Of an array, or all arrays in a tuple."""
+    """Returns the bytes of an array, or of all arrays in a tuple."""
     if isinstance(value, np.ndarray):
         return value.nbytes
     return sum(map(array_bytes, value)) if isinstance(value, tuple) else 0
@@ -121,8 +122,9 @@ def array_bytes(value: object) -> int:
 
 @final
 class ClusterWorkers:
-    """guarded: calls run in workers alone, never in this process, whose end none of them may be; a call that ends
-    several workers is answered as lost. Else a thread here takes calls too, and the search ends with such a call.
+    """guarded: calls run only in workers, never in this process, which a call must not be able to end; a call that ends
+    several workers is answered as lost. Otherwise a thread of this process takes calls too, and such a call ends the
+    search.
     """
 
     def __init__(self, backend: RayBackend, *, guarded: bool = False) -> None:
@@ -131,26 +133,27 @@ class ClusterWorkers:
         self._here = ThreadWorkers(1)
         self._dispatcher: Dispatcher | None = None
         self._open: dict[Future[Any], GivenCall] = {}
-        self._shared: dict[int, Shared] = {}  # by identity of what each keeps
+        self._shared: dict[int, Shared] = {}  # by identity of the shared value
         self._turn = next(_TURNS)
         self._longest_s = 0.0
         self._began_s: float | None = None
 
     @property
     def workers(self) -> int:
-        """That are there at the moment."""
+        """The number of workers at the moment."""
         return 0 if self._dispatcher is None else self._dispatcher.workers
 
     @property
     def width(self) -> int:
-        if self._guarded:  # who has one of seconds or minutes should not keep another one from others
+        if self._guarded:  # a worker with a long call should not hold another one that others could take
             return max(1, 0 if self._dispatcher is None else self._dispatcher.workers_asked_for)
         if self._began_s is None or time.perf_counter() - self._began_s < _ALONE_S:
             return self._here.width
         return self._here.width + _IN_FLIGHT * max(1, self.workers)
 
     def start(self, memory_bytes: float, within_s: float) -> Overview:
-        """Asks for workers with so much memory each; of machines that have answered within the time, one at least.
+        """Requests workers with ``memory_bytes`` each. Waits until all machines have answered; from
+        ``within_s`` on, one with cores suffices.
 
         Raises ClusterError if there is no cluster, or none of its machines can work.
         """
@@ -179,7 +182,7 @@ class ClusterWorkers:
         self._dispatcher.do(self._dispatcher.submit, [given])
 
     def expect(self, expected_s: Callable[[Call], float | None]) -> None:
-        """It is better known now how long calls under way should take; None: of some it is not."""
+        """Updates how long current calls should take; None: unknown for a call."""
         for given in self._open.values():
             seconds = expected_s(given.call)
             if seconds is not None and self._dispatcher is not None:
@@ -209,7 +212,7 @@ class ClusterWorkers:
         return [*found, *replies]
 
     def close(self) -> None:
-        """Ends the thread, and forgets what was sent. Of the cluster's workers guarded ones end, others stay."""
+        """Ends the thread, and drops what was sent. Guarded workers of the cluster end, others stay."""
         self._forget()
         self._shared.clear()
         self._here.close()
@@ -234,7 +237,7 @@ class ClusterWorkers:
         return Finished(given.call, result, given.attempts)
 
     def _shared_of(self, value: object) -> Shared:
-        """What is given again and again is kept, so that its identity is its own."""
+        """Returns the shared form of a value. The value is kept alive, so that its identity stays unique."""
         if id(value) not in self._shared:
             self._shared[id(value)] = Shared(value)
         return self._shared[id(value)]

@@ -1,4 +1,5 @@
-"""What became of a worker or a task, from what Ray says, in words for the user: what, where, and what it had wanted."""
+"""Explains, from Ray's messages, what became of a worker or a task: what happened, where, and the memory it
+requested."""
 
 from __future__ import annotations
 
@@ -13,20 +14,20 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def is_loss(error: BaseException) -> bool:
-    """Whether the process that was asked is gone; else it lives, and what it was asked for has failed."""
+    """Whether the process is gone; otherwise it lives, and only the task failed."""
     return isinstance(error, (RayActorError, WorkerCrashedError)) or (
         isinstance(error, RayError) and not isinstance(error, RayTaskError)
     )
 
 
 def address_of(error: BaseException) -> str | None:
-    """The IP address of the machine where it happened, if Ray says it."""
+    """Returns the IP address of the machine where it happened, if Ray reports it."""
     match = _ADDRESS.search(str(error))
     return None if match is None else match[1]
 
 
 def cause_of(error: BaseException, host: str, asked_bytes: float, *, machine_gone: bool = False) -> str:
-    """One line. asked_bytes: the memory that the process had asked Ray for."""
+    """Returns the cause in one line. asked_bytes: the memory that the process had requested from Ray."""
     text = _COLOUR.sub("", str(error).strip())
     asked = f"{asked_bytes / 1e9:.2f} GB"
     if isinstance(error, OutOfMemoryError):

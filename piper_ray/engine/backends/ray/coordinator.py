@@ -1,6 +1,6 @@
-"""Who does which chunk of work, through losses and delays: a state machine without I/O and without a clock.
+"""Assigns chunks of work to workers, despite losses and delays: a state machine without I/O and without a clock.
 
-Events come in as method calls with the time; what to do comes out as commands. A chunk is pure, so giving it to two
+Events are method calls with the time; their results are commands. A chunk is a pure function, so giving it to two
 workers is harmless: the first answer counts. A chunk is some downsets of a level, or a call.
 """
 
@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 HERE = -1
-"""The driver's machine as a worker beside the others: of last resort, and only where that is allowed."""
+"""The driver's machine as a further worker: a last resort, and only if that is allowed."""
 
 
 class WithoutWorkers(str, Enum):
-    """What to do while no worker is left: go on in the driver, or wait for one.
+    """What to do while there is no worker: continue in the driver, or wait for one.
 
     >>> WithoutWorkers("wait").value
     'wait'
@@ -27,12 +27,13 @@ class WithoutWorkers(str, Enum):
 
 
 MOST_DEATHS = 3
-"""Of workers over one chunk."""
+"""Number of workers that may die with one chunk."""
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """id: unique among all chunks ever. expected_s: how long a worker should take. most_deaths: then it is given up."""
+    """id: unique among all chunks ever. expected_s: how long a worker should take. most_deaths: after which it is given
+    up."""
 
     id: int
     expected_s: float
@@ -41,7 +42,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Send:
-    """Give the chunk to the worker (or to the driver itself: HERE)."""
+    """Send the chunk to the worker, or run it in the driver (HERE)."""
 
     worker: int
     chunk: int
@@ -49,7 +50,7 @@ class Send:
 
 @dataclass(frozen=True)
 class GiveUp:
-    """The chunk has ended ``deaths`` workers, or failed as often: it will end the next one too."""
+    """Give the chunk up: it has ended ``deaths`` workers, or failed as often, and would end the next one too."""
 
     chunk: int
     deaths: int
@@ -58,7 +59,7 @@ class GiveUp:
 
 @dataclass(frozen=True)
 class Late:
-    """The worker has kept its chunks longer than it should: it is slow, or hangs. Said once for each such time."""
+    """The worker has kept its chunks longer than it should: it is slow or hangs. Reported once for each chunk."""
 
     worker: int
     chunk: int
@@ -71,7 +72,8 @@ Command = Send | GiveUp | Late
 
 @dataclass
 class _Losses:
-    """Workers that a chunk may have ended. with_machine: those whose whole machine went, likely not because of it."""
+    """Workers that a chunk may have ended. with_machine: those lost with their whole machine, probably for another
+    reason."""
 
     alone: int = 0
     with_machine: int = 0
@@ -79,9 +81,8 @@ class _Losses:
 
 @dataclass
 class _Worker:
-    """in_flight: chunks given and not answered, the one in work first. since: when that one's turn came.
-
-    told: that it is late with that one.
+    """in_flight: chunks given and not answered, the running one first. since: when that one started. told: whether its
+    delay was reported.
     """
 
     in_flight: deque[int] = field(default_factory=deque)
@@ -92,7 +93,7 @@ class _Worker:
 class Coordinator:
     """Chunks wait in a queue; a worker has at most IN_FLIGHT of them.
 
-    without_workers: may be changed at any time. overdue_floor_s: what a worker may keep in any case.
+    without_workers: may be changed at any time. overdue_floor_s: a worker may keep a chunk for at least this time.
     """
 
     IN_FLIGHT = 2
@@ -110,9 +111,9 @@ class Coordinator:
         self._overdue_floor_s = overdue_floor_s
         self._queue: deque[int] = deque()
         self._chunks: dict[int, Chunk] = {}  # neither answered nor given up
-        self._losses: dict[int, _Losses] = {}  # of chunks that a lost worker had: those that they are blamed for
+        self._losses: dict[int, _Losses] = {}  # losses for which a chunk is blamed
         self._workers: dict[int, _Worker] = {}
-        self._here = _Worker()  # the driver's machine: with one chunk at most
+        self._here = _Worker()  # the driver's machine: with at most one chunk
 
     @property
     def workers(self) -> int:
@@ -120,7 +121,7 @@ class Coordinator:
 
     @property
     def in_flight(self) -> int:
-        """Chunks that somebody computes."""
+        """The number of chunks that are being computed."""
         return len(self._chunks.keys() - set(self._queue))
 
     @property
@@ -134,7 +135,7 @@ class Coordinator:
         return self._give(now)
 
     def cancel(self, chunks: Iterable[int]) -> None:
-        """Nobody wants their answers any more. Workers that have them finish them all the same."""
+        """Cancels chunks. Workers that have them finish them nevertheless."""
         gone = set(chunks)
         for chunk in gone:
             self._chunks.pop(chunk, None)
@@ -142,12 +143,12 @@ class Coordinator:
         self._queue = deque(chunk for chunk in self._queue if chunk not in gone)
 
     def deaths(self, chunk: int) -> int:
-        """Of workers that had the chunk in work."""
+        """Returns the number of workers lost while they ran the chunk."""
         losses = self._losses.get(chunk, _Losses())
         return losses.alone + losses.with_machine
 
     def expect(self, chunk: int, expected_s: float) -> None:
-        """It is better known now how long the chunk should take."""
+        """Updates how long the chunk should take."""
         if chunk in self._chunks:
             self._chunks[chunk] = replace(self._chunks[chunk], expected_s=expected_s)
 
@@ -156,7 +157,7 @@ class Coordinator:
         return self._give(now)
 
     def lost(self, worker: int, now: float, cause: str, *, with_machine: bool = False) -> list[Command]:
-        """The worker is gone, perhaps with all of its machine. The chunk that it had in work may be why."""
+        """The worker is lost, perhaps with its whole machine. The chunk that it ran may be the reason."""
         gone = self._workers.pop(worker, None)
         if gone is None:
             return []
@@ -171,14 +172,15 @@ class Coordinator:
         return commands + self._give(now)
 
     def failed(self, worker: int, chunk: int, now: float, cause: str, *, with_machine: bool = False) -> list[Command]:
-        """There is no answer; the worker does other chunks. with_machine: a machine was lost over it."""
+        """The chunk failed; the worker continues with others. with_machine: a machine was lost because of it."""
         self._answered(worker, chunk, now)
         commands = self._blame(chunk, cause, with_machine=with_machine) if chunk in self._chunks else []
         self._requeue(chunk)
         return commands + self._give(now)
 
     def replied(self, worker: int, chunk: int, now: float) -> tuple[bool, list[Command]]:
-        """Whether this is the first answer to the chunk, which counts. Comes from lost workers too."""
+        """Returns whether this is the first answer to the chunk, which counts, and commands. Lost workers may answer
+        too."""
         self._answered(worker, chunk, now)
         wanted = self._chunks.pop(chunk, None) is not None
         if wanted:
@@ -188,7 +190,7 @@ class Coordinator:
         return wanted, self._give(now)
 
     def tick(self, now: float) -> list[Command]:
-        """To be called now and then: what is overdue is given to somebody else too."""
+        """Must be called regularly: overdue chunks are given to a further worker."""
         return self._give(now)
 
     def _blame(self, chunk: int, cause: str, *, with_machine: bool = False) -> list[Command]:
@@ -204,7 +206,7 @@ class Coordinator:
         return [GiveUp(chunk, deaths, cause)]
 
     def _requeue(self, chunk: int) -> None:
-        """Back to the front, unless it is answered, given up, waiting, or still in somebody's hands."""
+        """Puts the chunk at the front, unless it is answered, given up, waiting, or still held by a worker."""
         if chunk in self._chunks and chunk not in self._queue and not any(True for _ in self._holders(chunk)):
             self._queue.appendleft(chunk)
 
@@ -221,13 +223,13 @@ class Coordinator:
             return
         worker = self._workers.get(name)
         if worker is not None and chunk in worker.in_flight:
-            if worker.in_flight[0] == chunk:  # the next one's turn comes: what is behind the first may overtake it
+            if worker.in_flight[0] == chunk:  # the next one starts: a chunk behind the first may overtake it
                 worker.since, worker.told = now, False
             worker.in_flight.remove(chunk)
 
     def _give(self, now: float) -> list[Command]:
         commands: list[Command] = []
-        # One each, then the next one each: so that few chunks are spread over all.
+        # First one for each worker, then the next one: so few chunks are spread over all.
         for depth in range(self.IN_FLIGHT):
             for name, worker in self._workers.items():
                 if len(worker.in_flight) == depth and self._queue and self._may_take(self._queue[0], worker, now):
@@ -235,15 +237,16 @@ class Coordinator:
         commands += self._late(now)
         for chunk, times in self._overdue(now).items():
             free = [name for name, worker in self._workers.items() if not worker.in_flight]
-            # Each copy more takes longer: a chunk that is hard, and no worker's fault, soon has no more of them.
+            # Each further copy is made later: a chunk that is hard, without any worker's fault, soon gets no more
+            # copies.
             if free and times > sum(1 for _ in self._holders(chunk)):
-                # Where one worker hangs others may, unheard of as they have nothing to do.
+                # If one worker hangs, others may too, unnoticed since they have nothing to do.
                 commands.append(self._send(max(free, key=lambda name: self._workers[name].since), chunk, now))
         return commands + self._help(now)
 
     def _may_take(self, chunk: int, worker: _Worker, now: float) -> bool:
-        """Who is late gets no more. A chunk that a lost worker had is given alone: then it is known which one ends
-        workers.
+        """Whether a worker may take a chunk. Late workers get no more. A chunk that a lost worker had is given alone,
+        to find out which one ends workers.
         """
         if self._lateness(worker, now) > 1:
             return False
@@ -257,7 +260,8 @@ class Coordinator:
                 yield Late(name, wanted[0], now - worker.since, self._expected_s(worker))
 
     def _help(self, now: float) -> list[Command]:
-        """The driver takes what nobody gets done: all workers are gone, or silent, or have nothing new to do."""
+        """Lets the driver take chunks that no worker gets done: all workers are lost, silent, or have nothing new to
+        do."""
         if self._here.in_flight or self.without_workers is WithoutWorkers.WAIT:
             return []
         if self._queue and any(self._lateness(worker, now) <= 1 for worker in self._workers.values()):
@@ -275,7 +279,8 @@ class Coordinator:
         return Send(name, chunk)
 
     def _overdue(self, now: float) -> dict[int, float]:
-        """Chunks whose holders have all kept them too long, the latest first; how many times that, at the least."""
+        """Returns chunks whose holders have all kept them too long, the latest first, with the least factor by which
+        they did."""
         late: dict[int, float] = {}
         for worker in (self._here, *self._workers.values()):
             times = self._lateness(worker, now)
@@ -285,11 +290,11 @@ class Coordinator:
         return {chunk: late[chunk] for chunk in sorted(late, key=lambda chunk: -late[chunk]) if late[chunk] > 1}
 
     def _lateness(self, worker: _Worker, now: float) -> float:
-        """How many times as long as it may it has kept its chunks; 0 if it has none."""
+        """Returns the time for which a worker has kept its chunks, relative to the allowed time; 0 if it has none."""
         if not worker.in_flight:
             return 0.0
         return (now - worker.since) / max(self._overdue_floor_s, self.OVERDUE_FACTOR * self._expected_s(worker))
 
     def _expected_s(self, worker: _Worker) -> float:
-        """Of the chunks that it has and somebody wants."""
+        """Returns the expected time of the worker's chunks that are still needed."""
         return sum(self._chunks[chunk].expected_s for chunk in worker.in_flight if chunk in self._chunks)

@@ -1,4 +1,4 @@
-"""The driver's side at run time: a thread that carries out what the coordinator says, over Ray."""
+"""The driver's side at run time: a thread that carries out the coordinator's commands, over Ray."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ _Arguments = ParamSpec("_Arguments")
 
 
 class Dispatcher:
-    """Owns coordinator, pool and publisher, and machines as long as it is there: only its thread touches them. What
-    others ask of it, and what it hears of workers, are steps that this thread takes in turn.
+    """Owns coordinator, pool and publisher and, while it exists, machines: only its thread uses them. Requests of
+    others and events of workers are steps that this thread takes in turn.
 
-    notes: for the user. failure: what ends all that is asked of it from now on. had_workers: whether there ever was
-    one. busy_s: of CPU, of the thread for ``chunks_sent`` chunks.
+    notes: for the user. failure: raised by all requests from now on. had_workers: whether there ever was a worker.
+    busy_s: CPU time of the thread for ``chunks_sent`` chunks.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Dispatcher:
         self._here_thread = ThreadPoolExecutor(1, thread_name_prefix="piper-ray-here")
         self.failure: Exception | None = None
         self.had_workers = False
-        self._slow: set[str] = set()  # machines that the user has been told of
+        self._slow: set[str] = set()  # machines that were reported to the user
         self._alone_since: float | None = None
         self.busy_s, self.chunks_sent = 0.0, 0
         self._thread = threading.Thread(target=self._run, name="piper-ray-dispatcher", daemon=True)
@@ -93,12 +93,12 @@ class Dispatcher:
 
     @property
     def workers_asked_for(self) -> int:
-        """Those that are on their way, too."""
+        """The number of workers, with those that are starting."""
         return self._pool.asked_for
 
     @property
     def threads(self) -> int:
-        """Of all workers."""
+        """The number of threads of all workers."""
         return self._pool.threads
 
     @property
@@ -111,24 +111,24 @@ class Dispatcher:
     def do(
         self, step: Callable[_Arguments, object], *arguments: _Arguments.args, **keywords: _Arguments.kwargs
     ) -> None:
-        """How any thread asks for ``submit``, ``cancel``, ``expect`` and ``tell``: the dispatcher's does it, after what
-        was asked before."""
+        """Requests ``submit``, ``cancel``, ``expect`` or ``tell`` from any thread: the dispatcher's thread runs it,
+        after earlier requests."""
         self._steps.put(partial(step, *arguments, **keywords))
 
     def overview(self) -> Overview:
-        """Of its machines, as they are known by now."""
+        """Returns an overview of its machines, as known by now."""
         answer: Future[Overview] = Future()
         self.do(self._look, answer)
         return answer.result()
 
     def count_anew(self) -> None:
-        """Of what is submitted from now on, chunks and traffic."""
+        """Counts chunks and traffic from now on only."""
         done = threading.Event()
         self.do(self._count_anew, done)
         done.wait(_TICK_S)
 
     def close(self) -> None:
-        """Ends the thread and the actors; nothing is waited for."""
+        """Ends the thread and the actors, without waiting for anything."""
         self._steps.put(None)
         self._thread.join()
         self._here_thread.shutdown(wait=True, cancel_futures=True)
@@ -175,11 +175,11 @@ class Dispatcher:
         except (RayError, ConnectionError) as error:
             self._fail(ClusterError(f"the connection to the cluster is lost: {_last_line(error)}"))
         except Exception as error:  # noqa: BLE001 - whoever waits for an answer must hear of it
-            # What was to be sent may not have been: there is no going on from here.
+            # A message may not have been sent, so it is impossible to go on.
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        """Nothing more can come of what is under way."""
+        """Fails all current calls."""
         self.failure = error
         calls = [*self._work.values()]
         self.cancel(calls)
@@ -187,7 +187,7 @@ class Dispatcher:
             call.answer.set_exception(error)
 
     def cancel(self, calls: Sequence[GivenCall]) -> None:
-        """Nobody wants their answers any more."""
+        """Cancels calls whose answers are no longer needed."""
         gone = set(calls)
         chunks = [chunk for chunk, call in self._work.items() if call in gone]
         self._coordinator.cancel(chunks)
@@ -195,7 +195,7 @@ class Dispatcher:
             del self._work[chunk]
 
     def submit(self, calls: Sequence[GivenCall]) -> None:
-        """Each of them is answered."""
+        """Submits calls. Each of them will be answered."""
         now = time.monotonic()
         if self.failure is not None:
             for call in calls:
@@ -207,13 +207,13 @@ class Dispatcher:
         self._carry_out(self._coordinator.add(chunks, now))
 
     def expect(self, wanted: GivenCall, expected_s: float) -> None:
-        """It is better known now how long the call should take."""
+        """Updates how long the call should take."""
         for chunk, call in self._work.items():
             if call is wanted:
                 self._coordinator.expect(chunk, expected_s)
 
     def tell(self, turn: int, bound_s: float, *, stop: bool) -> None:
-        """To all calls of a turn, wherever they run."""
+        """Passes a bound and the request to stop to all calls of a turn, wherever they run."""
         self._pool.tell(turn, bound_s, stop=stop)
         for call in self._work.values():
             if call.turn == turn:
@@ -227,7 +227,7 @@ class Dispatcher:
     def _look(self, answer: Future[Overview]) -> None:
         try:
             self._machines.look(time.monotonic())
-        finally:  # what goes wrong is known as the failure
+        finally:  # an error is known as the failure
             answer.set_result(self._machines.overview)
 
     def _start(self, worker: int, hello: Future[Hello]) -> None:
@@ -247,22 +247,22 @@ class Dispatcher:
             self._finish(worker, chunk, *reply.result())
         elif not isinstance(error, RayError):
             raise error
-        elif worker in self._known or worker == HERE:  # else its loss is known
+        elif worker in self._known or worker == HERE:  # otherwise its loss is known already
             self._carry_out(self._lost(worker, chunk, now, error))
 
     def _lost(self, worker: int, chunk: int, now: float, error: RayError) -> list[Command]:
-        """The call has failed, or its worker is gone."""
+        """Handles a call that failed or whose worker is lost."""
         node = self._pool.node_of(worker)
         host, wanted_bytes = self._machines.name(node), self._size.memory_bytes
         failed = not is_loss(error)
         if failed and not self._size.guarded:
-            # It lives but cannot do it: it starts afresh with all that calls share.
+            # The worker lives but cannot do the call: it starts afresh with all that calls share.
             self._known[worker] = {OF_WORKER}
             return self._coordinator.failed(worker, chunk, now, cause_of(error, host, wanted_bytes))
         self._pool.drop(worker, now)
         gone = not self._machines.is_alive(node, now)
         cause = cause_of(error, host, wanted_bytes, machine_gone=gone)
-        if failed:  # what goes wrong in such a call is its answer: so this is of the machine
+        if failed:  # an error of the call itself would be its answer, so this is due to the machine
             self._machines.doubt(node, f"it cannot work: {cause}", now)
             self._machines.check()
         self._known.pop(worker, None)
@@ -303,7 +303,7 @@ class Dispatcher:
                 self._call(command, work)
 
     def _tell_of(self, late: Late) -> None:
-        """Once for each machine."""
+        """Reports a slow machine, once for each."""
         host = self._machines.name(self._pool.node_of(late.worker))
         if host not in self._slow:
             self._slow.add(host)
@@ -324,7 +324,7 @@ class Dispatcher:
             self._carry_out(self._coordinator.failed(HERE, chunk, time.monotonic(), _last_line(fault)))
 
     def _call(self, command: Send, given: GivenCall) -> None:
-        """What the worker does not have yet it fetches."""
+        """Sends a call. The worker fetches what it does not have yet."""
         node, call, fetched = self._pool.node_of(command.worker), given.call, dict[int, list[Any]]()
         known = self._known.setdefault(command.worker, {OF_WORKER})
         for one in given.shared:

@@ -1,11 +1,11 @@
-"""Keeps a Ray of our own: a process that starts it, and ends it with whoever wanted it, however that one ends.
+"""Keeps a Ray for one process: starts it, and ends it with that process, however that one ends.
 
-It is in a session of its own, and so is all that Ray starts. stdin is a pipe that nobody writes to: when its other end
-is gone, every process of the session is killed and Ray's folder is removed. Signals that ask processes to end, to a
-whole terminal or job, end none of them: whoever wanted Ray is asked too, and needs it to end well.
+This program and all that Ray starts are in a session of their own. stdin is a pipe to which nothing is written: when
+its other end is gone, every process of the session is killed and Ray's folder is removed. Signals that ask a whole
+terminal or job to end do not end these processes: the process that uses Ray gets them too, and needs Ray to end well.
 
-Run by its path, and knows no other module of ours, so that it is there at once. Prints Ray's address, or an empty line
-and then why there is none.
+It is run by its path and imports no other module of piper_ray, so that it starts at once. It prints Ray's address, or
+an empty line and then the reason why there is none.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PREFIX = "piper-ray-"
-"""Of our folders' names. Each has a lock in it, which is held as long as the folder is in use."""
+"""Prefix of the folders' names. Each has a lock in it, which is held while the folder is in use."""
 
 _LOCK = "lock"
 _LONGEST_FOLDER = 41
-"""In bytes, with 66 for what Ray puts behind it: the path of a socket has at most 107."""
+"""In bytes. Ray appends up to 66, and the path of a socket has at most 107."""
 
 _RAY = "import sys; del sys.path[0]; from ray.scripts.scripts import main; main()"
 _PR_SET_CHILD_SUBREAPER = 36
@@ -39,7 +39,7 @@ _PATIENCE_S = 5.0
 
 def main() -> None:
     """cpus: all of the machine if not given."""
-    # All that is started here inherits it.
+    # All processes started here inherit it.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
     _adopt()
     try:
@@ -58,13 +58,13 @@ def main() -> None:
 
 
 def _adopt() -> None:
-    """Processes whose parent ends become children of this one, which takes note of their end. On Linux."""
+    """Makes orphaned processes children of this one, which then reaps them. On Linux."""
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1))
 
 
 def _base() -> Path:
-    """For the folder: where Ray would have its own, if the path is short enough for sockets."""
+    """Returns where to put the folder: where Ray would have its own, if that path is short enough for sockets."""
     wanted = [os.environ.get("RAY_TMPDIR"), tempfile.gettempdir()]
     longest = _LONGEST_FOLDER - len(PREFIX) - 9
     return next((Path(base) for base in wanted if base and len(os.fsencode(base)) <= longest), Path("/tmp"))
@@ -75,7 +75,7 @@ def _folder(base: Path) -> Iterator[Path]:
     base.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix=f".{PREFIX}", dir=base))
     with (made / _LOCK).open("w") as lock:
-        with contextlib.suppress(OSError):  # where there are no locks, nobody removes what others left
+        with contextlib.suppress(OSError):  # without locks nobody removes what others left
             fcntl.flock(lock, fcntl.LOCK_EX)
         folder = made.rename(base / made.name[1:])  # from now on others see it, and that it is in use
         try:
@@ -85,7 +85,7 @@ def _folder(base: Path) -> Iterator[Path]:
 
 
 def _start(folder: Path, cpus: list[str]) -> str | None:
-    """Ray's address; None if nobody wants it any more, or it does not start, which is told."""
+    """Returns Ray's address; None if it is no longer needed, or does not start, which is reported."""
     command = [
         *(sys.executable, "-c", _RAY, "start", "--head", "--port=0", "--node-ip-address=127.0.0.1"),
         *("--include-dashboard=false", "--disable-usage-stats", f"--temp-dir={folder}"),
@@ -104,7 +104,7 @@ def _start(folder: Path, cpus: list[str]) -> str | None:
 
 
 def end_session(session: int) -> None:
-    """Kills every process of a session but this one. 0 is none."""
+    """Kills every process of a session except this one. 0 stands for no session."""
     end = time.monotonic() + _PATIENCE_S
     while session and (others := _members(session) - {os.getpid()}) and time.monotonic() < end:
         for pid in others:
@@ -117,7 +117,7 @@ def end_session(session: int) -> None:
 
 
 def remove_abandoned(base: Path) -> None:
-    """What is left of others whose keeper was killed: processes, and folders."""
+    """Removes processes and folders of others whose keeper was killed."""
     for folder in base.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
             if folder.stat().st_uid != os.getuid():
@@ -125,15 +125,15 @@ def remove_abandoned(base: Path) -> None:
             with (folder / _LOCK).open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 for pid in processes():
-                    if b"=" + os.fsencode(folder) in read(pid, "cmdline"):  # as Ray's daemons have it
+                    if b"=" + os.fsencode(folder) in read(pid, "cmdline"):  # a daemon of that Ray
                         end_session(_session(pid))
                 shutil.rmtree(folder, ignore_errors=True)
 
 
 def _members(session: int) -> set[int]:
-    """Those that live, or whose end nobody has taken note of.
+    """Returns the processes of a session that live or are not reaped.
 
-    Where there is no /proc, those of its first group: workers have groups of their own, and end with it.
+    Without /proc, those of its first group: workers have groups of their own, and end with it.
     """
     if not Path("/proc/self/stat").exists():
         listed = subprocess.run(["ps", "-axo", "pgid=,pid="], capture_output=True, text=True, check=False)
@@ -143,19 +143,19 @@ def _members(session: int) -> set[int]:
 
 
 def _session(pid: int) -> int:
-    """0 if there is no such process."""
-    # The name, in parentheses, may hold anything. Fields after it: state, parent, group, session.
+    """Returns the session of a process; 0 if there is no such process."""
+    # The name, in parentheses, may have any characters. Fields after it: state, parent, group, session.
     fields = read(pid, "stat").rpartition(b")")[2].split()
     return int(fields[3]) if len(fields) > 3 else 0
 
 
 def processes() -> list[int]:
-    """Of this machine, by pid; none where there is no /proc."""
+    """Returns the pids of this machine; none without /proc."""
     return [int(path.name) for path in Path("/proc").glob("[0-9]*")]
 
 
 def read(pid: int, name: str) -> bytes:
-    """What the system tells of a process; nothing if it is gone."""
+    """Returns a file of /proc about a process; empty if the process is gone."""
     try:
         return Path(f"/proc/{pid}/{name}").read_bytes()
     except OSError:

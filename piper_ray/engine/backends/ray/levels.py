@@ -1,4 +1,4 @@
-"""Levels of the lattice as calls: a batch of them in chunks, what these share, and what a worker does with a chunk."""
+"""Levels of the lattice as calls: a batch of them in chunks, what these share, and how a worker evaluates a chunk."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class FinishedLevels(NamedTuple):
 
 
 class ChunkThreads:
-    """The threads of a worker for chunks, with what it knows of the evaluation that it last had a chunk of."""
+    """The threads of a worker for chunks, with the finished levels of the evaluation of its last chunk."""
 
     def __init__(self, threads: int) -> None:
         self.backend = LocalBackend(threads)
         self._states: StateTables | None = None
 
     def states_of(self, tables: tuple[Any, ...], cluster: ClusterArrays, target: Threshold) -> StateTables:
-        """The levels that chunks of this evaluation have needed so far are finished."""
+        """Returns the states of an evaluation, with all levels finished that its chunks have needed so far."""
         if self._states is None or self._states.target is not target:
             lattice, costs, options = tables
             found = Tables(frozen(lattice), frozen(costs), frozen(options), frozen(cluster))
@@ -52,7 +52,8 @@ class ChunkThreads:
 def evaluate_chunk(
     threads: ChunkThreads, tables: tuple[Any, ...], evaluation: tuple[ClusterArrays, Threshold], *rest: Any
 ) -> Worked:
-    """The states of a chunk, ``narrow``. rest: ``FinishedLevels``, the chunk, and a control that is not looked at."""
+    """Returns the states of a chunk, ``narrow``. rest: ``FinishedLevels``, the chunk, and a control that is not
+    used."""
     *spans, chunk, _ = rest
     states = threads.states_of(tables, *evaluation)
     for span in spans:
@@ -68,7 +69,8 @@ _CHUNK_THREADS = Shared(None, OF_WORKER)
 
 
 class SharedLevels:
-    """What chunks share: tables of a workload, limits of an evaluation, and spans of its finished levels, each once."""
+    """What chunks share, each sent once: tables of a workload, limits of an evaluation, and spans of its finished
+    levels."""
 
     def __init__(self) -> None:
         self._tables: Shared | None = None
@@ -77,7 +79,8 @@ class SharedLevels:
     def calls(
         self, states: StateTables, edges: Sequence[int], expected_s: float, here: LocalBackend
     ) -> list[GivenCall]:
-        """Chunks of downsets between the edges, over all levels that are finished by now. here: where no worker is."""
+        """Makes calls for chunks of downsets between the edges, over all levels finished by now. here: used without
+        workers."""
         shared, level, buckets = self._of(states), states.level, states.buckets_used
         calls = []
         for first, last in pairwise(edges):
@@ -88,7 +91,7 @@ class SharedLevels:
         return calls
 
     def _of(self, states: StateTables) -> tuple[Shared, ...]:
-        """Of an evaluation, with all that is finished of it by now."""
+        """Returns what the chunks of an evaluation share, with all of its levels finished by now."""
         lattice, costs, options, cluster = states.tables
         if self._tables is None or self._tables.value[1] is not costs or self._tables.value[2] is not options:
             self._tables = Shared((lattice, costs, options))
@@ -102,7 +105,7 @@ class SharedLevels:
 
 @dataclass(eq=False)
 class ChunkBatch:
-    """Levels from ``first_level`` on, over the first ``buckets`` buckets. edges: of the chunks, of which each is a
+    """Levels from ``first_level`` on, over the first ``buckets`` buckets. edges: between the chunks, each of which is a
     call."""
 
     states: StateTables
@@ -113,21 +116,21 @@ class ChunkBatch:
 
     @property
     def done(self) -> int:
-        """Downsets answered."""
+        """The number of downsets answered."""
         spans = zip(self.calls, pairwise(self.edges), strict=True)
         return sum(end - begin for call, (begin, end) in spans if call.answer.done())
 
     @property
     def worked_s(self) -> float:
-        """Of all threads together, once all is answered."""
+        """The time of all threads together, once all is answered."""
         return sum(float(call.answer.result().seconds) for call in self.calls)
 
     @property
     def answered_s(self) -> float:
-        """When the last one was, by ``time.perf_counter``."""
+        """The time of the last answer, by ``time.perf_counter``."""
         return max(call.answered_s for call in self.calls)
 
     @cached_property
     def found(self) -> LevelStates:
-        """Once all is answered."""
+        """Returns the states, once all is answered."""
         return joined([wide(call.answer.result().states) for call in self.calls])

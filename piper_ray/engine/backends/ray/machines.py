@@ -1,7 +1,7 @@
-"""The machines of the cluster: each is asked what it runs before it is counted on, and left out if that is another.
+"""The machines of the cluster. Each is asked for its software before it is used, and left out if that differs.
 
-What is placed anywhere may begin on a machine that has not answered yet: workers say what they run, too. Who
-computes for a driver must have its versions and sources, or the answer may be another.
+A worker placed by Ray may start on a machine that has not answered yet, so workers report their software too. It must
+be the driver's versions and sources, or answers might differ.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from piper_ray.model.errors import ClusterError
 _LOOK_EVERY_S = 2.0
 
 _ATTEMPTS = 3
-"""To ask a machine whose processes die before they can answer, and to use one where work fails."""
+"""Number of attempts to ask a machine whose processes die before they answer, and to use one on which work fails."""
 
 _ASK_AGAIN_S = 30.0
-"""After that many attempts: what ails it may pass."""
+"""Pause after that many attempts: the cause may be temporary."""
 
 
 class RayNode(NamedTuple):
-    """A machine as Ray has it. id: new each time that its Ray starts."""
+    """A machine as Ray reports it. id: new each time that its Ray starts."""
 
     id: str
     host: str
@@ -39,13 +39,13 @@ class RayNode(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As a person would look for it."""
+        """The name by which a person would look for it."""
         return self.host if self.host == self.address else f"{self.host} ({self.address})"
 
 
 class Overview(NamedTuple):
-    """Of the good machines: their cores, the memory of the one with cores that has most, whether others have yet to
-    answer.
+    """Of the usable machines: their cores, and the largest memory of one with cores; and whether other machines have
+    yet to answer.
     """
 
     cpus: int
@@ -54,28 +54,28 @@ class Overview(NamedTuple):
 
 
 class View(Protocol):
-    """What can be seen of a cluster. Nothing here waits."""
+    """What can be seen of a cluster. No method waits."""
 
     def nodes(self) -> list[RayNode]:
-        """Those that are alive."""
+        """Returns the nodes that are alive."""
         ...
 
     def ask(self, node: str) -> None:
-        """What it runs. Each node is asked again only after its answer."""
+        """Asks a node for its software. A node is asked again only after its answer."""
         ...
 
     def answers(self) -> dict[str, Software | RayError]:
-        """Those that have come since, by node."""
+        """Returns the answers since the last call, by node."""
         ...
 
     def free_cpus(self) -> dict[str, float]:
-        """Cores that nobody has asked for, by node: as of a moment ago."""
+        """Returns the cores that are not reserved, by node, as of a moment ago."""
         ...
 
 
 @final
 class RayView:
-    """The cluster that this process is connected to."""
+    """The cluster to which this process is connected."""
 
     def __init__(self) -> None:
         self._question: Any = ray.remote(num_cpus=0, max_retries=0)(question())
@@ -120,19 +120,19 @@ def _outcome(ref: Any) -> Software | RayError:
 
 @dataclass
 class _Machine:
-    """good: it runs what this process does. fault: what keeps it out. Neither: it has not answered yet."""
+    """good: it runs the same software as this process. fault: why it is left out. Neither: it has not answered yet."""
 
     node: RayNode
     good: bool = False
     fault: str | None = None
-    attempts: int = 0  # to ask it, in vain
+    attempts: int = 0  # number of failed attempts to ask it
     doubts: int = 0
     ask_at: float = float("-inf")
 
 
 class Machines:
-    """tell: is told of each machine that is left out, once. here: the driver's own node, which is asked in any case,
-    others only if they have cores. trusted: whether that one is known to run what this process does.
+    """tell: called once with each machine that is left out. here: the driver's own node, which is always asked; others
+    only if they have cores. trusted: whether the driver's node is known to run the same software.
 
     Not for several threads.
     """
@@ -156,44 +156,45 @@ class Machines:
 
     @property
     def nodes(self) -> list[RayNode]:
-        """The good machines with cores."""
+        """Returns the usable machines with cores."""
         return [node for node in self._good() if node.cpus > 0]
 
     @property
     def have_cores(self) -> bool:
-        """Whether any machine has, good or not."""
+        """Whether any machine, usable or not, has cores."""
         return any(machine.node.cpus > 0 for machine in self._machines.values())
 
     @property
     def left_out(self) -> dict[str, str]:
-        """What keeps machines out, by node."""
+        """The reasons why machines are left out, by node."""
         return {node: machine.fault for node, machine in self._machines.items() if machine.fault is not None}
 
     def memory_here_bytes(self) -> float:
-        """Of the driver's own machine; 0 if that may not work."""
+        """The memory of the driver's own machine; 0 if that may not work."""
         return next((node.memory_bytes for node in self._good() if node.id == self.here), 0.0)
 
     def free_cpus(self, node: str) -> int:
-        """Cores of a machine that nobody has asked for."""
+        """Returns the cores of a machine that are not reserved."""
         return int(self._view.free_cpus().get(node, 0.0))
 
     def name(self, node: str) -> str:
         return self._names.get(node, "an unknown machine")
 
     def name_at(self, address: str | None) -> str:
-        """Of the machine with this IP address, or the only one that there is."""
+        """Returns the name of the machine with this IP address, or of the only one."""
         found = [node for node, machine in self._machines.items() if machine.node.address == address]
         node = next(iter(found or (self._machines if len(self._machines) == 1 else ())), None)
         return self.name(node) if node is not None else address or "an unknown machine"
 
     def leave_out(self, node: str, fault: str) -> None:
-        """From now on, whatever it has answered."""
+        """Leaves a machine out from now on, whatever it has answered."""
         machine = self._machines.get(node)
         if machine is not None:
             self._fault(machine, fault)
 
     def doubt(self, node: str, fault: str, now: float) -> None:
-        """Work has failed there for no reason of its own: until it has answered anew, and a few times at the most."""
+        """Work has failed there without a reason of its own: the machine is not used until it answers again, a few
+        times at most."""
         machine = self._machines.get(node)
         if machine is not None:
             machine.doubts += 1
@@ -211,7 +212,7 @@ class Machines:
             )
 
     def look(self, now: float, *, at_once: bool = False) -> None:
-        """To be called often. at_once: something has happened to a machine."""
+        """Updates the machines; to be called often. at_once: something has happened to a machine."""
         if at_once or now - self._looked_at >= _LOOK_EVERY_S:
             self._looked_at = now
             self._update()
@@ -221,19 +222,19 @@ class Machines:
                 self._answered(machine, answer, now)
         for machine in self._of_interest():
             if not machine.good and now >= machine.ask_at:
-                machine.ask_at = float("inf")  # until it is known what becomes of this
+                machine.ask_at = float("inf")  # until it has answered
                 self._view.ask(machine.node.id)
 
     def check_here(self) -> None:
-        """Raises ClusterError once the driver's own node has ended: no call of its is answered from then on.
+        """Raises ClusterError once the driver's own node has ended: no call is answered from then on.
 
-        Ray ends most drivers with their node, but not one that has nothing to ask of a worker yet.
+        Ray ends most drivers with their node, but not one that has not used a worker yet.
         """
         if self.here in self._names and self.here not in self._machines:
             raise ClusterError("Ray on this machine has ended, and with it the connection to the cluster")
 
     def is_alive(self, node: str, now: float) -> bool:
-        """As Ray knows it now."""
+        """Whether Ray now reports the node as alive."""
         self.look(now, at_once=True)
         return node in self._machines
 
@@ -275,15 +276,15 @@ class Machines:
 
 
 Software = Mapping[str, str]
-"""Version by name; ``SOURCES`` is a hash of all of piper_ray's Python files. Empty: it cannot be imported."""
+"""Version by name; ``SOURCES`` is a hash of all of piper_ray's Python files. Empty: piper_ray cannot be imported."""
 
 SOURCES = "sources"
 _NAMES = ("piper_ray", "numpy", "numba", "pyarrow", "ray")
 
 
 def question() -> Callable[[], dict[str, str]]:
-    """Tells the software of the process that calls it. A local function, which Ray sends by value: all that it takes
-    for granted is Python and Ray.
+    """Returns a function that reports the software of the process that calls it. It is a local function, which Ray
+    sends by value, so it requires only Python and Ray.
     """
     names, sources = _NAMES, SOURCES
 
@@ -300,7 +301,7 @@ def question() -> Callable[[], dict[str, str]]:
             except Exception:  # noqa: BLE001 - a broken one may raise whatever it likes
                 found[name] = ""
                 continue
-            # A folder of that name, which is no package, can be imported too.
+            # A folder of that name that is not a package can be imported too.
             found[name] = str(getattr(module, "__version__", "")) if module.__file__ else ""
             if name == "piper_ray" and module.__file__:
                 digest = hashlib.sha256()
@@ -315,12 +316,12 @@ def question() -> Callable[[], dict[str, str]]:
 
 @cache
 def software() -> Software:
-    """Of this process."""
+    """Returns the software of this process."""
     return question()()
 
 
 def difference(theirs: Software) -> str | None:
-    """In which way another process does not run what this one does, in words; None if it does."""
+    """Describes how another process's software differs from this one's; None if it does not."""
     ours = software()
     missing = [name for name in ours if name != SOURCES and not theirs.get(name)]
     if missing:

@@ -1,5 +1,5 @@
-"""What is worth sending, and how large batches and chunks should be, from what earlier ones took. No I/O; changes the
-speed, never the answer.
+"""Decides what is worth sending, and the size of batches and chunks, from measurements of earlier ones. No I/O; it
+changes the speed, never the answer.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from piper_ray.engine.kernels.types import IndexArray
 from piper_ray.engine.tables.rate import Rate
 
 _LEAST_GAIN = 1.1
-"""How many times as fast workers must be with a batch to get it."""
+"""Least factor by which workers must be faster with a batch to get it."""
 
 _CHUNK_S = 0.075
 _LEAST_CHUNK_S = 0.005
 _PER_WORKER, _FEW_WORKERS = 2, 16
 _WEIGHT, _UP, _DOWN = 0.3, 0.1, 0.5
-"""Of the newest figure in running means."""
+"""Weights of the newest figure in running means."""
 
 _MOST_ROUND_TRIP_S = 0.05
 _FORGET = 0.02
-"""Of the stretch, with each batch that stays here for it: what made it long may have passed."""
+"""Share of the stretch that is forgotten with each batch kept here because of it: its cause may have passed."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """Levels up to ``end_level`` - 1. far: bucket bounds over finished levels. near: over those of the span itself."""
+    """Levels up to ``end_level`` - 1. far: bucket bounds over finished levels. near: over levels of the span itself."""
 
     end_level: int
     far: int
@@ -36,8 +36,8 @@ class Span:
 
 @dataclass
 class Pacing:
-    """round_trip_s: of a batch, beyond its work. stretch: how many times as long as both together it takes, where cores
-    are shared with others. call_s: of the driver, for each chunk.
+    """round_trip_s: of a batch, besides its work. stretch: factor on both together if cores are shared with others.
+    call_s: time of the driver for each chunk.
     """
 
     round_trip_s: float = 0.003
@@ -53,10 +53,10 @@ class Pacing:
         workers: int = 1,
         threads_here: int = 1,
     ) -> Span:
-        """The next levels for the workers: until the rest, which the driver does, takes as long as a round trip or the
-        driver's calls, one for each worker.
+        """Returns the next levels for the workers: until the rest, which the driver does, takes as long as a round trip
+        or the driver's calls, one for each worker.
 
-        These stand still all workers but the driver, so a batch of this size wastes least.
+        During these all workers but the driver are idle, so a batch of this size wastes least.
         """
         far, near, extra, end = 0, 0, 0, level
         allowed_s = threads_here * max(self.round_trip_s, self.call_s * workers)
@@ -71,8 +71,8 @@ class Pacing:
         return Span(end, far, near)
 
     def gain_s(self, far_s: float, near_s: float, threads_here: int, threads_there: float) -> float:
-        """What is gained when workers with so many threads do the far part of a batch, whose parts take one thread so
-        long; below 0: lost.
+        """Returns the seconds gained if workers with ``threads_there`` threads do the far part of a batch; negative:
+        lost. far_s, near_s: of its parts on one thread.
         """
         here_s = (far_s + near_s) / threads_here
         if threads_there <= 0:
@@ -90,17 +90,17 @@ class Pacing:
     def pays_ahead(
         self, far_s: float, near_s: float, between_s: float, threads_here: int, threads_there: float
     ) -> bool:
-        """Whether a batch should be sent while the one before it is under way: for as long as that takes to come back
-        and to be finished, which workers would stand still, the driver has the part between the two to itself.
+        """Whether a batch should be sent while the previous one is being returned and finished. Workers would be idle
+        for that time, but the driver has to do the part between the two alone.
         """
         wins = between_s < self.round_trip_s + near_s / threads_here
         return wins and self.gain_s(far_s, near_s + between_s * threads_here, threads_here, threads_there) > 0.0
 
     def chunks(self, seconds: float, workers: int, threads: int, downsets: int) -> int:
-        """Two for each of a few workers, one for each of many, unless these were tiny; more where they would be longer
-        than 75 ms.
+        """Returns the number of chunks: two for each of a few workers, one for each of many, unless these were tiny;
+        more if they would take longer than 75 ms.
 
-        seconds: that one thread takes. threads: of all workers.
+        seconds: on one thread. threads: of all workers.
         """
         of_one_worker_s = seconds * max(1, workers) / max(1, workers, threads)
         for_each = _PER_WORKER if workers <= _FEW_WORKERS else 1
@@ -108,15 +108,15 @@ class Pacing:
         return max(1, min(downsets, max(least, math.ceil(of_one_worker_s / _CHUNK_S))))
 
     def record_calls(self, busy_s: float, chunks: int) -> None:
-        """What calls have taken the driver in all, and for how many chunks."""
+        """Records the driver's total time for calls, and the number of chunks."""
         if chunks > 0:
             self.call_s = busy_s / chunks
 
     def record(self, worked_s: float, elapsed_s: float, threads: int) -> None:
-        """A batch is done: ``worked_s`` is the sum over its threads, ``elapsed_s`` what the driver waited."""
+        """Records a batch: ``worked_s`` is the sum over its threads, ``elapsed_s`` the time that the driver waited."""
         if worked_s > 0:
             expected_s = worked_s / max(1, threads)
             self.stretch += _WEIGHT * (max(1.0, elapsed_s / (expected_s + self.round_trip_s)) - self.stretch)
             waste_s = min(max(elapsed_s - expected_s, 0.0005), _MOST_ROUND_TRIP_S)
-            # A long one may have had tables to fetch, or a worker to wait for.
+            # A long round trip may include fetching tables, or waiting for a worker.
             self.round_trip_s += (_UP if waste_s > self.round_trip_s else _DOWN) * (waste_s - self.round_trip_s)

@@ -1,4 +1,4 @@
-"""What workers ask for, and where they belong. No I/O."""
+"""What workers request, and where they are placed. No I/O."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WorkerSize:
-    """What each worker asks for. cpus: None: the cores of its machine, shared out among the workers there.
+    """What each worker requests. cpus: None: the cores of its machine, shared among the workers there.
 
-    guarded: the driver's process does none of their work: a further worker on its machine does, in its place.
+    guarded: the driver's process does none of their work: a further worker on its machine does it instead.
     """
 
     cpus: int | None
@@ -23,13 +23,13 @@ class WorkerSize:
     guarded: bool = False
 
     def serves(self, wanted: WorkerSize) -> bool:
-        """Whether such workers will do for who wants the others. The memory is exact for guarded ones alone."""
+        """Whether such workers suffice for a request for the others. Only for guarded ones the memory must be equal."""
         alike = (self.cpus, self.guarded) == (wanted.cpus, wanted.guarded)
         return alike and (self.memory_bytes == wanted.memory_bytes or not self.guarded)
 
 
 class Place(NamedTuple):
-    """A worker's machine and how many of its cores. node: None: wherever Ray finds room."""
+    """The machine and the number of cores of a worker. node: None: wherever Ray finds room."""
 
     node: str | None
     cpus: int
@@ -38,10 +38,11 @@ class Place(NamedTuple):
 def missing_places(
     nodes: Sequence[RayNode], held: Mapping[str, Sequence[int]], wanted: int | None, size: WorkerSize
 ) -> list[Place]:
-    """Where workers are missing: one on each machine with all of its cores, unless their number or size is given.
+    """Returns where workers are missing: one on each machine with all of its cores, unless their number or size is
+    given.
 
-    held: the cores of each worker that is there or on its way, by machine. wanted: so many workers, spread over the
-    machines, and each machine's cores over its own. None have places on machines with too little memory.
+    held: the cores of each worker that runs or is starting, by machine. wanted: the number of workers, spread over the
+    machines, and each machine's cores over its own. Machines with too little memory get none.
     """
     nodes = [node for node in nodes if node.memory_bytes >= size.memory_bytes]
     room = {node.id: int(node.cpus) - sum(held.get(node.id, ())) for node in nodes}

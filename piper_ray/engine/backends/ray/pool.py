@@ -1,4 +1,4 @@
-"""The actors: starts them, replaces lost ones, takes in those that join late. Of their events its owner is told."""
+"""The actors: starts them, replaces lost ones, and takes in late ones. Reports their events to its owner."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MACHINES_WITHIN_S = 5.0
 
 @dataclass
 class _Actor:
-    """handle: Ray's. asked_s: when it was asked for."""
+    """handle: Ray's. asked_s: when it was requested."""
 
     handle: Any
     place: Place
@@ -31,10 +31,11 @@ class _Actor:
 
 
 class Pool:
-    """wanted: actors to keep, spread over the good machines; None: as many as these have room for, as they come and go.
+    """wanted: the number of actors to keep, spread over the usable machines; None: as many as these have room for, as
+    they join and leave.
 
-    on_started: is told of a worker's hello, or why there is none; on_answered: of an answer to a chunk, or what became
-    of it. Both come in threads of Ray's. failures: starts that failed since one last succeeded.
+    on_started: called with a worker's hello, or why there is none. on_answered: called with an answer to a chunk, or
+    what became of it. Both are called in threads of Ray. failures: failed starts since the last successful one.
     """
 
     def __init__(
@@ -61,12 +62,12 @@ class Pool:
 
     @property
     def asked_for(self) -> int:
-        """Actors that are there or on their way. On any thread."""
+        """The number of actors that run or are starting. For any thread."""
         return len(self._actors)
 
     @property
     def threads(self) -> int:
-        """Of all workers that are ready. Asked for on another thread: ``list`` looks at the dict in one go."""
+        """The number of threads of all ready workers. Called on another thread: ``list`` reads the dict in one step."""
         actors = [self._actors.get(worker) for worker in list(self._ready)]
         return sum(actor.place.cpus for actor in actors if actor is not None)
 
@@ -74,10 +75,10 @@ class Pool:
         return self._machines.here if worker == HERE else self._ready[worker].node
 
     def keep_up(self, now: float) -> None:
-        """Starts what is missing. Ray places an actor when there is room for it; nobody waits for that."""
+        """Starts missing actors. Ray places an actor when there is room; nothing waits for that."""
         self._machines.look(now)
         left_out = frozenset(self._machines.left_out)
-        if left_out - self._left_out:  # what failed there may do better elsewhere
+        if left_out - self._left_out:  # starts that failed there may succeed elsewhere
             self.failures, self._not_before = 0, float("-inf")
         self._left_out = left_out
         if self._began_s is None:
@@ -89,12 +90,12 @@ class Pool:
             self._ask_for(next(self._names), place, now)
 
     def _spreads_later(self, now: float) -> bool:
-        """Workers by number are spread over all machines: so these are waited for, a while."""
+        """Whether to wait for more machines: a given number of workers is spread over all of them."""
         return self._machines.overview.asking and now - (self._began_s or now) < _MACHINES_WITHIN_S
 
     def _missing(self) -> list[Place]:
         size = self._size
-        if not self._machines.have_cores:  # one in any case: for clusters that grow when somebody waits
+        if not self._machines.have_cores:  # always one: some clusters grow when a request waits
             return [] if self._actors else [Place(None, size.cpus or 1)]
         return missing_places(self._machines.nodes, self._held(), self._wanted, size)
 
@@ -107,7 +108,7 @@ class Pool:
         return held
 
     def _make_room(self, now: float) -> None:
-        """Asks for fewer cores where others have had some of them for long, and for a machine that has come."""
+        """Requests fewer cores if others have held some for long, and places for a machine that has joined."""
         if now - self._looked_s < _PATIENCE_S:
             return
         self._looked_s = now
@@ -135,7 +136,8 @@ class Pool:
         ray.kill(self._actors.pop(worker).handle, no_restart=True)
 
     def started(self, worker: int, hello: Hello, now: float) -> bool:
-        """Takes the worker in. False: its machine runs other software and is left out, or it is no more wanted."""
+        """Takes the worker in. Returns False if its machine has other software and is left out, or it is no longer
+        needed."""
         if worker not in self._actors:
             return False
         self._ready[worker] = hello
@@ -148,20 +150,20 @@ class Pool:
         return False
 
     def call(self, worker: int, chunk: int, order: CallOrder, now: float) -> None:
-        """HERE: a worker of last resort, which asks for no core, as those may be held by others that get nothing
-        done."""
+        """Sends a call. HERE: to a worker of last resort, which requests no core, since stuck processes may hold all
+        cores."""
         if worker == HERE and HERE not in self._actors:
             self._ask_for(HERE, Place(self._machines.here, 0), now)
         reply = self._actors[worker].handle.call.remote(order)
         _when_done(reply, lambda done: self._on_answered(worker, chunk, done))
 
     def tell(self, turn: int, bound_s: float, *, stop: bool) -> None:
-        """To all workers that are ready; none is waited for."""
+        """Passes a bound to all ready workers, without waiting."""
         for worker in self._ready:
             self._actors[worker].handle.tell.remote(turn, bound_s, float(stop))
 
     def drop(self, worker: int, now: float) -> None:
-        """The worker is of no more use, or gone already."""
+        """Drops a worker that is of no more use or lost."""
         if worker not in self._actors:
             return
         node = self._actors[worker].place.node

@@ -1,4 +1,4 @@
-"""What the driver has put into the object store, and how many bytes went where."""
+"""Tracks what the driver has put into the object store, and how many bytes were copied where."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from piper_ray.engine.backends.ray.calls import array_bytes
 
 @dataclass(frozen=True)
 class Stored:
-    """An object that the driver owns: gone from the store when the last of these goes."""
+    """An object that the driver owns. It is removed from the store with the last reference to this."""
 
     ref: ray.ObjectRef[Any]
     size_bytes: int
@@ -22,7 +22,7 @@ class Stored:
 
 @dataclass
 class Traffic:
-    """put: by the driver. fetched: copied to another node, once for each object and node. held: most at a time."""
+    """put: by the driver. fetched: copied to another node, once for each object and node. held: the most at a time."""
 
     put_bytes: int = 0
     fetched_bytes: Counter[str] = field(default_factory=Counter)
@@ -38,20 +38,20 @@ class Publisher:
         self._on_node: defaultdict[str, WeakSet[Stored]] = defaultdict(WeakSet)
 
     def put(self, value: object) -> Stored:
-        """Anything that can be sent; arrays are read in place where they are fetched."""
+        """Stores any value that can be sent. Arrays are read in place where they are fetched."""
         stored = Stored(ray.put(value), array_bytes(value))
         self.traffic.put_bytes += stored.size_bytes
         self._hold(self._node, stored)
         return stored
 
     def sent(self, node: str, stored: Stored) -> None:
-        """The node needs this: it fetches it if it does not have it."""
+        """Records that the node needs this, and that it fetches it if it does not have it."""
         if stored not in self._on_node[node]:
             self.traffic.fetched_bytes[node] += stored.size_bytes
             self._hold(node, stored)
 
     def count_anew(self) -> None:
-        """From what each node holds now on."""
+        """Restarts the count from what each node holds now."""
         self.traffic = Traffic()
         for node, objects in self._on_node.items():
             self.traffic.held_bytes[node] = sum(item.size_bytes for item in objects)

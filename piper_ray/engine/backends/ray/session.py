@@ -1,5 +1,5 @@
-"""The connection to Ray: one that is there is used and left alone, one that we made ends with us. And Ray's own
-processes that a connection lives by: with them Ray ends whoever is connected, from outside Python.
+"""The connection to Ray. An existing one is used and left alone; one made here ends with its session. Also Ray's own
+processes on which a connection depends: when they end, Ray ends the connected process from outside Python.
 """
 
 from __future__ import annotations
@@ -28,27 +28,28 @@ _ENDS_WITHIN_S = 15.0
 _LOOPBACK = "127.0.0.1"
 _WORKER, _CONSTANTS = "ray._private.worker", "ray._private.ray_constants"
 _NO_HANDLER = "RAY_DISABLE_FAILURE_SIGNAL_HANDLER"
-"""Read from the environment when Ray is imported, and from then on a constant of its own by this name."""
+"""An environment variable read when Ray is imported, and from then on a constant of its own by this name."""
 
 _NO_UNHANDLED = "RAY_IGNORE_UNHANDLED_ERRORS"
-"""Read whenever nobody asks for what a task failed of: what failed because of another loss is told as that."""
+"""Read if the error of a failed task was not fetched: tasks that fail because of another loss are reported as that."""
 
 
 @dataclass(frozen=True)
 class Session:
-    """A connection. node: id of the driver's own node. ours: what ends with it, in reverse; None if it was there."""
+    """A connection. node: id of the driver's own node. ours: what ends with it, in reverse; None if it existed
+    before."""
 
     node: str
     ours: contextlib.ExitStack | None
 
     def close(self) -> None:
-        """Leaves Ray and this process as they were found."""
+        """Leaves Ray and this process as they were before."""
         if self.ours is not None:
             self.ours.close()
 
 
 def connect(address: str | None, cpus: int | None) -> Session:
-    """Uses the Ray of this process if there is one; else attaches to ``address``, or starts one here ("local").
+    """Uses the Ray of this process if there is one; else connects to ``address``, or starts one here ("local").
 
     cpus: of a Ray started here; None: all of the machine. Raises ClusterError if the cluster cannot be reached.
     """
@@ -59,7 +60,7 @@ def connect(address: str | None, cpus: int | None) -> Session:
 
         if ray.is_initialized():
             return Session(ray.get_runtime_context().get_node_id(), None)
-        # Warnings of Ray's own go to its log files: the user hears from us.
+        # Warnings of Ray go to its log files: piper_ray reports to the user itself.
         options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
         try:
             if address == LOCAL:
@@ -68,8 +69,8 @@ def connect(address: str | None, cpus: int | None) -> Session:
             else:
                 address = address or "auto"
                 _check_reachable(_given(address))
-            # Ray prints on stdout that a machine is gone, into whatever else is written there; we say so ourselves.
-            # A version that prints otherwise is found by tests/faults.
+            # Ray prints on stdout that a machine is gone, in the middle of other output; piper_ray reports that itself.
+            # If a version prints otherwise, tests/faults finds it.
             opened.enter_context(_as(_WORKER, "print_to_stdstream", lambda *_, **__: None))
             opened.enter_context(_environment({_NO_UNHANDLED: "1"}))
             opened.callback(ray.shutdown)
@@ -83,9 +84,10 @@ def connect(address: str | None, cpus: int | None) -> Session:
 
 
 def may_wait(address: str | None) -> bool:
-    """Whether ``connect`` is sure enough of success to be put off until a cluster is needed: somebody listens there.
+    """Whether ``connect`` will almost surely succeed, because the address answers, and can wait until a cluster is
+    needed.
 
-    Brings no Ray with it. Raises ClusterError if nobody does, UsageError if Ray is not installed.
+    Does not import Ray. Raises ClusterError if the address does not answer, UsageError if Ray is not installed.
     """
     require("ray", "--address")
     if address == LOCAL or _is_connected():
@@ -95,19 +97,19 @@ def may_wait(address: str | None) -> bool:
             return _check_reachable(_given(address))
     except OSError as error:
         raise _unreachable(address, error) from error
-    # What Ray wrote there may be of one that has ended: Ray knows where else to look.
+    # The file may be left by a Ray that has ended: Ray knows where else to look.
     with contextlib.suppress(OSError):
         return _check_reachable(_last_started().read_text().strip())
     return False
 
 
 def _given(address: str | None) -> str:
-    """Empty if it is left to Ray."""
+    """Returns the given address; empty if Ray is to choose."""
     return os.environ.get("RAY_ADDRESS", "") if address in (None, "auto") else address
 
 
 def _last_started() -> Path:
-    """Where Ray writes the address of what `ray start` has started here."""
+    """Returns the file in which Ray writes the address of what `ray start` has started on this machine."""
     folder = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
     return Path(folder) / "ray" / "ray_current_cluster"
 
@@ -123,7 +125,7 @@ def _unreachable(address: str | None, error: BaseException) -> ClusterError:
 
 @contextlib.contextmanager
 def _without_warnings(logger: logging.Logger) -> Iterator[None]:
-    """Such as that its handler of SIGTERM is not set where another thread than the main one starts it.
+    """Suppresses warnings, e.g. that Ray's handler of SIGTERM is not set if another thread than the main one starts it.
 
     Ray sets its logger's level when it is imported.
     """
@@ -142,7 +144,7 @@ def _is_connected() -> bool:
 
 @contextlib.contextmanager
 def _local_ray(cpus: int | None) -> Iterator[str]:
-    """The address of a Ray of our own, which ends with the context, or with this process at the latest."""
+    """Starts a Ray and yields its address. It ends with the context, or at the latest with this process."""
     command = [sys.executable, "-I", "-S", str(Path(keeper.__file__)), *([] if cpus is None else [str(cpus)])]
     environment = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", _NO_HANDLER)}
     keeps = subprocess.Popen(
@@ -173,7 +175,7 @@ def _local_ray(cpus: int | None) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _as_it_was() -> Iterator[None]:
-    """Ray takes over SIGTERM, by Python and by a handler of its own below it."""
+    """Restores SIGTERM, which Ray takes over, in Python and by a handler below it."""
     in_main_thread = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGTERM)
     try:
@@ -186,7 +188,7 @@ def _as_it_was() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _environment(settings: Mapping[str, str]) -> Iterator[None]:
-    """These variables, as far as nobody has set them, within the context."""
+    """Sets those of these variables that are not set, within the context."""
     ours = {name: value for name, value in settings.items() if name not in os.environ}
     os.environ.update(ours)
     try:
@@ -199,7 +201,7 @@ def _environment(settings: Mapping[str, str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _as(module: str, name: str, value: object) -> Iterator[None]:
-    """What a module of Ray's has by the name, within the context, if it is there by now and has it."""
+    """Replaces an attribute of a module of Ray within the context, if the module is loaded and has it."""
     found: Any = sys.modules.get(module)
     if not hasattr(found, name):
         yield
@@ -214,12 +216,12 @@ def _as(module: str, name: str, value: object) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _for_a_local_ray() -> Iterator[None]:
-    """A Ray of our own listens on loopback, and still asks for a token: other users share the machine."""
+    """Makes a local Ray listen on loopback and still require a token, since other users share the machine."""
     if "ray" in sys.modules:
         from ray._private import ray_constants
 
         ray_constants.ENABLE_RAY_CLUSTER = False
-    # Else Ray puts the machine's own address in the place of 127.0.0.1, and listens on all interfaces.
+    # Otherwise Ray replaces 127.0.0.1 by the machine's own address, and listens on all interfaces.
     settings = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
     if "RAY_AUTH_MODE" not in os.environ:
         settings |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
@@ -232,16 +234,17 @@ def _for_a_local_ray() -> Iterator[None]:
 
 
 def _read_environment() -> None:
-    """As Ray does when it is imported and a token is first asked for; before, there is nothing to do."""
+    """Makes Ray read the environment again, which it does at import and when a token is first needed; before, nothing
+    is done."""
     raylet: Any = sys.modules.get("ray._raylet")
     if raylet is not None:
         raylet.Config.initialize("")
-        if hasattr(raylet, "AuthenticationTokenLoader"):  # not in old versions, which ask for no token
+        if hasattr(raylet, "AuthenticationTokenLoader"):  # not in old versions, which need no token
             raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def _check_reachable(address: str) -> bool:
-    """Whether it is the kind of address to try. Ray itself tries for a quarter of an hour. Raises OSError."""
+    """Whether an address is of a kind that can be tested. Ray itself tries for a quarter of an hour. Raises OSError."""
     host, separator, port = address.rpartition(":")
     if not separator or "/" in host or not port.isdigit():
         return False
@@ -254,7 +257,7 @@ _PROGRAMS = {RAYLET: "raylet", GCS: "gcs_server"}
 
 
 class Services(NamedTuple):
-    """gcs: where it listens, host:port. pids: of those on this machine, by name; none where there is no /proc."""
+    """gcs: where it listens, host:port. pids: of the processes on this machine, by name; none without /proc."""
 
     gcs: str
     pids: dict[str, int]
@@ -277,12 +280,12 @@ _observers: list[Callable[[Services], object]] = []
 
 
 def observe(observer: Callable[[Services], object]) -> None:
-    """The observer hears of each connection that is made from now on."""
+    """Calls the observer with each connection that is made from now on."""
     _observers.append(observer)
 
 
 def connected(worker: Any) -> None:
-    """A connection was made: observers hear of it. worker: the module of Ray that keeps it."""
+    """Reports a new connection to the observers. worker: the module of Ray that keeps it."""
     node = getattr(worker, "_global_node", None)
     if _observers and node is not None:
         services = Services.of(node)

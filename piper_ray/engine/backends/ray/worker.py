@@ -1,7 +1,7 @@
-"""What runs in an actor: calls, as they are ordered. Knows nothing of the search.
+"""Runs in an actor: makes calls as ordered. It knows nothing of the search.
 
-An actor keeps copies of what the orders name (tables, finished levels), so that each is fetched once; an answer
-depends on its order alone.
+An actor keeps copies of what the orders name (tables, finished levels), so that each is fetched once; an answer depends
+only on its order.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from piper_ray.engine.kernels.types import Earlier, Threshold, frozen
 from piper_ray.engine.tables.problem import tables_of_nothing
 
 CONTROL = "control"
-"""Methods that run beside the work."""
+"""Methods that run while a call runs."""
 
 
 class Hello(NamedTuple):
-    """What a worker says of itself when it is ready."""
+    """What a worker reports of itself when it is ready."""
 
     node: str
     process: int
@@ -38,8 +38,8 @@ class Hello(NamedTuple):
 
 @dataclass(frozen=True)
 class CallOrder:
-    """As ``backends.calls.Call``. shared: keys. fetched: refs, in lists, of what the worker does not have. in_use: keys
-    that are still needed. turn: calls of one turn share what ``Worker.tell`` says.
+    """A ``backends.calls.Call`` to be made. shared: keys. fetched: refs, in lists, of what the worker does not have.
+    in_use: keys that are still needed. turn: calls of one turn share what ``Worker.tell`` receives.
     """
 
     function: Function
@@ -52,7 +52,7 @@ class CallOrder:
 
 
 class Reply(NamedTuple):
-    """What a call's function returned, and the seconds that it took."""
+    """The result of a call's function, and its seconds."""
 
     found: Any
     worked_s: float
@@ -64,14 +64,14 @@ class Worker:
     def __init__(self, threads: int) -> None:
         compile_kernels()
         self._shared: dict[int, Any] = {OF_WORKER: ChunkThreads(threads)}
-        self._told = (-1, np.inf, 0.0)  # the newest turn that somebody told of: its bound, and the wish to stop
-        self._control = (-1, np.zeros(2))  # of the call under way: its turn, and the array that its function looks at
+        self._told = (-1, np.inf, 0.0)  # the newest turn that ``tell`` received: its bound, and the request to stop
+        self._control = (-1, np.zeros(2))  # of the current call: its turn, and the array that its function reads
 
     def hello(self) -> Hello:
         return Hello(ray.get_runtime_context().get_node_id(), os.getpid(), software())
 
     def call(self, order: CallOrder) -> Reply:
-        """What is shared is fetched once for all calls; anew where the driver counts on nothing that was here."""
+        """Makes a call. Shared values are fetched once for all calls; again if the driver expects none to be here."""
         began_s = time.perf_counter()
         for key in set(self._shared) - {OF_WORKER, *order.in_use}:
             del self._shared[key]
@@ -79,13 +79,13 @@ class Worker:
             (self._shared[key],) = ray.get(refs)
         control = np.array([order.bound_s, 0.0])
         self._control = order.turn, control
-        self._apply(*self._told)  # what was told before is there, what comes from now on comes to the array
+        self._apply(*self._told)  # earlier messages; later ones are written to the array directly
         result = order.function(*(self._shared[key] for key in order.shared), *order.arguments, control)
         return Reply(result, time.perf_counter() - began_s)
 
     @ray.method(concurrency_group=CONTROL)
     def tell(self, turn: int, bound_s: float, stop: float) -> None:
-        """Beside the call under way: a better bound for those of a turn, or the wish to stop (not 0)."""
+        """Receives, while a call runs, a better bound for the calls of a turn, or the request to stop (not 0)."""
         told, before_s, stopped = self._told
         if turn >= told:
             same = turn == told
@@ -100,7 +100,7 @@ class Worker:
 
 
 def compile_kernels() -> None:
-    """Or loads them, by an evaluation of the empty downset: before the first chunk comes."""
+    """Compiles or loads the kernels before the first chunk, by an evaluation of the empty downset."""
     limits = np.zeros(1, np.int64)
     states = StateTables(tables_of_nothing(), frozen(Threshold(1.0, 1, 0, limits, limits)))
     evaluate_downsets(1, 1, states.arrays, Earlier(0, no_states(0)), make_step_cache(states.tables))
@@ -108,11 +108,11 @@ def compile_kernels() -> None:
 
 
 def remote_worker(cpus: int, memory_bytes: float, placement: Mapping[str, Any]) -> Any:
-    """The actor class. It is never restarted by Ray, and no call is retried: recovery is the driver's.
+    """Returns the actor class. Ray never restarts it and retries no call: the driver handles failures.
 
-    placement: Ray's options that say where.
+    placement: Ray's options for its place.
     """
-    remote: Any = ray.remote  # its types know no groups
+    remote: Any = ray.remote  # its types do not include concurrency groups
     return remote(concurrency_groups={CONTROL: 1})(Worker).options(
         num_cpus=cpus,
         memory=int(memory_bytes),

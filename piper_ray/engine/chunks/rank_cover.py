@@ -1,0 +1,150 @@
+"""What ranks can have of whole layers: where all together cannot have all layers, no plan is quick enough.
+
+For a batch of T seconds, layers of kind c in chunks of rank r are limited one rank at a time:
+
+- its first pass comes after a forward pass through each stage before its own ones, and then it has m W_r of work and
+  its synchronisation; where backward passes are whole, as much follows backwards after its last pass;
+- at each moment it holds no more bytes than there are. A layer holds at least what it would in the chunk of its rank
+  that has the fewest microbatches in flight, and as no chunk is empty, others have a layer at least.
+
+So each rank has some most numbers of layers of the main kind, one for each choice of the others. What all ranks have
+together at most is found rank by rank (``most_of_main``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from piper_ray.engine.kernels.chunk_bound import FIGURE, LayerKinds, ShapeLimits
+from piper_ray.engine.kernels.chunk_cover import most_of_main
+from piper_ray.engine.kernels.chunk_program import BACKWARD, ChunkProgram
+from piper_ray.engine.kernels.types import FloatArray, IndexArray
+
+_Bools = npt.NDArray[np.bool_]
+
+_MOST_CHOICES = 256
+"""Numbers of layers of the kinds beside the main one, in all combinations; kinds that would make more are left out."""
+
+_HALVINGS = 8
+"""Of the times between which the least one is sought."""
+
+_A_LITTLE = 1e-9
+"""Relative, and of a layer: what sums may be off."""
+
+
+@dataclass(frozen=True)
+class RankCover:
+    """Of a shape. first_row: int64[p], where the rows of each rank begin. room: float64[rows], seconds besides T where
+    ``timed``, else bytes; main, others: float64[rows], float64[rows, choices], what a layer of the main kind takes of
+    it, and each choice of layers of other kinds; inf where one cannot be there. chosen: int64[choices, kinds], these
+    numbers of layers, the last ones all there are. layers: of the main kind.
+    """
+
+    first_row: IndexArray
+    timed: _Bools
+    room: FloatArray
+    main: FloatArray
+    others: FloatArray
+    chosen: IndexArray
+    layers: int
+
+    @classmethod
+    def of(cls, kinds: LayerKinds, limits: ShapeLimits, program: ChunkProgram) -> RankCover:
+        """kinds: all layers."""
+        m, p, rank_of = program.microbatches, program.stage_of.shape[0], limits.rank_of
+        least = np.minimum.reduceat(kinds.figures, kinds.option_start[:-1])
+        passes = np.minimum.reduceat(
+            kinds.figures[:, FIGURE.forward_s : FIGURE.weight_s + 1].sum(axis=1), kinds.option_start[:-1]
+        )
+        forward, activation, fixed = least[:, FIGURE.forward_s], least[:, FIGURE.activation], least[:, FIGURE.fixed]
+        chunks = np.arange(rank_of.size)
+        may = (kinds.first_chunk[:, None] <= chunks) & (chunks <= kinds.last_chunk[:, None])  # [kinds, s]
+        there = np.where(may, forward[:, None], np.inf).min(axis=0) + limits.crossing_s
+        whole = bool((program.kind <= BACKWARD).all())
+        round_trip = np.where(may, passes[:, None], np.inf).min(axis=0) + 2.0 * limits.crossing_s
+        first = program.stage_of.min(axis=1)
+        before, and_behind = (np.append(0.0, np.cumsum(x))[first] for x in (there, round_trip if whole else there))
+        crossing = 2.0 * m * np.bincount(rank_of, limits.crossing_s, p)
+        takes = m * passes
+        absent: _Bools = ~np.asarray(may[:, program.stage_of].any(axis=2))  # [kinds, p]
+        # Of each moment: the chunks of its rank, and the fewest microbatches that a layer of a kind may be held for.
+        own = program.stage_of[limits.moment_rank]
+        held, may_own = np.take_along_axis(limits.held, own, axis=1), may[:, own]
+        fewest = np.where(may_own, held, np.inf).min(axis=2)  # [kinds, moments]
+        fewest = np.where(np.isfinite(fewest), fewest, 0.0)
+        more = np.where(may_own, (held - fewest[..., None]) * activation[:, None, None], np.inf).min(axis=0).sum(axis=1)
+        synced = takes + limits.sync_s_per_byte * least[:, FIGURE.weights]
+        every = np.ones(p)
+        takes_of = np.concatenate(
+            [np.outer(synced, every), np.outer(takes, every), fixed[:, None] + fewest * activation[:, None]], axis=1
+        )
+        row_rank = np.concatenate([np.arange(p), np.arange(p), limits.moment_rank])
+        room = np.concatenate([-before - crossing, -and_behind - crossing, limits.memory_bytes - more])
+        by_rank = np.argsort(row_rank, kind="stable")
+        timed = np.arange(room.size) < 2 * p
+        takes_of[absent[:, row_rank]] = np.inf
+        return cls._over(kinds, takes_of[:, by_rank], row_rank[by_rank], room[by_rank], timed[by_rank])
+
+    @classmethod
+    def _over(
+        cls, kinds: LayerKinds, takes_of: FloatArray, row_rank: IndexArray, room: FloatArray, timed: _Bools
+    ) -> RankCover:
+        counts, finite = kinds.layers, np.where(np.isfinite(takes_of), takes_of, 0.0)
+        main = int(counts.argmax())
+        # Others by the share of ranks' time or memory that they take.
+        weight = np.maximum(
+            *(
+                counts * part.max(axis=1) / max(float((counts @ part).max()), 1e-300)
+                for part in (finite[:, timed], finite[:, ~timed])
+            )
+        )
+        kept, choices = list[int](), 1
+        for kind in np.argsort(-weight, kind="stable").tolist():
+            if kind != main and choices * (counts[kind] + 1) <= _MOST_CHOICES:
+                kept.append(kind)
+                choices *= int(counts[kind]) + 1
+        chosen = np.array([*np.ndindex(*(counts[kept] + 1).tolist())], np.int64).reshape(choices, len(kept))
+        others = np.zeros((room.size, choices))
+        for column, kind in enumerate(kept):
+            some = chosen[:, column] > 0
+            others[:, some] += takes_of[kind][:, None] * chosen[some, column]
+        return cls(
+            np.searchsorted(row_rank, np.arange(row_rank[-1] + 1)),
+            timed,
+            room,
+            takes_of[main],
+            others,
+            chosen,
+            int(counts[main]),
+        )
+
+    def has_room(self, batch_s: float) -> bool:
+        """Whether ranks may have all layers where a batch takes so long."""
+        return bool(most_of_main(self._most(batch_s), self.chosen) >= self.layers)
+
+    def _most(self, batch_s: float) -> IndexArray:
+        """int64[p, choices]: most layers of the main kind beside these; below 0 where there is no room for these."""
+        all_s = np.where(self.timed, batch_s, 0.0)
+        left = (self.room + all_s + _A_LITTLE * (np.abs(self.room) + all_s))[:, None] - self.others
+        main = self.main[:, None]
+        each = np.where(np.isfinite(main) & (main > 0.0), main, 1.0)
+        most = np.minimum(np.floor(left / each + _A_LITTLE), self.layers)
+        most = np.where(main > 0.0, np.where(np.isfinite(main), most, 0.0), self.layers)
+        found: IndexArray = np.minimum.reduceat(np.where(left >= 0.0, most, -1.0), self.first_row).astype(np.int64)
+        return found
+
+    def least_s(self, lower_s: float, target_s: float) -> float:
+        """No batch takes less, between these; the second if none is shorter than that."""
+        if not np.isfinite(target_s) or not self.has_room(target_s):
+            return target_s if np.isfinite(target_s) else lower_s
+        above_s = target_s
+        for _ in range(_HALVINGS):
+            middle_s = 0.5 * (lower_s + above_s)
+            if self.has_room(middle_s):
+                above_s = middle_s
+            else:
+                lower_s = middle_s
+        return lower_s

@@ -1,0 +1,71 @@
+"""Found schemes of modules as torchtitan's sharding by module path."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+from torch.multiprocessing.spawn import spawn
+
+from piper_ray.export.torchtitan_sharding import sharding_text
+from piper_ray.model.errors import UsageError
+from piper_ray.workloads.measure.module_sharding import ModuleSharding, module_shardings
+from piper_ray.workloads.measure.operators import traced_programs
+from piper_ray.workloads.schemes.layers import BORDERS
+from piper_ray.workloads.schemes.names import known_divisions
+from piper_ray.workloads.schemes.program import SchemeProgram
+from piper_ray.workloads.schemes.scheme import Scheme
+from tests import sharding_ranks
+from tests.scheme_runs import FILE
+from tests.scheme_support import RandomPrices
+
+_NAMES = ("tensor parallelism", "tensor and sequence parallelism", "context parallelism, all-to-all")
+
+
+def _known(family: str, name: str) -> Scheme:
+    (program,) = traced_programs(f"{FILE}:{family}", 2)
+    border, only = known_divisions(program.traced.graph, 2)[name]
+    found = SchemeProgram(program.traced.graph, 2, RandomPrices(0), border, only, again=False).fastest(1.0)
+    assert found is not None
+    return found
+
+
+def _shardings(family: str, scheme: Scheme) -> dict[str, ModuleSharding]:
+    (program,) = traced_programs(f"{FILE}:{family}", 2)
+    return module_shardings(f"{FILE}:{family}", program, scheme)
+
+
+def test_sequence_parallelism_is_torchtitans_own() -> None:
+    """Norms give on all tokens, the first products are divided by columns, the second by rows and scattered."""
+    found = _shardings("separate", _known("separate", _NAMES[1]))
+    assert found[""] == ModuleSharding(arriving={"x": "S(1)"}, leaving="S(1)")
+    assert found["before"] == ModuleSharding({"weight": "R"}, made="S(1)", leaving="R")
+    assert found["k"] == ModuleSharding({"weight": "S(0)", "bias": "S(0)"})
+    assert found["out"] == ModuleSharding({"weight": "S(1)", "bias": "R"}, made="P", leaving="S(1)")
+    of_heads = dict.fromkeys("qkv", "S(1)")
+    assert found["core"] == ModuleSharding({}, of_heads, of_heads, made="S(1)", gradients=("S(1)",) * 3)
+
+
+def test_what_shardings_cannot_say_is_refused_by_name() -> None:
+    with pytest.raises(UsageError, match=r"qkv\.weight packs several parts"):
+        _shardings("gpt", _known("gpt", _NAMES[0]))
+    with pytest.raises(UsageError, match="lies q and is brought together for each pass"):
+        _shardings("separate", _known("separate", _NAMES[2]))
+    (program,) = traced_programs(f"{FILE}:separate", 2)
+    least = SchemeProgram(program.traced.graph, 2, RandomPrices(1), BORDERS[0])
+    scheme = least.fastest(1.0, least.least_held_bytes(1.0) * 1.0001)
+    assert scheme is not None
+    with pytest.raises(UsageError, match=r"is computed again, of which shardings say nothing[\s\S]*goes back by"):
+        _shardings("separate", scheme)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", _NAMES[:2])
+def test_torchtitan_trains_as_one_process_does(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "sharding.py"
+    file.write_text(sharding_text(f"{FILE}:separate", 2, name, _known("separate", name)))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    spawn(sharding_ranks.trained, (str(file), port), nprocs=2)  # type: ignore[no-untyped-call]
+    assert float(Path(f"{file}.worst").read_text()) < 1e-12
