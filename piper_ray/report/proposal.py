@@ -159,10 +159,10 @@ def _host_text(demand: PlanDemand, best: Proposed) -> str:
     node_bytes = best.host_bytes(demand.request.node_of(gpu))
     return (
         f"the optimizer's state takes {held_text(node_bytes)} of the {held_text(demand.host_bytes)} of host memory of "
-        "the fullest node (--host-memory says another size), and its update "
+        "the fullest node (--host-memory changes that size), and its update "
         f"{time_text(max(held) / each / rate, 3)} of the step, at {rounded(rate / 1e6)} M parameters/s for each GPU: "
-        "published rates differ by five times (host_updates of --hardware says yours; --no-optimizer-on-host does "
-        "without)"
+        "published rates differ by a factor of five (host_updates of --hardware sets yours; --no-optimizer-on-host "
+        "keeps the state on the GPUs)"
     )
 
 
@@ -477,7 +477,7 @@ def against_lines(proposal: FoundPlans, theirs: Theirs) -> Iterator[str]:
         yield "it is the plan"
     else:
         yield from _indented(f"it has {differences(layout_words(own), layout_words(best))}")
-        yield from _indented(f"why not: {why_not(proposal, theirs)}")
+        yield from _indented(f"why it is not the plan: {why_not(proposal, theirs)}")
     yield from (line for text in theirs.notes for line in _indented(f"note: {text}"))
 
 

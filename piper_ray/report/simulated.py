@@ -276,6 +276,6 @@ def early_receives_text(instance: Instance, plan: Plan, simulation: Simulation) 
     if longer < _TOLD_EARLY:
         return ""
     return (
-        f"in time, by the exported list; torch's own order posts them early, where they hold up others on NCCL's one "
-        f"stream: {time_text(early_s, 3)} a step, {100.0 * longer:.1f} % longer (modelled)"
+        "are posted in time by the exported list; torch's own order posts them early, which delays other transfers on "
+        f"NCCL's one stream: {time_text(early_s, 3)} a step, {100.0 * longer:.1f} % longer (modelled)"
     )

@@ -224,7 +224,7 @@ def test_what_early_receives_cost_is_told() -> None:
     instance, plan = llama(), plan_of(llama(), [2, 2, 2, 2, 2, 2, 1, 1])
     interleaved = simulate(instance, plan, Schedule(ScheduleName.INTERLEAVED, 2))
     told = early_receives_text(instance, plan, interleaved)
-    assert told.startswith("in time, by the exported list; torch's own order posts them early")
+    assert told.startswith("are posted in time by the exported list; torch's own order posts them early")
     assert "% longer (modelled)" in told
     assert early_receives_text(instance, plan, simulate(instance, plan, "1f1b")) == ""
     told = overlapped_text(instance, plan, interleaved)

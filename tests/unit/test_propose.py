@@ -289,7 +289,7 @@ def test_a_plan_of_people_s_own_says_why_not(proposal: FoundPlans) -> None:
     change = change_text(slower.step_s / best.step_s - 1.0)
     assert f"mine.sh: {time_text(slower.step_s, 3)} a step, {change}, " in lines
     assert f"it has {differences(layout_words(slower), layout_words(best))}" in lines
-    assert "why not: the plan has" in lines
+    assert "why it is not the plan: the plan has" in lines
     assert "note: a flag is left aside" in lines
     (rank,) = slower.simulation.ranks
     half = replace(slower, simulation=replace(slower.simulation, ranks=(replace(rank, devices=1),)))
@@ -297,9 +297,9 @@ def test_a_plan_of_people_s_own_says_why_not(proposal: FoundPlans) -> None:
     assert f"mine.sh: on {half.devices} GPUs, where the plan uses {best.devices}: " in text
     assert f"it uses {half.devices} of {best.instance.devices} GPUs; --nodes 1 plans for as many" in text
     full = replace(slower, simulation=replace(slower.simulation, ranks=(replace(rank, memory_limit_bytes=1.0),)))
-    assert "why not: it does not fit: " in " ".join(against_lines(proposal, Theirs("mine.sh", full, ())))
+    assert "why it is not the plan: it does not fit: " in " ".join(against_lines(proposal, Theirs("mine.sh", full, ())))
     equal = replace(best, plan=slower.plan)
-    assert "why not: it takes the same" in " ".join(against_lines(proposal, Theirs("mine.sh", equal, ())))
+    assert "why it is not the plan: it takes the same" in " ".join(against_lines(proposal, Theirs("mine.sh", equal, ())))
     assert list(against_lines(proposal, Theirs("mine.sh", best, ())))[-1] == "it is the plan"
 
 
