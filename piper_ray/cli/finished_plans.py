@@ -362,8 +362,9 @@ def report(planned: PlannedOptions, page: PageOutput, scheduled: ScheduleOptions
 
     from piper_ray.report.page.render import write_page
     from piper_ray.report.page.subject import report_subject
+    from piper_ray.report.terminal import console, print_lines
 
     with judged(planned.plan_file, instance), working("other planners") as line:
         subject = current().run(lambda _: report_subject(instance, plan, shown_for, claims, line))
     write_page(subject, page.out)
-    typer.echo(f"{page.out}: {subject.valued.simulation!r}")
+    print_lines(console(), [f"{page.out}: {subject.valued.simulation.text}"])

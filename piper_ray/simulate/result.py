@@ -227,12 +227,17 @@ class Simulation:
         """A rank's memory over time."""
         return memory_steps(self.timeline, self.stages, rank, self.ranks[rank].versions)
 
-    def __repr__(self) -> str:
+    @property
+    def text(self) -> str:
+        """Schedule, step, idle time, ranks and peak memory, in a line."""
         return (
-            f"Simulation({self.schedule.text}: step {time_text(self.step_s)}, {100.0 * self.bubble_share:.1f} % idle, "
+            f"{self.schedule.text}: step {time_text(self.step_s)}, {100.0 * self.bubble_share:.1f} % idle, "
             f"{plural(len(self.ranks), 'rank')}, {self.ranks[self.busiest].name} busiest, "
-            f"peak memory {self._peak_text})"
+            f"peak memory {self._peak_text}"
         )
+
+    def __repr__(self) -> str:
+        return f"Simulation({self.text})"
 
     def _repr_html_(self) -> str:
         rows = [

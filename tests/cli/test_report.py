@@ -123,7 +123,7 @@ def test_as_a_process(files: tuple[Path, Path], tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     result = run("report", *files, "--schedule", "1f1b", "--out", page)
     assert (result.returncode, without_notes(result.stderr)) == (0, "")
-    assert result.stdout.startswith(f"{page}: Simulation(1f1b: step ")
+    assert result.stdout.startswith(f"{page}: 1f1b: step ")
     assert page.read_text("utf-8").startswith("<!DOCTYPE html>")
     assert [path.name for path in tmp_path.iterdir() if path.suffix == ".partial"] == []
 
