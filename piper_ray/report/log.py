@@ -52,7 +52,7 @@ class SolverLog(LiveLog):
         if self._ended:
             return
         if isinstance(event, events.Compiling):
-            self.line("compiling      kernels that no run of this version here has needed before: up to half a minute")
+            self.line("compiling      kernels, once for this version on this machine: up to half a minute")
         elif isinstance(event, events.Note):
             self.line(f"note           {event.text}")
         elif isinstance(event, events.PartBegun):

@@ -299,7 +299,9 @@ def test_a_plan_of_people_s_own_says_why_not(proposal: FoundPlans) -> None:
     full = replace(slower, simulation=replace(slower.simulation, ranks=(replace(rank, memory_limit_bytes=1.0),)))
     assert "why it is not the plan: it does not fit: " in " ".join(against_lines(proposal, Theirs("mine.sh", full, ())))
     equal = replace(best, plan=slower.plan)
-    assert "why it is not the plan: it takes the same" in " ".join(against_lines(proposal, Theirs("mine.sh", equal, ())))
+    assert "why it is not the plan: it takes the same" in " ".join(
+        against_lines(proposal, Theirs("mine.sh", equal, ()))
+    )
     assert list(against_lines(proposal, Theirs("mine.sh", best, ())))[-1] == "it is the plan"
 
 

@@ -269,9 +269,7 @@ def _fitted(spec: str, inputs: Inputs, microbatch: int, *, takes_microbatch: boo
     """Inputs with ``microbatch`` samples along their first side, repeated or cut unless the factory made them so."""
     tensors = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
     if not tensors:
-        refuse(
-            spec, "", "returns no example inputs; expected (module, example inputs), or --input SHAPE[:DTYPE[:LIMIT]]"
-        )
+        refuse(spec, "", f"returns no example inputs; expected (module, example inputs), or --input {_WORDS}")
     if takes_microbatch:
         return inputs
     sides = {tensor.shape[0] if tensor.dim() else None for tensor in tensors}
