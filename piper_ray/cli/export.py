@@ -35,7 +35,8 @@ def export(planned: PlannedOptions, wanted: ExportOptions, nodes: NodeOption, sc
     """Write PLAN for INPUT as launch arguments or configuration of a runtime, with the command that starts it.
 
     A setting that the files cannot express is refused or noted by name. A plan that needs more memory than a device
-    has is refused. A plan is for one cluster: give the same --devices, --microbatches, --memory and --bandwidth as to solve.
+    has is refused. A plan is for one cluster: give the same --devices, --microbatches, --memory and --bandwidth as to
+    solve.
     """
     from piper_ray.export.targets import export_plan
 

@@ -272,7 +272,7 @@ def _tell(
     from piper_ray.proposal.figures import figures_of
     from piper_ray.report.clusters import print_spare
     from piper_ray.report.document import to_text
-    from piper_ray.report.proposal import against_lines, print_plan, verbose_lines
+    from piper_ray.report.proposal import print_against, print_plan, verbose_lines
     from piper_ray.report.proposal_document import planned_document
     from piper_ray.report.terminal import console, print_lines
 
@@ -288,7 +288,7 @@ def _tell(
     screen = console()
     print_plan(screen, found, helps, told)
     if theirs is not None:
-        print_lines(screen, ["", *against_lines(found, theirs)])
+        print_against(screen, found, theirs)
     if fewer:
         screen.print()
         print_spare(screen, fewer)

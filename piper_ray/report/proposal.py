@@ -32,7 +32,7 @@ from piper_ray.proposal.demand import PlanDemand, Proposed
 from piper_ray.proposal.figures import Figures, figures_of
 from piper_ray.proposal.layout_words import LayoutWords, differences, layout_words
 from piper_ray.proposal.propose import FoundPlans, Help
-from piper_ray.report.comparison import reasons
+from piper_ray.report.comparison import ComparedPlan, print_difference, reasons
 from piper_ray.report.folding import folded
 from piper_ray.report.simulated import early_receives_text, overlapped_text
 from piper_ray.report.summary import layers_text
@@ -479,6 +479,18 @@ def against_lines(proposal: FoundPlans, theirs: Theirs) -> Iterator[str]:
         yield from _indented(f"it has {differences(layout_words(own), layout_words(best))}")
         yield from _indented(f"why it is not the plan: {why_not(proposal, theirs)}")
     yield from (line for text in theirs.notes for line in _indented(f"note: {text}"))
+
+
+def print_against(console: Console, proposal: FoundPlans, theirs: Theirs) -> None:
+    """``against_lines``, and the parts of both steps where they are of one batch."""
+    print_lines(console, ["", *against_lines(proposal, theirs)])
+    best, own = proposal.best, theirs.plan
+    if own.batch == best.batch and not _runs_as(own, best):
+        console.print()
+        print_difference(
+            console,
+            [ComparedPlan(theirs.name, own.plan, own.simulation), ComparedPlan("plan", best.plan, best.simulation)],
+        )
 
 
 def _runs_as(one: Proposed, other: Proposed) -> bool:

@@ -47,6 +47,7 @@ from piper_ray.report.proposal import (
     change_text,
     gap_text,
     held_text,
+    print_against,
     print_plan,
     proof_line,
     rounded,
@@ -281,6 +282,21 @@ def test_what_estimates_do_not_tell_apart_is_to_be_measured(proposal: FoundPlans
         held_text(size) for size in best.estimate.doubt.memory.range_bytes(best.simulation.peak_memory_bytes)
     )
     assert f"({least} to {most}, as 9 in 10 of 91 published peaks)" in " ".join(screen(proposal).split())
+
+
+def test_the_parts_of_both_steps_add_up_to_them(proposal: FoundPlans) -> None:
+    def table(own: Proposed) -> list[list[str]]:
+        console = Console(width=100, record=True, file=io.StringIO())
+        print_against(console, proposal, Theirs("mine.sh", own, ()))
+        _, *rows = console.export_text().partition(" of a step ")[2].splitlines() or [""]
+        return [row.split()[-3:] for row in rows]
+
+    slower = proposal.found[-1]
+    *parts, steps = [[float(cell) for cell in row] for row in table(slower)]
+    assert len(parts) == 4
+    assert [sum(column) for column in zip(*parts, strict=True)] == pytest.approx(steps, rel=1e-3, abs=1e-3)
+    assert steps[2] == pytest.approx(steps[1] - steps[0], abs=1e-3)
+    assert table(proposal.best) == []
 
 
 def test_a_plan_of_people_s_own_says_why_not(proposal: FoundPlans) -> None:
