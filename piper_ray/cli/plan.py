@@ -28,7 +28,7 @@ from piper_ray.cli.shared import LaunchOptions
 from piper_ray.cli.telling import kernels_told, note, once, say
 from piper_ray.cli.values import command_text
 from piper_ray.export.files import Target
-from piper_ray.model.errors import EXIT_INTERRUPTED, InfeasibleError, UsageError
+from piper_ray.model.errors import EXIT_INTERRUPTED, InfeasibleError, InputError, UsageError
 from piper_ray.model.headroom import NO_HEADROOM
 from piper_ray.model.mode import ALL_REPLICAS
 from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName
@@ -244,11 +244,18 @@ def _plan_one(asked: _Question, demand: PlanDemand, command: str) -> None:
         if not _interrupted():
             log.begin("what would help")
             current().run(helped)
-        theirs = None if written.against is None else _against(found, written.against, facts, asked.launched.asked())
+        theirs, refused = None, None
+        if written.against is not None:
+            try:
+                theirs = _against(found, written.against, facts, asked.launched.asked())
+            except (UsageError, InputError) as fault:
+                refused = fault  # the plan itself is shown all the same
         fewer = _with_fewer_nodes(asked, found, log, command)
     told = AskedOfPlan(asked.trained.train_tokens, _price_of_gpu(asked, found.demand), others)
     files = _files(asked, found, launch, told, command)
     _tell(asked, found, helps, told, (theirs, fewer, files))
+    if refused is not None:
+        raise refused
     if _interrupted():
         current().tell("this is the best plan so far")
         raise typer.Exit(EXIT_INTERRUPTED)

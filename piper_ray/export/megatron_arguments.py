@@ -373,7 +373,10 @@ def _older_flags(given: SimpleNamespace, pieces: ModelPieces, ranks: int) -> lis
     if middle < 0 or left < 0 or (middle == 0 and left):
         raise UsageError(f"{blocks} layers do not fall on {ranks} pipeline ranks as these flags have it")
     if middle and left % middle:
-        raise UsageError(f"{left} layers do not divide evenly over {middle} pipeline ranks, which Megatron asks for")
+        raise UsageError(
+            f"{left} layers do not divide evenly over {middle} pipeline ranks, which Megatron requires without a "
+            "layout (--pipeline-model-parallel-layout), and none is read"
+        )
     even = left // middle if middle else 0
     of_rank = [even] * ranks
     of_rank[0] = even if first is None else first

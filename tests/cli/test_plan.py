@@ -438,6 +438,15 @@ def test_a_launch_of_another_batch_is_refused_before_the_search(tmp_path: Path) 
     assert f"--against {launch}: it has --global-batch 32, and 16 is planned" in finished.stderr
 
 
+def test_the_plan_is_shown_where_a_launch_cannot_be_compared(tmp_path: Path) -> None:
+    launch = tmp_path / "launch.args"
+    launch.write_text("--pipeline-model-parallel-size 4\n--micro-batch-size 1\n--global-batch-size 16\n")
+    finished = small(tmp_path, "--nodes", "1", "--dry-run", "--against", str(launch))
+    assert finished.returncode == 2
+    assert "\nlayout    " in finished.stdout
+    assert "do not divide evenly over 4 pipeline ranks, which Megatron requires without a layout" in finished.stderr
+
+
 def test_calibration_holds_for_all_numbers_of_nodes_of_one_gpu(tmp_path: Path) -> None:
     runs = {
         "tp": 1, "pp": 1, "dp": 4, "gpus": 4, "microbatch": 4, "global_batch": 16, "seq": 512,

@@ -193,7 +193,7 @@ def test_a_model_that_nobody_knows_is_the_users_own() -> None:
     found = export_plan(replace(result.instance, model=None), plan, ONE, Target.TORCHTITAN, 8)
     assert "model" not in json.loads(found.files["torchtitan.json"])
     assert "PIPER_BASE" in found.command
-    assert any("does not say which model it is" in note for note in found.notes)
+    assert any("set PIPER_BASE to your own config function" in note for note in found.notes)
 
 
 def test_another_model_s_folder_is_refused() -> None:
