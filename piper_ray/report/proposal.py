@@ -102,7 +102,9 @@ def answer_lines(proposal: FoundPlans, figures: Figures) -> Iterator[str]:
     elif figures.samples_per_s is not None:
         rates.append(f"{rounded(figures.samples_per_s)} samples/s")
     hfu = "" if figures.hfu - figures.mfu < _SAME else f", HFU {share_text(figures.hfu)} with recomputation"
-    yield f"speed     {', '.join(rates)}, MFU {share_text(figures.mfu)} of all {instance.devices:,} GPUs{hfu}"
+    yield from _wrapped(
+        "speed", f"{', '.join(rates)}, MFU {share_text(figures.mfu)} of all {instance.devices:,} GPUs{hfu}"
+    )
     if figures.days is not None:
         cost = "" if figures.cost is None else f", which cost {rounded(figures.cost)} at that price"
         yield f"training  {rounded(figures.days)} days{cost}"
