@@ -92,10 +92,10 @@ def test_a_fault_that_a_device_tells_late_is_not_laid_on_the_pass_that_hears_of_
     failed = PassFailed(ActionKind.F, 2)
     failed.__cause__ = RuntimeError("CUDA error: device-side assert triggered")
     words = str(told(job, 0, failed).error)  # type: ignore[arg-type]
-    assert "told in the forward pass of stage 3, made there or in an earlier pass of this rank" in words
+    assert "found in the forward pass of stage 3, made there or in an earlier pass of this rank" in words
     assert "CUDA_LAUNCH_BLOCKING=1 shows where" in words
     later = told(job, 1, RuntimeError("CUDA error: an illegal memory access was encountered"))  # type: ignore[arg-type]
-    assert "rank 1 (stages 1, 3): told in what comes after the passes, made there or in" in str(later.error)
+    assert "rank 1 (stages 1, 3): found in what comes after the passes, made there or in" in str(later.error)
     assert later.own, "it has not just lost the others"
     monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
     assert "rank 0 (stages 1, 3): the forward pass of stage 3" in str(told(job, 0, failed).error)  # type: ignore[arg-type]
