@@ -140,7 +140,7 @@ def test_without_any_backward_time_how_times_part_is_not_known(tmp_path: Path) -
 
 
 def test_nothing_left_but_ends(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no layers besides"):
+    with pytest.raises(InputError, match="no layers other than"):
         read(write(tmp_path, node(1, "Input0")))
 
 
