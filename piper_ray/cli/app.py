@@ -40,14 +40,14 @@ _RUNTIMES_NAMES: Mapping[str, tuple[str, ...]] = {
     "--tokens": ("seq-length", "seq-len", "sequence-length", "max-seq-len", "max-length"),
     "--global-batch": ("global-batch-size", "gbs", "batch-size", "train-batch-size"),
     "--microbatch-size": ("micro-batch-size", "micro-batch", "mbs", "local-batch-size"),
-    "--nodes": ("num-nodes", "nnodes", "num-gpus", "gpus"),
+    "--nodes": ("num-nodes", "nnodes"),
     "--gpus-per-node": ("nproc-per-node", "n-gpus-per-node"),
     "--tensor-parallel": ("tensor-model-parallel-size", "tensor-parallel-degree", "tp"),
     "--stages": ("pipeline-model-parallel-size", "pipeline-parallel-degree", "pipeline-parallel", "pp"),
     "--context-parallel": ("context-parallel-size", "context-parallel-degree", "cp"),
     "--expert-parallel": ("expert-model-parallel-size", "expert-parallel-degree", "ep"),
     "--precision": ("bf16", "fp16", "fp8", "fp8-format", "dtype"),
-    "--zero": ("use-distributed-optimizer", "zero-stage", "zero-1"),
+    "--zero": ("use-distributed-optimizer", "zero-1"),
 }
 """Our options by the names that runtimes have for them, without dashes: complaints of unknown options name ours."""
 

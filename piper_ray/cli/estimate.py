@@ -225,8 +225,8 @@ class EveryOfferOption(OfferOptions):
     )
     recompute: list[Any] | None = option(
         "PARTS",
-        "Offer recomputing these parts of each layer, as core_attn,mlp, and what suits the software; may be given "
-        "again.",
+        "Offer recomputing these parts of each layer, as core_attn,mlp, in addition to those that suit the software; "
+        "may be given again.",
         parse=parse_recomputation,
     )
     gathered: bool = flag(

@@ -58,10 +58,10 @@ def memory(laid: LaidModelOptions, launched: LaunchOptions, told_as: JsonOption)
     model = read_config(sys.stdin.read(), "stdin") if laid.model == str(STDIN) else read_model(laid.model)
     source, ranks = source_of(laid.layout)
     names = "tokens", "global_batch", "microbatch_size", "precision", "software"
-    beside = {name: getattr(laid, name) for name in names}
+    given = {name: getattr(laid, name) for name in names}
     table = load_hardware(laid.hardware, note)
-    beside["gpus"] = laid.gpus or ranks
-    found = memory_of_layout(model, source, table, laid.gpu, beside, launched.asked())
+    given["gpus"] = laid.gpus or ranks
+    found = memory_of_layout(model, source, table, laid.gpu, given, launched.asked())
     if told_as.json:
         typer.echo(to_text(memory_document(found)), nl=False)
     else:

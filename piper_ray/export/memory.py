@@ -70,10 +70,10 @@ def memory(
     """
     arguments.of_kind("layout", layout, str, "a text, such as 'tp=4,pp=8,dp=2'")
     counts = {"gpus": gpus, "tokens": tokens, "microbatch_size": microbatch_size, "global_batch": global_batch}
-    given = {name: arguments.positive_or_none(name, value) for name, value in counts.items()}
-    beside = {**given, "precision": precision, "software": software}
+    given: dict[str, object] = {name: arguments.positive_or_none(name, value) for name, value in counts.items()}
+    given |= {"precision": precision, "software": software}
     table = load_hardware(None if hardware is None else os.fspath(hardware))
-    return memory_of_layout(read_model(os.fspath(model)), Source(layout), table, gpu, beside)
+    return memory_of_layout(read_model(os.fspath(model)), Source(layout), table, gpu, given)
 
 
 def memory_of_layout(
@@ -81,11 +81,11 @@ def memory_of_layout(
     layout: Source,
     table: Hardware,
     gpu: str | None,
-    beside: Mapping[str, object],
+    given: Mapping[str, object],
     asked: Asked = THE_ONE,
 ) -> LayoutMemory:
-    """The same for a model that is already read. beside: arguments in addition to the layout, by ``memory``'s names.
-    asked: which of the file's launches to read."""
+    """The same for a model that is already read. given: further arguments, by ``memory``'s names; they may not
+    contradict the layout. asked: which of the file's launches to read."""
     notes: list[str] = list(config.notes)
     recomputed: tuple[int, ...] | None = None
     shards: int | None = None
@@ -93,12 +93,12 @@ def memory_of_layout(
         run = run_of_words(layout.text)
     else:
         instance = plain_instance(
-            config, table, EstimateRequest(nodes=1, precision=str(beside.get("precision") or "bf16"))
+            config, table, EstimateRequest(nodes=1, precision=str(given.get("precision") or "bf16"))
         )
         read = read_layout(instance, layout, asked)
         run, notes = _run_of(read, instance), [*notes, *read.notes]
         recomputed, shards = _recomputed(read), _shards(read)
-    run = _with(run, beside)
+    run = _with(run, given)
     assumed: list[str] = []
     run = _completed(run, config, assumed)
     try:

@@ -65,8 +65,10 @@ AS_IT_SAYS = RunAs()
 
 @dataclass(frozen=True)
 class ReadLayout:
-    """Pieces of each stage, what is said beside, and what is not held by a plan, a sentence each. transfers: how
-    its stages hand over. of_times: further sentences, on times alone."""
+    """A layout that was read. stages: the pieces of each stage. run_as: what the layout says besides its stages. notes:
+    a sentence for each setting that a plan cannot hold. transfers: how stages pass on tensors. of_times: notes on times
+    alone.
+    """
 
     stages: tuple[tuple[int, ...], ...]
     run_as: RunAs

@@ -107,7 +107,7 @@ def _accumulation(found: dict[str, object], notes: list[str]) -> None:
     missing = [name for name in _OF_A_BATCH.values() if name not in found]
     if steps.isdigit() and missing:
         notes.append(
-            f"--gradient-accumulation-steps {steps} is of each replica: {' and '.join(missing)} is not held against "
+            f"--gradient-accumulation-steps {steps} is of each replica: {' and '.join(missing)} is not compared with "
             "the workload"
         )
 

@@ -136,9 +136,9 @@ class Node:
     """A case of a task. lower_s, done: what is proved of it and efforts made, both up to its last turn.
 
     name: the same in every run. program, candidates: None before the first plan; relaxation: before the first effort.
-    owed: turns whose outcomes were known without them, made up for when another one comes. parent: of which it is the
-    so manyth case, as long as it has nothing of its own. passes: its work so far, beside that of its candidates;
-    counted: of all its work, what counts.
+    owed: turns whose outcomes were known without them, made up for when another one comes. parent: the node that it is
+    a case of, with the number of the case, until the node has its own relaxation. passes: its work so far, without that
+    of its candidates; counted: the part of all its work that counts.
     """
 
     task: Task

@@ -1,14 +1,16 @@
-"""What ranks can have of whole layers: where all together cannot have all layers, no plan is quick enough.
+"""A bound from whole layers: if the ranks together have no room for all layers, no plan takes at most T seconds.
 
-For a batch of T seconds, layers of kind c in chunks of rank r are limited one rank at a time:
+For a batch of T seconds, two conditions limit the layers of one rank:
 
-- its first pass comes after a forward pass through each stage before its own ones, and then it has m W_r of work and
-  its synchronisation; where backward passes are whole, as much follows backwards after its last pass;
-- at each moment it holds no more bytes than there are. A layer holds at least what it would in the chunk of its rank
-  that has the fewest microbatches in flight, and as no chunk is empty, others have a layer at least.
+- Time. The rank's first pass comes after a forward pass through each stage in front of it. Then the rank needs time for
+  all its passes and for its synchronisation. If backward passes are not divided, the passes back through the stages in
+  front follow its last pass.
+- Memory. At each moment the rank holds no more bytes than it has. A layer holds at least what it would hold in the
+  chunk of the rank with the fewest microbatches in flight. No chunk is empty, so each further chunk has at least one
+  layer.
 
-So each rank has some most numbers of layers of the main kind, one for each choice of the others. What all ranks have
-together at most is found rank by rank (``most_of_main``).
+The kind with the most layers is the main kind. For each choice of numbers of layers of the other kinds, these
+conditions give the most layers of the main kind on one rank; ``most_of_main`` adds them up over all ranks.
 """
 
 from __future__ import annotations
@@ -26,21 +28,23 @@ from piper_ray.engine.kernels.types import FloatArray, IndexArray
 _Bools = npt.NDArray[np.bool_]
 
 _MOST_CHOICES = 256
-"""Numbers of layers of the kinds beside the main one, in all combinations; kinds that would make more are left out."""
+"""The most choices of numbers of layers of the other kinds. Kinds that would give more choices take no room."""
 
 _HALVINGS = 8
-"""Of the times between which the least one is sought."""
+"""How often the range of times is halved."""
 
 _A_LITTLE = 1e-9
-"""Relative, and of a layer: what sums may be off."""
+"""The rounding errors that are allowed for: relative in sums, absolute in numbers of layers."""
 
 
 @dataclass(frozen=True)
 class RankCover:
-    """Of a shape. first_row: int64[p], where the rows of each rank begin. room: float64[rows], seconds besides T where
-    ``timed``, else bytes; main, others: float64[rows], float64[rows, choices], what a layer of the main kind takes of
-    it, and each choice of layers of other kinds; inf where one cannot be there. chosen: int64[choices, kinds], these
-    numbers of layers, the last ones all there are. layers: of the main kind.
+    """The conditions on the ranks of a shape, one in each row.
+
+    first_row: int64[p], the first row of each rank. timed: bool[rows], whether a row is of seconds; else it is of
+    bytes. room: float64[rows], the bytes, or the seconds to add to T. main: float64[rows], what a layer of the main
+    kind takes of the room; others: float64[rows, choices], what each choice takes; inf for layers that the rank cannot
+    have. chosen: int64[choices, other kinds], the choices; the last one has all layers. layers: those of the main kind.
     """
 
     first_row: IndexArray
@@ -53,7 +57,7 @@ class RankCover:
 
     @classmethod
     def of(cls, kinds: LayerKinds, limits: ShapeLimits, program: ChunkProgram) -> RankCover:
-        """kinds: all layers."""
+        """kinds: all layers of the model, by kind."""
         m, p, rank_of = program.microbatches, program.stage_of.shape[0], limits.rank_of
         least = np.minimum.reduceat(kinds.figures, kinds.option_start[:-1])
         passes = np.minimum.reduceat(
@@ -94,7 +98,7 @@ class RankCover:
     ) -> RankCover:
         counts, finite = kinds.layers, np.where(np.isfinite(takes_of), takes_of, 0.0)
         main = int(counts.argmax())
-        # Others by the share of ranks' time or memory that they take.
+        # The kinds that take the largest share of time or memory come first.
         weight = np.maximum(
             *(
                 counts * part.max(axis=1) / max(float((counts @ part).max()), 1e-300)
@@ -122,11 +126,11 @@ class RankCover:
         )
 
     def has_room(self, batch_s: float) -> bool:
-        """Whether ranks may have all layers where a batch takes so long."""
+        """Whether the ranks may have room for all layers if a batch takes ``batch_s``."""
         return bool(most_of_main(self._most(batch_s), self.chosen) >= self.layers)
 
     def _most(self, batch_s: float) -> IndexArray:
-        """int64[p, choices]: most layers of the main kind beside these; below 0 where there is no room for these."""
+        """int64[p, choices]: the most layers of the main kind with each choice; negative if the choice has no room."""
         all_s = np.where(self.timed, batch_s, 0.0)
         left = (self.room + all_s + _A_LITTLE * (np.abs(self.room) + all_s))[:, None] - self.others
         main = self.main[:, None]

@@ -63,8 +63,8 @@ class ListedTables(NamedTuple):
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """Where tasks look for tails. tables: on all downsets. is_large: whether there are so many that prices may pay.
-    paths: the stages on which dual prices are found.
+    """Where tasks look for tails. tables: on all downsets. is_large: whether the downsets are so numerous that prices
+    may pay. paths: the stages on which dual prices are found.
 
     graph, values: given if all downsets are too many. Then each task lists the downsets useful for its plans, and
     ``tables`` are on a chain. is_beam: a task lists only some of them, along a beam, which prove nothing.

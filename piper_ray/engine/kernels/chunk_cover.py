@@ -1,4 +1,4 @@
-"""Kernels: how many layers of one kind all ranks have at most, who share out the others."""
+"""Kernel: the most layers of one kind that all ranks together have room for, besides all layers of the other kinds."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from piper_ray.engine.kernels.types import IndexArray
 
 @kernel
 def most_of_main(most: IndexArray, chosen: IndexArray) -> int:
-    """Of the main kind on all ranks together, where they have all of the other kinds; -1: there is no room for these.
+    """Returns the most layers of the main kind that all ranks together have room for if they also hold all layers of
+    the other kinds; -1 if they cannot hold these.
 
-    most: int64[p, choices], of a rank beside a choice of the others, below 0 where that is too much. chosen:
-    int64[choices, other kinds], numbers of layers in the order of ``numpy.ndindex``, so that choice a less choice b has
-    number a - b.
+    A choice is a number of layers of each other kind. chosen: int64[choices, other kinds], the choices in the order of
+    ``numpy.ndindex``, so that choice a minus choice b has the number a - b. most: int64[p, choices], the layers of the
+    main kind for which a rank with that choice still has room; negative if the choice alone exceeds the rank's room.
     """
     p, choices = most.shape
     best = np.full(choices, -1, np.int64)
