@@ -244,7 +244,7 @@ def test_all_that_the_file_of_deepspeed_or_gpt_neox_says_is_read_or_noted() -> N
     assert [found.figures[name] for name in names] == [4, 2, 8, "full"]
     assert (found.microbatch_samples, found.global_batch_samples) == (3, None)
     assert any(
-        "--gradient-accumulation-steps 16 is of each replica: global_batch_size is not held" in one
+        "--gradient-accumulation-steps 16 is of each replica: global_batch_size is not compared" in one
         for one in found.notes
     )
     for name in ("--zero-quantized-weights", "--fp16", "--optimizer-onebitadam", "--cpu-checkpointing"):
