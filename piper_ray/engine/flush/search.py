@@ -8,6 +8,7 @@ uses the plan of a later one.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
@@ -142,8 +143,7 @@ class FlushSearch:
         has_kinds = any(task.has_kinds for task in self.tasks)
         try:
             if self.effort is TaskEffort.BOUND:
-                unknown = [case for case in self._cases.values() if case.lower_s < ledger.upper_s]
-                tasks = [replace(case.task, lower_s=case.lower_s) for case in unknown]
+                tasks = self._open_below(ledger.upper_s)
                 yield from self._seek(tasks, ledger.upper_s, Round(ledger, 1, len(tasks), ledger.upper_s), self.effort)
                 return
             soon = [task for task in self.tasks if self.space.is_large and self.space.is_soon_bounded(task)]
@@ -155,7 +155,7 @@ class FlushSearch:
                 index += 1
                 upper_s, lower_s = ledger.upper_s, ledger.lower_s
                 cutoff_s = min(upper_s, lower_s * (1.0 + share))
-                tasks = [case.task for case in self._cases.values() if case.lower_s <= cutoff_s * (1.0 + TIE)]
+                tasks = self._open_below(cutoff_s * (1.0 + TIE))
                 round_ = Round(ledger, index, len(tasks), cutoff_s)
                 yield from self._seek(tasks, cutoff_s, round_, self.effort)
                 if ledger.stopped_by is None:
@@ -171,6 +171,12 @@ class FlushSearch:
                     share = min(share, _CAREFUL_STEP)
         finally:
             self._ended_s = time.perf_counter()
+
+    def _open_below(self, most_s: float) -> list[DegreePair]:
+        """Returns the tasks that may have plans of at most ``most_s``, each with the bound that is known of it now. One
+        that was left open at the same time is not tried again."""
+        cases = [case for case in self._cases.values() if case.lower_s <= most_s and not case.was_left_at(most_s)]
+        return [replace(case.task, lower_s=case.lower_s) for case in cases]
 
     def _is_near(self) -> bool:
         return self.ledger.is_near(self.ledger.upper_s)
@@ -272,7 +278,8 @@ class FlushSearch:
         case.proved_s = max(case.proved_s, result.proved_s, 0.0 if result.prices is None else result.prices.bound_s)
         case.task = replace(case.task, prices=result.prices or case.task.prices)
         case.lower_s = max(case.lower_s, proved_s, case.proved_s)
-        case.left_open = result.left_open or case.left_open
+        if result.left_open is not None:
+            case.left_open, case.left_s = result.left_open, self._bound_s
         if result.found is not None:
             self.found.append(result.found)
             self.ledger.offer(result.found, self.origin)
@@ -293,7 +300,7 @@ class _Case:
     """A task with what is known of it.
 
     lower_s: the bound for its plans on the search's downsets. proved_s: the bound for all of its plans. left_open: why
-    its bound could not be met.
+    its bound could not be met. left_s: the time that its plans had to beat then.
     """
 
     task: DegreePair
@@ -302,6 +309,11 @@ class _Case:
     searched: bool = False
     looked_through: bool = False
     left_open: StoppedBy | None = None
+    left_s: float = 0.0
+
+    def was_left_at(self, most_s: float) -> bool:
+        """Whether the task was left open by a search for plans of at most about as long."""
+        return self.left_open is not None and math.isclose(self.left_s, most_s, rel_tol=4.0 * TIE)
 
     def learn(self, other: _Case) -> None:
         """Takes over the bounds that another search has proved for all plans of the same task."""

@@ -173,7 +173,7 @@ class _Problem:
             lattice_s = tell_of_lattice(lattice, began_s, request.listener)
         began_s = time.perf_counter()
         workload = build_workload(instance, lattice, variants, borders)
-        if graph.size > MANY_LAYERS or (is_wide and labelling is None):
+        if graph.size > MANY_LAYERS or is_wide or lattice.size >= _CHAIN_SHARE * (graph.size + 1):
             workload = replace(workload, border_labelling=border_labelling(graph))
         costs_s = tell_of_options(workload.tmpcs_alone, began_s, request.listener)
         return cls(
@@ -269,7 +269,7 @@ class _Problem:
     def run(self, search: FlushSearch, instance: Instance) -> None:
         """Runs a search to its end. On a large lattice, early plans are sought first."""
         are_bounded = self.workload.border_labelling is not None
-        if are_bounded:
+        if are_bounded and (self.workload.lattice.graph.size > MANY_LAYERS or (self.is_wide and self.labelling is None)):
             search.bound()
         for origin, workload in (("borders", self.with_cheap_borders), ("chain", self.chain)):
             if workload is not None and search.ledger.stopped_by is None:

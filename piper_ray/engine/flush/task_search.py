@@ -20,7 +20,7 @@ from piper_ray.engine.flush.space import LITTLE_WORK, MUCH_WORK, ListedTables, S
 from piper_ray.engine.flush.tables import FlushWorkload
 from piper_ray.engine.flush.tasks import DegreePair
 from piper_ray.engine.kernels.flush_choices import MANY, NONE_FITS, choice_front, least_time_choice, stage_items
-from piper_ray.engine.kernels.flush_closing import StageList, best_stages, best_state, close_gap
+from piper_ray.engine.kernels.flush_closing import TOO_LONG, StageList, best_stages, best_state, close_gap
 from piper_ray.engine.kernels.flush_paths import simulate_step, step_s
 from piper_ray.engine.kernels.flush_stages import AheadArrays, in_flight, least_figures
 from piper_ray.engine.kernels.flush_states import FINISHED, STOPPED, TOO_MANY, tails
@@ -28,6 +28,7 @@ from piper_ray.engine.kernels.flush_types import (
     FASTEST,
     GPIPE,
     LEAST_TIME,
+    ON_FRONT,
     ONE_F_ONE_B,
     TWO_BW,
     FlushTables,
@@ -92,6 +93,15 @@ def choose(tables: FlushTables, task: FlushTask, stages: StageList) -> ChosenSta
         seconds[k, 2] = totals[2]
         options.append(np.stack([vertices, chosen - start[:-1]], axis=1))
     return ChosenStages(task, stages.variant, tuple(options), seconds, of_batch_s(task, seconds))
+
+
+def _chosen_well(tables: FlushTables, task: FlushTask, stages: StageList) -> ChosenStages:
+    """Makes the choices that the stages name or those of least time, whichever gives the faster batch. Merged choices
+    name none that is there, so those of least time may be better."""
+    found = choose(tables, task, stages)
+    if not (stages.choice == ON_FRONT).any():
+        return found
+    return _better(found, choose(tables, task, stages._replace(choice=np.full_like(stages.choice, LEAST_TIME))))
 
 
 def of_batch_s(task: FlushTask, seconds: FloatArray) -> float:
@@ -300,7 +310,7 @@ def _completed(
     state, lower_s = best_state(task.arrays, states, downsets)
     if state < 0:
         return TaskResult(np.inf, kept)
-    found = choose(tables, task.arrays, best_stages(states, state))
+    found = _chosen_well(tables, task.arrays, best_stages(states, state))
     control[0] = min(control[0], found.value_s)
     looked_through, by_levels = False, _BY_LEVELS[task.arrays.schedule]
     for most_nodes in (_FEW_NODES, _MOST_NODES):
@@ -319,7 +329,7 @@ def _completed(
             state, least_s = best_state(task.arrays, states, downsets)
             lower_s = max(lower_s, least_s)
             if state >= 0:
-                found = _better(found, choose(tables, task.arrays, best_stages(states, state)))
+                found = _better(found, _chosen_well(tables, task.arrays, best_stages(states, state)))
                 control[0] = min(control[0], found.value_s)
         looked_through = True
         status, least_s, better, stages = close_gap(tables, task.arrays, levels, states, most_nodes, control)
@@ -327,11 +337,11 @@ def _completed(
         if better:
             found = _better(found, choose(tables, task.arrays, stages))
             control[0] = min(control[0], found.value_s)
-        if status != TOO_MANY:
+        if status != TOO_MANY and not (status == TOO_LONG and by_levels):
             break
     if lower_s >= control[0] * (1.0 - PROOF):
         return TaskResult(np.inf, kept, looked_through, found)
-    left_open = {FINISHED: StoppedBy.CHOICES_MERGED, STOPPED: None, TOO_MANY: StoppedBy.TOO_MANY_PLANS}[status]
+    left_open = {FINISHED: StoppedBy.CHOICES_MERGED, STOPPED: None}.get(status, StoppedBy.TOO_MANY_PLANS)
     return TaskResult(lower_s, kept, looked_through, found, left_open)
 
 

@@ -17,7 +17,15 @@ from piper_ray.engine.kernels.arrays import twice, twice_rows
 from piper_ray.engine.kernels.bounds import is_subset
 from piper_ray.engine.kernels.flush_choices import EXACT, MANY
 from piper_ray.engine.kernels.flush_paths import Figures, StageSeconds, batch_s, step_s, with_stage
-from piper_ray.engine.kernels.flush_stages import front_rows, in_flight, least_figures, least_memory_bytes
+from piper_ray.engine.kernels.flush_stages import (
+    NO_ROW,
+    front_rows,
+    in_flight,
+    least_figures,
+    least_memory_bytes,
+    priced_time_s,
+    quickest_row,
+)
 from piper_ray.engine.kernels.flush_states import (
     FINISHED,
     STOPPED,
@@ -36,6 +44,11 @@ from piper_ray.engine.kernels.flush_types import (
     TailArrays,
 )
 from piper_ray.engine.kernels.types import FloatArray, IndexArray, StageKey
+
+TOO_LONG = 3
+
+_MOST_CHOICES = 5_000_000
+"""Partial choices of all fronts: some seconds. What takes longer than that hardly moves the bound."""
 
 _ENOUGH = 1e-10
 """Relative: plans that are faster than the best one by no more than this are not sought."""
@@ -98,7 +111,7 @@ def close_gap(
 ) -> tuple[int, float, bool, StageList]:
     """Searches for a plan that takes less than control[0], which it lowers when it finds one.
 
-    Returns FINISHED, STOPPED because control[1] is not zero, or TOO_MANY for ``most_nodes``; a lower bound on plans of
+    Returns FINISHED, STOPPED because control[1] is not zero, TOO_MANY for ``most_nodes``, or TOO_LONG; a lower bound on plans of
     these degrees that take less than control[0] (inf: there is none); whether a plan was found, and the best one.
     """
     m = tables.bits.shape[0]
@@ -106,7 +119,7 @@ def close_gap(
     room = 4096
     # A node is a plan's first stages, of which the last one is the node's own. Its origin: ORIGIN.stages are those
     # behind it, ORIGIN.downset theirs, ORIGIN.below the node before it.
-    bounds, seconds = np.empty(room), np.empty((room, 3))
+    bounds, seconds = np.empty(room), np.empty((room, 4))  # forward, backward, synchronisation, both passes
     origin = np.empty((room, len(ORIGIN)), np.int64)
     known = np.empty(room, np.bool_)  # whether all choices so far are real ones
     open_nodes = [(np.inf, 0)]  # by bound; among equal bounds the latest node first: numbers are negative
@@ -115,7 +128,9 @@ def close_gap(
     unresolved = np.inf
     found, best_node = False, -1
     status = FINISHED
-    path = np.empty((task.most_stages + 1, 5))
+    path = np.empty((task.most_stages + 1, 6))
+    one = np.empty(4)
+    choices = 0
 
     top = m - 1
     for cell in range(top, task.ends * m, m):
@@ -147,6 +162,9 @@ def close_gap(
         if nodes > most_nodes:
             status = TOO_MANY
             break
+        if choices > _MOST_CHOICES:
+            status = TOO_LONG
+            break
         heappop(open_nodes)
         depth = _path_to(node, origin, seconds, path)
         if origin[node, ORIGIN.stages] == 0:
@@ -177,11 +195,18 @@ def close_gap(
                 least = least_figures(stage, tables, task)
                 if microbatches * least.time_s >= control[0]:
                     continue
-                _put(path, depth, np.array([least.forward_s, least.backward_s, least.sync_s]))
+                time_s = priced_time_s(stage, y, least, tables, task)
+                _put(path, depth, np.array([least.forward_s, least.backward_s, least.sync_s, time_s]))
+                if _with_tail_s(task, levels, states, path, depth, (j, mix, q, m)) >= control[0] * (1.0 - _ENOUGH):
+                    continue
+                if quickest_row(stage, y, least, tables, task, one) == NO_ROW:
+                    continue
+                _put(path, depth, np.array([least.forward_s, least.backward_s, least.sync_s, one[3]]))
                 if _with_tail_s(task, levels, states, path, depth, (j, mix, q, m)) >= control[0] * (1.0 - _ENOUGH):
                     continue
                 most_s = control[0] / microbatches
-                exact, rows = front_rows(stage, y, most_s, MANY, least, tables, task)
+                exact, rows, partial = front_rows(stage, y, most_s, MANY, least, one[3], tables, task)
+                choices += partial
                 for row in range(rows.shape[0]):
                     _put(path, depth, rows[row])
                     child = max(bound, _with_tail_s(task, levels, states, path, depth, (j, mix, q, m)))
@@ -193,7 +218,7 @@ def close_gap(
                         room *= 2
                     bounds[nodes], known[nodes] = child, known[node] and exact == EXACT
                     _set_origin(origin, nodes, q, j, node, r, ON_FRONT, mix)
-                    for column in range(3):
+                    for column in range(4):
                         seconds[nodes, column] = rows[row, column]
                     heappush(open_nodes, (child, -nodes))
                     nodes += 1
@@ -243,7 +268,7 @@ def _with_tail_s(
     its mix, its number of stages, and the number of downsets."""
     j, mix, stages, m = tail
     found = np.inf
-    cell = (level_of(levels, path[depth, 3], path[depth, 4]) * task.ends + _ends_of(mix, task)) * m + j
+    cell = (level_of(levels, path[depth, 4], path[depth, 5]) * task.ends + _ends_of(mix, task)) * m + j
     for s in range(states.start[cell], states.start[cell] + states.kept[cell]):
         if states.origin[s, ORIGIN.mix] == mix:
             found = min(found, _completed_s(task, path, depth + 1, figures_of(states.figures, s), stages))
@@ -254,9 +279,9 @@ def _with_tail_s(
 def _completed_s(task: FlushTask, path: FloatArray, depth: int, tail: Figures, stages: int) -> float:
     """Returns a bound on the batch with stages 0 .. depth - 1 as in ``path``, and a tail of ``tail`` behind them."""
     for k in range(depth - 1, -1, -1):
-        f, b, sync, slowest_f, slowest_b = path[k, 0], path[k, 1], path[k, 2], path[k, 3], path[k, 4]
+        f, b, sync, both, slowest_f, slowest_b = path[k, 0], path[k, 1], path[k, 2], path[k, 3], path[k, 4], path[k, 5]
         behind = stages + depth - 1 - k
-        seconds = StageSeconds(f + b, f, b, sync, slowest_f, slowest_b)
+        seconds = StageSeconds(both, f, b, sync, slowest_f, slowest_b)
         tail = with_stage(task.schedule, task.microbatches, behind, seconds, tail)
     least = batch_s(task.schedule, task.microbatches, tail)
     return max(least, tail[2] + path[0, 2]) if task.schedule == ONE_F_ONE_B else least
@@ -271,18 +296,18 @@ def _path_to(node: int, origin: IndexArray, seconds: FloatArray, path: FloatArra
         at = origin[at, ORIGIN.below]
     at = node
     for k in range(depth - 1, -1, -1):
-        for column in range(3):
+        for column in range(4):
             path[k, column] = seconds[at, column]
         at = origin[at, ORIGIN.below]
     for k in range(depth):
-        _put(path, k, path[k, :3])
+        _put(path, k, path[k, :4])
     return depth
 
 
 @inner_kernel
 def _put(path: FloatArray, k: int, seconds: FloatArray) -> None:
     """Writes stage k, with the largest forward and backward seconds of stages 0 .. k."""
-    for column in range(3):
+    for column in range(4):
         path[k, column] = seconds[column]
-    path[k, 3] = max(seconds[0], path[k - 1, 3]) if k > 0 else seconds[0]
-    path[k, 4] = max(seconds[1], path[k - 1, 4]) if k > 0 else seconds[1]
+    path[k, 4] = max(seconds[0], path[k - 1, 4]) if k > 0 else seconds[0]
+    path[k, 5] = max(seconds[1], path[k - 1, 5]) if k > 0 else seconds[1]

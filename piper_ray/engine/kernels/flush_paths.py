@@ -69,7 +69,7 @@ class StageSeconds(NamedTuple):
 def empty_tail(schedule: int) -> Figures:
     """Returns the figures of no stages."""
     if schedule == GPIPE:
-        return 0.0, 0.0, 0.0, -np.inf, 0.0, 0.0, 0.0
+        return 0.0, 0.0, 0.0, -np.inf, 0.0, -np.inf, 0.0
     if schedule == TWO_BW:
         return 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
     return 0.0, 0.0, 0.0, 0.0, 0.0, -np.inf, -np.inf
@@ -81,11 +81,12 @@ def with_stage(schedule: int, microbatches: int, behind: int, stage: StageSecond
     m = microbatches
     whole_s, forward_s, backward_s, sync_s, slowest_forward_s, slowest_backward_s = stage
     if schedule == GPIPE:
-        total, slowest_f, slowest_b, synced, _, _, _ = tail
+        total, slowest_f, slowest_b, synced, slowest, ended, _ = tail
         total += whole_s
-        slowest_b = max(slowest_b, backward_s)
+        slowest_b, slowest = max(slowest_b, backward_s), max(slowest, whole_s)
         synced = max(synced + forward_s, total + (m - 1) * slowest_b + sync_s)
-        return total, max(slowest_f, forward_s), slowest_b, synced, 0.0, 0.0, 0.0
+        ended = max(ended + forward_s, total + (m - 1) * slowest + sync_s)
+        return total, max(slowest_f, forward_s), slowest_b, synced, slowest, ended, 0.0
     if schedule == TWO_BW:
         return max(tail[0], m * whole_s + sync_s), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
     down, up, whole, up_own, whole_own, last, synced = tail
@@ -113,7 +114,7 @@ def with_stage(schedule: int, microbatches: int, behind: int, stage: StageSecond
 def batch_s(schedule: int, microbatches: int, figures: Figures) -> float:
     """Returns the seconds of the batch of a pipeline with these figures."""
     if schedule == GPIPE:
-        return figures[3] + (microbatches - 1) * figures[1]
+        return max(figures[3] + (microbatches - 1) * figures[1], figures[5])
     if schedule == TWO_BW:
         return figures[0]
     return max(figures[2], figures[6])
@@ -150,9 +151,9 @@ def least_batch_s(
         return np.inf
     even_s = ahead_s / left
     if schedule == GPIPE:
-        total, slowest_f, slowest_b, synced, _, _, _ = figures
-        least = total + ahead_s + (m - 1) * max(slowest_f + slowest_b, even_s)
-        return max(least, synced + ahead_forward_s + (m - 1) * slowest_f)
+        total, slowest_f, slowest_b, synced, slowest, ended, _ = figures
+        least = total + ahead_s + (m - 1) * max(slowest_f + slowest_b, slowest, even_s)
+        return max(least, max(synced + (m - 1) * slowest_f, ended) + ahead_forward_s)
     if schedule == TWO_BW:
         return max(figures[0], m * even_s)
     down, up, whole, _, _, _, synced = figures

@@ -11,7 +11,7 @@ import numpy as np
 from piper_ray.compiled.jit import inlined_kernel, inner_kernel, kernel, leaf_kernel
 from piper_ray.engine.kernels.arrays import stable_order
 from piper_ray.engine.kernels.bounds import crosses_border, has
-from piper_ray.engine.kernels.flush_choices import choice_front, least_time_choice, stage_items
+from piper_ray.engine.kernels.flush_choices import MERGED, choice_front, least_time_choice, stage_items
 from piper_ray.engine.kernels.flush_paths import Figures
 from piper_ray.engine.kernels.flush_types import (
     FASTEST,
@@ -186,18 +186,28 @@ def quickest_row(
 
 @inner_kernel
 def front_rows(
-    stage: StageKey, y: int, most_s: float, most: int, least: LeastFigures, tables: FlushTables, task: FlushTask
-) -> tuple[int, FloatArray]:
-    """Returns the undominated choices of at most ``most_s``: EXACT, MERGED or NONE_FITS, and float64[rows, 4]."""
+    stage: StageKey,
+    y: int,
+    most_s: float,
+    most: int,
+    least: LeastFigures,
+    least_s: float,
+    tables: FlushTables,
+    task: FlushTask,
+) -> tuple[int, FloatArray, int]:
+    """Returns the undominated choices of at most ``most_s``: EXACT, MERGED or NONE_FITS; float64[rows, 4]; and about how
+    many partial choices were made. No choice takes less than ``least_s``, which merged rows are raised to."""
     _, start, items = stage_items(stage, y, tables, task)
     most_s -= least.tensor_forward_s + least.tensor_backward_s
-    status, rows, _, _, _ = choice_front(start, items, task.memory_bytes[stage.variant], most_s, most)
+    status, rows, _, _, taken = choice_front(start, items, task.memory_bytes[stage.variant], most_s, most)
     for row in range(rows.shape[0]):
         rows[row, 0] += least.tensor_forward_s
         rows[row, 1] += least.tensor_backward_s
         rows[row, 2] *= task.sync_s_per_byte[stage.variant]
         rows[row, 3] += least.tensor_forward_s + least.tensor_backward_s
-    return status, rows
+        if status == MERGED:
+            rows[row, 3] = max(rows[row, 3], least_s)
+    return status, rows, taken.size
 
 
 class AheadArrays(NamedTuple):
