@@ -264,7 +264,7 @@ def _simulation(
         window_s=window_s,
         in_flight=in_flight,
         timeline=timeline,
-        notes=tuple(_pipeline_notes(scene)),
+        notes=tuple(_pipeline_notes(scene, bool(instance.cluster.kinds))),
         all_reduces=after[0],
         optimizer_steps=after[1],
     )
@@ -406,8 +406,9 @@ def _ranks(
     return tuple(found)
 
 
-def _pipeline_notes(scene: _Scene) -> list[str]:
-    """Notes on what the simulation leaves out: equal pipelines, devices of tensor parallelism, joined passes."""
+def _pipeline_notes(scene: _Scene, several_kinds: bool) -> list[str]:
+    """Notes on what the simulation leaves out: equal pipelines, devices of tensor parallelism, links that are shared,
+    joined passes."""
     lanes, figures = scene.placed.lanes, scene.figures
     devices = sum(stage.data_parallel_degree * stage.tensor_parallel_degree for stage in figures) // scene.schedule.v
     notes = []
@@ -425,6 +426,11 @@ def _pipeline_notes(scene: _Scene) -> list[str]:
     if max(degrees) > 1:
         of = f"{max(degrees)}" if len(degrees) == 1 else f"{min(degrees)} to {max(degrees)}"
         notes.append(f"a rank stands for the {of} devices that share its layers by tensor parallelism: they go in step")
+    if several_kinds:
+        notes.append(
+            "replicas of a stage are devices of one kind; transfers between kinds and sums of gradients that share a "
+            "link do not slow each other down here"
+        )
     if scene.schedule.name is ScheduleName.DUALPIPE_V and not scene.options.pass_overlap:
         notes.append(
             "passes that DualPipeV runs as one go one after the other here; --pass-overlap counts what that gains"
