@@ -127,21 +127,26 @@ def test_faults_of_a_cluster_and_of_layers_are_told_at_once(tmp_path: Path) -> N
         piper_ray.load(path)
     assert [str(fault).partition(";")[0] for fault in caught.value.faults] == [
         "cluster.between: zero (0)",
-        'layers.block: a TMPC for devices of kind "newest"',
-        'layers.block: no TMPC for devices of kind "new"',
+        'types.block.tmpcs: a TMPC for devices of kind "newest"',
+        'types.block.tmpcs: no TMPC for devices of kind "new"',
     ]
 
 
 @pytest.mark.parametrize(
-    ("memory", "why"),
-    [("1GB", "no plan can use its 4 devices, whose memory is too small for any layer"), ("3GB", "")],
+    ("changed", "why"),
+    [
+        (("1GB", "1GB"), "no plan can use its 4 devices, whose memory is too small for any layer"),
+        (("1GB", "3GB"), ""),
+        (('t = 1, id = "v", kind = "new"', 't = 8, id = "v", kind = "new"'), "as its TMPCs take 8 or more"),
+    ],
 )
-def test_devices_that_no_plan_can_use_are_told(memory: str, why: str, tmp_path: Path) -> None:
+def test_devices_that_no_plan_can_use_are_told(changed: tuple[str, str], why: str, tmp_path: Path) -> None:
     path = tmp_path / "kinds.toml"
-    path.write_text(WORKLOAD.replace('"1GB", bandwidth', f'"{memory}", bandwidth'))
+    path.write_text(WORKLOAD.replace('"1GB/s"', '"1.0GB/s"').replace(*changed))
     found = run("solve", path)
     assert found.exit_code == 0
-    assert (f"no stage is on new: {why}" in found.output) == bool(why)
+    assert ("no stage is on new: no plan" in found.output) == bool(why)
+    assert why in found.output
 
 
 def test_faults_of_objects() -> None:
@@ -282,6 +287,12 @@ def test_estimate_of_several_kinds(tmp_path: Path) -> None:
         (("--gpu", "A100-80:2", "--gpu", "A100-80:3"), "--gpu A100-80:3: expected each kind of GPU once"),
         (("--gpu", "A100-80:2", "--gpu", "H100-SXM"), "--gpu H100-SXM: expected each kind of GPU once, with its nodes"),
         (("--gpu", "A100-80:2", "--gpu", "H100-SXM:x"), "--gpu H100-SXM:x: expected"),
+        (("--gpu", "A100-80:2", "--gpu", "A100-80:2"), "--gpu A100-80:2: expected each kind of GPU once"),
+        (("--gpu", "A100-80:0", "--gpu", "H100-SXM:x"), "--gpu A100-80:0, --gpu H100-SXM:x: expected each kind of GPU"),
+        (
+            ("--gpu", "H100-SXM", "--site", "east:2"),
+            "as --gpu H100-SXM --site east:64 --site west:64\n--between is missing; expected the rate",
+        ),
         (
             ("--gpu", "A100-80:2", "--gpu", "H100-SXM:2", "--nodes", "2"),
             "--nodes: --gpu A100-80:2 says how many nodes",

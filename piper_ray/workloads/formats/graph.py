@@ -155,7 +155,8 @@ def check_kinds(layers: Iterable[tuple[str, Layer]], cluster: Cluster, faults: F
         used = dict.fromkeys(tmpc.kind for row in layer.tmpcs.values() for tmpc in row)
         for kind in used:
             if kind not in (names or [""]):
-                faults.at(path, f"a TMPC for devices of kind {quoted(kind)}; expected {expected}")
+                said = f"for devices of kind {quoted(kind)}" if kind else "without a kind"
+                faults.at(path, f"a TMPC {said}; expected {expected}")
         for name in names:
             if name not in used:
                 faults.at(path, f"no TMPC for devices of kind {quoted(name)}; expected at least one for each kind")

@@ -31,6 +31,7 @@ from pydantic import Field, TypeAdapter
 from piper_ray.model import arguments
 from piper_ray.model.cluster import Cluster, DeviceKind, Link
 from piper_ray.model.errors import UsageError
+from piper_ray.model.figures import plural
 from piper_ray.model.instance import Batch, Instance, TrainedModel
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.units import doubtful
@@ -225,14 +226,16 @@ def _read_kinds(
     for what in _OF_KIND:
         if getattr(overrides, what, None) is not None:
             *_, option = CLUSTER_RULES[what]
-            faults.at(paths["kinds"], f"each kind has its own figure; expected no {option}")
+            counts = " (frontier: NAME=NUMBERS of each kind)" if what == "devices" else ""
+            faults.at(paths["kinds"], f"each kind has its own figure; expected no {option}{counts}")
         elif given.get(what) is not None:
             faults.at(
                 paths[what], f"not for a cluster of several kinds of devices; expected it in each of {paths['kinds']}"
             )
     listed, path = given["kinds"], paths["kinds"]
     if not isinstance(listed, (list, tuple)) or len(listed) < 2:
-        faults.at(path, f"{shown(listed)}; expected a list of at least two kinds of devices")
+        given_words = plural(len(listed), "kind") if isinstance(listed, (list, tuple)) else shown(listed)
+        faults.at(path, f"{given_words}; expected a list of at least two kinds of devices")
         listed = ()
     keys = {what: _key(paths, what) for what in _OF_KIND}
     found: list[DeviceKind] = []
@@ -245,7 +248,8 @@ def _read_kinds(
             faults.at(path_of(where, str(key)), "unknown key; expected name, " + ", ".join(keys.values()))
         name = item.get("name")
         if not isinstance(name, str) or not name or name in [kind.name for kind in found]:
-            faults.at(f"{where}.name", f"{shown(name)}; expected a text that no other kind has")
+            found_words = "missing" if name is None else shown(name)
+            faults.at(f"{where}.name", f"{found_words}; expected a text that no other kind has")
             continue
         own = {what: item[key] for what, key in keys.items() if key in item}
         at = {what: f"{where}.{key}" for what, key in keys.items()}
