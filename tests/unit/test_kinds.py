@@ -94,11 +94,19 @@ def test_all_faults_are_told_at_once() -> None:
     document = changed("no rate")
     del document["kinds"][0]["maxDevices"]
     document["kinds"][1]["bandwidth"] = "fast"
-    assert [fault.partition(":")[0] for fault in faults(document)][:3] == [
-        "kinds[0].maxDevices",
-        "kinds[1].bandwidth",
-        "bandwidthBetween",
+    del document["nodes"][0]["TMPCs"]["b"]
+    document["nodes"][1]["TMPCs"] = {"b": {"1": []}, "c": {}}
+    assert [fault.partition(";")[0] for fault in faults(document)] == [
+        "kinds[0].maxDevices: missing",
+        'kinds[1].bandwidth: not a number ("fast")',
+        "bandwidthBetween: missing",
+        "nodes[0].TMPCs.b: missing",
+        "nodes[1].TMPCs.c: unknown kind",
+        "nodes[1].TMPCs.a: missing",
+        'nodes[1].TMPCs: no TMPC for devices of kind "b"',
     ]
+    document["kinds"][0]["name"] = 3
+    assert not [fault for fault in faults(document) if "nodes" in fault], "names of kinds are not known"
 
 
 WORKLOAD = """

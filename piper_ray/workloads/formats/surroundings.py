@@ -176,9 +176,12 @@ def surroundings_of(instance: Instance) -> dict[str, object]:
 
 
 def kind_names(listed: object) -> list[str]:
-    """The names of a document's kinds, as far as they are valid."""
-    found = [x.get("name") for x in listed if isinstance(x, Mapping)] if isinstance(listed, (list, tuple)) else []
-    return list(dict.fromkeys(name for name in found if isinstance(name, str) and name))
+    """The names of a document's kinds; none where one of them is not valid."""
+    found = (
+        [x.get("name") if isinstance(x, Mapping) else None for x in listed] if isinstance(listed, (list, tuple)) else []
+    )
+    names = list(dict.fromkeys(name for name in found if isinstance(name, str) and name))
+    return names if len(names) == len(found) else []
 
 
 def kinds_of(cluster: Cluster, paths: Mapping[str, str]) -> list[dict[str, object]]:
