@@ -21,7 +21,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import combinations_with_replacement
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
@@ -161,10 +161,19 @@ class Cluster:
         """The slowest rate between stages on devices of these kinds, equal or different, in bytes per second."""
         return min(self.rate_between(*pair) for pair in combinations_with_replacement(sorted(set(kinds)), 2))
 
-    @property
+    @cached_property
     def blocks(self) -> tuple[int, ...]:
         """The block sizes, in devices, into which nodes and groups of nodes are divided. Each size divides the next."""
         return _blocks(tuple(link.devices for link in self.links if link.devices is not None))
+
+    @cached_property
+    def _groups(self) -> tuple[int, ...]:
+        """The devices of the groups of all links but the last, in ascending order."""
+        return tuple(link.devices for link in self.links[:-1] if link.devices is not None)
+
+    @cached_property
+    def _level_rates(self) -> tuple[float, ...]:
+        return tuple(max(link.bandwidth_bytes_per_s for link in self.links[k:]) for k in range(len(self.links)))
 
     @property
     def bandwidth_bytes_per_s(self) -> float:
@@ -186,7 +195,7 @@ class Cluster:
 
     def level_holding(self, devices: int) -> int:
         """The number of the link of the least group that holds so many."""
-        return next(k for k, link in enumerate(self.links) if link.devices is None or devices <= link.devices)
+        return bisect_left(self._groups, devices)
 
     def levels(self) -> tuple[Cluster, ...]:
         """The clusters to search so that every plan is found at its own cost: one for each group smaller than the
@@ -224,8 +233,8 @@ class Cluster:
             return self.links[0]
         d, t = data_parallel_degree, tensor_parallel_degree
         if stages is None:
-            return Link(self._ring_bytes_per_s(len(self.links) - 1, d, t))
-        return Link(self._packed_ring(d, t, stages)[0])
+            return _link_at(self._ring_bytes_per_s(len(self.links) - 1, d, t))
+        return _link_at(self._packed_ring(d, t, stages)[0])
 
     def replicas_together(self, d: int, t: int, stages: int) -> tuple[int, int]:
         """Of a plan as in ``replicas_link``, on clusters with several links: the devices of the groups that hold n
@@ -264,16 +273,7 @@ class Cluster:
         >>> cluster.border_periods(2, 8), cluster.border_periods(3, 4), cluster.border_periods(3, 5)
         ((4,), (2,), (0,))
         """
-        groups = [link.devices for link in self.links[:-1] if link.devices is not None]
-        held = min(next((x for x in groups if stage_devices * stages <= x), self.devices), self.devices)
-        whole = [(stage_devices, 1)]  # (devices, whole stages that they hold), the smallest first
-        found = []
-        for group in groups:
-            level = (group, _room(group, whole))
-            is_whole = level[1] > 0 and (group >= held or _room(held, [*whole, level]) >= stages)
-            whole += [level] if is_whole else []
-            found.append(level[1] if is_whole else 0)
-        return tuple(found)
+        return _border_periods(self._groups, self.devices, stage_devices, stages)
 
     def needed_devices(self, d: int, t: int, stages: int) -> int:
         """The least number of devices on which such a plan has the same links as on all of them: on fewer there may be
@@ -323,7 +323,7 @@ class Cluster:
     def level_bytes_per_s(self, level: int) -> float:
         """The rate between devices whose smallest common group is that of link ``level``. Devices that share a node may
         also use the network, where it is faster."""
-        return max(link.bandwidth_bytes_per_s for link in self.links[level:])
+        return self._level_rates[level]
 
     def _ring_bytes_per_s(self, level: int, d: int, t: int) -> float:
         """The bandwidth of a ring within a group of link ``level``."""
@@ -381,6 +381,25 @@ def _room(devices: int, whole: Sequence[tuple[int, int]]) -> int:
     for held, stages in reversed(whole):
         found, devices = found + devices // held * stages, devices % held
     return found
+
+
+@lru_cache(maxsize=256)
+def _link_at(bandwidth_bytes_per_s: float) -> Link:
+    return Link(bandwidth_bytes_per_s)
+
+
+@lru_cache(maxsize=4096)
+def _border_periods(groups: tuple[int, ...], devices: int, stage_devices: int, stages: int) -> tuple[int, ...]:
+    """See ``Cluster.border_periods``."""
+    held = min(next((x for x in groups if stage_devices * stages <= x), devices), devices)
+    whole = [(stage_devices, 1)]  # (devices, whole stages that they hold), the smallest first
+    found = []
+    for group in groups:
+        level = (group, _room(group, whole))
+        is_whole = level[1] > 0 and (group >= held or _room(held, [*whole, level]) >= stages)
+        whole += [level] if is_whole else []
+        found.append(level[1] if is_whole else 0)
+    return tuple(found)
 
 
 @lru_cache(maxsize=256)
