@@ -93,11 +93,7 @@ class ModelOptions:
     @property
     def gpus(self) -> tuple[str, ...]:
         """As they are given, each once."""
-        return tuple(dict.fromkeys(self._given_gpus))
-
-    @property
-    def _given_gpus(self) -> list[str]:
-        return [name.strip() for text in self.gpu for name in text.split(",")]
+        return tuple(dict.fromkeys(name.strip() for text in self.gpu for name in text.split(",")))
 
     @property
     def nodes_of_kinds(self) -> dict[str, int]:
@@ -105,12 +101,13 @@ class ModelOptions:
         UsageError."""
         found: dict[str, int] = {}
         wrong: list[str] = []
-        said = self.site or (self._given_gpus if any(":" in gpu for gpu in self.gpus) else ())
+        gpus = [name for text in self.gpu for name in text.split(",")]
+        said = self.site or (gpus if any(":" in gpu for gpu in gpus) else [])
         option, each = ("--site", "site once, with its nodes, as east:64") if self.site else ("--gpu", _KIND)
         for text in said:
             name, _, count = text.strip().partition(":")
             if not name or not count.isdecimal() or int(count) < 1 or name in found:
-                wrong.append(f"{option} {text}")
+                wrong.append(f"{option} {text.strip()}")
             else:
                 found[name] = int(count)
         if wrong:
