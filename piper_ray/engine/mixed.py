@@ -138,12 +138,12 @@ class MixedWorkload:
         instance, graph = self.instance, self.lattice.graph
         kinds, names = possible_kinds(graph, self.placed), instance.cluster.kind_names
         kind_of = {layer: stage.kind for stage in plan.stages for layer in stage.layers}
-        missed_s = np.zeros(graph.size)
-        for ends in [(tail, head) for tail, head, _ in graph.edges] + [ends for ends, _ in graph.tensors]:
-            rate = instance.cluster.slowest_rate(kind_of[graph.layer_ids[v]] for v in ends)
+        missed_s, cluster = np.zeros(graph.size), instance.cluster
+        joined = [((tail, head), lambda x: cluster.rate_between(*x)) for tail, head, _ in graph.edges]
+        for ends, rate_of in joined + [(ends, cluster.slowest_rate) for ends, _ in graph.tensors]:
             possible = product(*([names[kind] for kind in kinds[v]] for v in ends))
-            fastest = max(instance.cluster.slowest_rate(chosen) for chosen in possible)
-            missed_s[list(ends)] += 1.0 / rate - 1.0 / fastest
+            fastest = max(rate_of(chosen) for chosen in possible)
+            missed_s[list(ends)] += 1.0 / rate_of([kind_of[graph.layer_ids[v]] for v in ends]) - 1.0 / fastest
         return missed_s
 
 
