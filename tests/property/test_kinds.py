@@ -225,7 +225,7 @@ def test_nobody_by_hand_is_faster_than_the_solver() -> None:
                 slower += found > best_s * 1.001
                 as_good += found <= best_s * 1.001
         assert baseline(made, "piper", schedule="1f1b").time_per_sample_s == best_s
-        with pytest.raises(UsageError, match="a planner that shares layers out among alike devices: not with devices"):
+        with pytest.raises(UsageError, match="for devices that are alike, and these are of several kinds"):
             baseline(made, "megatron", schedule="1f1b")
     assert min(slower, as_good) > 3
     with pytest.raises(UsageError, match="for devices of several kinds, and these are alike"):
