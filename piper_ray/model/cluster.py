@@ -173,7 +173,7 @@ class Cluster:
 
     @cached_property
     def _level_rates(self) -> tuple[float, ...]:
-        return tuple(max(link.bandwidth_bytes_per_s for link in self.links[k:]) for k in range(len(self.links)))
+        return tuple(map(self.level_bytes_per_s, range(len(self.links))))
 
     @property
     def bandwidth_bytes_per_s(self) -> float:
@@ -252,7 +252,7 @@ class Cluster:
         for inner, period in enumerate(self.border_periods(d * t, stages)[:level]):
             if period > 0:
                 return self._ring_bytes_per_s(inner, d, t), inner, d
-        own, best = self.level_bytes_per_s(level), (self._ring_bytes_per_s(level, d, t), level, 1)
+        own, best = self._level_rates[level], (self._ring_bytes_per_s(level, d, t), level, 1)
         below = self.links[level - 1].devices or self.devices
         held = min(self.links[level].devices or self.devices, self.devices)
         for n in range(min(d, below // t) if level > 0 else 0, 1, -1):
@@ -323,11 +323,11 @@ class Cluster:
     def level_bytes_per_s(self, level: int) -> float:
         """The rate between devices whose smallest common group is that of link ``level``. Devices that share a node may
         also use the network, where it is faster."""
-        return self._level_rates[level]
+        return max(link.bandwidth_bytes_per_s for link in self.links[level:])
 
     def _ring_bytes_per_s(self, level: int, d: int, t: int) -> float:
         """The bandwidth of a ring within a group of link ``level``."""
-        own = self.level_bytes_per_s(level)
+        own = self._level_rates[level]
         if level == 0:
             return own
         near = self._near(level - 1, d, t)
