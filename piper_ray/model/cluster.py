@@ -336,7 +336,8 @@ class Cluster:
     def _near(self, level: int, d: int, t: int) -> int:
         """How many of a stage's d replicas certainly share a group of link ``level``: a divisor of d, at least 1."""
         devices = self.links[level].devices or self.devices
-        return max((size // t for size in self.shared_blocks(d, t) if size <= devices), default=1)
+        fitting = (x for x in reversed(self.blocks) if x <= devices and x % t == 0 and d % (x // t) == 0)
+        return next(fitting, t) // t
 
     def shared_blocks(self, data_parallel_degree: int, tensor_parallel_degree: int) -> list[int]:
         """The sizes of blocks that hold whole replicas of t devices and that the d replicas fill completely."""
