@@ -188,6 +188,7 @@ def evaluation_of(
     devices = plan.devices // simulation.schedule.v
     factor = simulation.options.all_reduce.factor * (1.0 - simulation.options.all_reduce_overlap)
     in_groups = lies_in_groups(instance.cluster, plan, simulation.schedule)
+    kinds = [stage.kind for stage in plan.stages]
     parts: list[tuple[float, float, float]] = []
     for number, figures in enumerate(simulation.stages):
         mine = timeline.stage == number
@@ -195,8 +196,8 @@ def evaluation_of(
         passes = timeline.microbatches * d
         communication = float(timeline.communication_s[mine].sum()) / passes
         busy = float((timeline.end_s[mine] - timeline.start_s[mine]).sum()) / passes
-        own, t = instance.cluster.of_kind(plan.stages[number].kind), figures.tensor_parallel_degree
-        bandwidth = replicas_bytes_per_s(own, devices, d, t, len(plan.stages) if in_groups else None)
+        own, t = instance.cluster.of_kind(kinds[number]), figures.tensor_parallel_degree
+        bandwidth = replicas_bytes_per_s(own, devices, d, t, kinds.count(kinds[number]) if in_groups else None)
         resync = factor * (d - 1) / d * figures.weights_bytes / (microbatches * bandwidth)
         if simulation.schedule.asynchronous:  # its passes include the synchronisation
             resync = 0.0

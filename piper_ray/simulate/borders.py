@@ -11,6 +11,20 @@ from functools import lru_cache
 from itertools import groupby, pairwise
 
 from piper_ray.model.cluster import Cluster
+from piper_ray.model.plan import Plan
+
+
+def plan_border_rates(cluster: Cluster, plan: Plan) -> list[float]:
+    """Bytes per second at each border, front to back. Stages on devices of one kind are a pipeline of their own there,
+    whatever lies between them."""
+    kinds = [stage.kind for stage in plan.stages]
+    of_kind = {x.kind: border_rates(cluster.of_kind(x.kind), x.devices, kinds.count(x.kind)) for x in plan.stages}
+    return [
+        of_kind[one][-sum(kind == one for kind in kinds[: place + 1])]
+        if one == other
+        else cluster.rate_between(one, other)
+        for place, (one, other) in enumerate(pairwise(kinds))
+    ]
 
 
 def border_rates(cluster: Cluster, stage_devices: int, stages: int) -> list[float]:
