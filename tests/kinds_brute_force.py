@@ -15,7 +15,7 @@ from piper_ray.model.instance import Batch, Edge, Instance, Layer, Tensor, Tmpc
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.restrictions import Restrictions
 from tests.flush_brute_force import MEMORY_TOLERANCE, Seconds, partitions, simulated_batch_s
-from tests.link_rates import borders, ring_where_stages_lie, unpassed
+from tests.link_rates import borders, ring_where_stages_lie, unpassed, with_uplink
 
 
 def least_batch_s(instance: Instance, schedule: str) -> float | None:
@@ -142,7 +142,8 @@ def levelled_kinds(seed: int, kinds: int = 2) -> Instance:
     rng, made, found = Random(f"levelled kinds {seed}"), random_kinds(seed, kinds), []
     for own in made.cluster.kinds:
         slow, sizes = own.cluster.bandwidth_bytes_per_s, rng.choice([(), (2,), (3,), (4,), (2, 4), (1, 2)])
-        links = (*(Link(slow * rng.choice([0.5, 2, 8, 50]), size) for size in sizes), Link(slow))
+        inner = (Link(slow * rng.choice([0.5, 2, 8, 50]), size) for size in sizes)
+        links = (*(with_uplink(rng, link, slow) for link in inner), Link(slow))
         found.append(replace(own, cluster=replace(own.cluster, devices=rng.randint(2, 6), links=links)))
     return replace(made, cluster=Cluster.of_kinds(found, made.cluster.between_bytes_per_s or 0.0)).checked_as(made)
 

@@ -23,16 +23,17 @@ from piper_ray.evaluate import links_holding, replicas_bytes_per_s
 from piper_ray.model.cluster import Cluster
 from piper_ray.model.instance import Instance
 from piper_ray.model.schedule import FLUSHED, Schedule
-from piper_ray.simulate.borders import border_levels, whole_groups
+from piper_ray.simulate.borders import border_levels, reached_bytes_per_s, whole_groups
 
 
-def border_bytes_per_s(cluster: Cluster, one: str, neighbour: int) -> float:
-    """Returns the rate between a stage on devices of a kind and a neighbour of this number."""
+def border_bytes_per_s(cluster: Cluster, one: str, neighbour: int, sending: int | None = None) -> float:
+    """Returns the rate between a stage on devices of a kind and a neighbour of this number. sending: the devices of a
+    stage that share an uplink; None: all of a group."""
     link, other = divmod(neighbour, len(cluster.kind_names))
     if one != cluster.kind_names[other] and cluster.between_bytes_per_s is not None:
         return cluster.between_bytes_per_s
     own = cluster.of_kind(one)
-    return links_holding(own, own.devices)[-1 - link][1]
+    return reached_bytes_per_s(own, len(links_holding(own, own.devices)) - 1 - link, sending)
 
 
 @dataclass(frozen=True)
@@ -88,9 +89,14 @@ class PlacedWays:
 
     @classmethod
     def of(
-        cls, instance: Instance, vertices: Vertices, ways: Sequence[StageWay], borders: Sequence[tuple[int, ...]]
+        cls,
+        instance: Instance,
+        vertices: Vertices,
+        ways: Sequence[StageWay],
+        borders: Sequence[tuple[int, ...]],
+        d: int,
     ) -> PlacedWays:
-        """borders: of each kind, as in ``AlikeRanks``."""
+        """borders: of each kind, as in ``AlikeRanks``. d: of all stages."""
         names = instance.cluster.kind_names
         number = {name: g for g, name in enumerate(names)}
         placed = []
@@ -102,7 +108,10 @@ class PlacedWays:
         way, kind, behind, ahead = np.array(placed, np.int64).T.copy()
         rates = np.array([[border_bytes_per_s(instance.cluster, one, x) for x in range(len(names))] for one in names])
         from_front, to_back = (
-            [border_bytes_per_s(instance.cluster, names[g], x) for g, x in zip(kind, near, strict=True)]
+            [
+                border_bytes_per_s(instance.cluster, ways[w].kind, x, d * ways[w].degree)
+                for w, x in zip(way, near, strict=True)
+            ]
             for near in (ahead.tolist(), behind.tolist())
         )
         kinds_of = {v: sorted({number[x.kind] for x in ways if x.tmpcs[v]}) for v in vertices.layers}

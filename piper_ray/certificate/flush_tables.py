@@ -327,7 +327,8 @@ class FlushTails:
         """Returns the tables for these degrees, the order of the downsets in them, and the open ends
         (``flush_kinds``)."""
         vertices = self.vertices
-        placed = PlacedWays.of(self._instance, vertices, pair.ways, [x.borders for x in pair.ranks_of_kind])
+        borders, d = [x.borders for x in pair.ranks_of_kind], pair.data_parallel_degree
+        placed = PlacedWays.of(self._instance, vertices, pair.ways, borders, d)
         ways, n, edges = len(pair.ways), len(vertices.layers), len(vertices.edges)
         choices = choice_table(self._instance, vertices, pair.ways, pair.stage_row)
         in_bytes, out_bytes = least_charge_bytes(vertices, choices)

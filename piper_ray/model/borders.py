@@ -40,10 +40,10 @@ def stage_borders(cluster: Cluster, plan: Plan, schedule: Schedule) -> tuple[Sta
     in_groups, found = lies_in_groups(cluster, plan, schedule), []
     for place, (one, other) in enumerate(pairwise(kinds), start=1):
         own = cluster.of_kind(one)
-        level = len(own.links) - 1 if cluster.kinds else own.level_holding(plan.devices)
+        level, sending = len(own.links) - 1 if cluster.kinds else own.level_holding(plan.devices), None
         if in_groups:
-            periods = own.border_periods(stages[place].devices, kinds.count(one))
-            level = own.border_level(kinds[place:].count(one), periods)
-        border = StageBorder(own.level_bytes_per_s(level), own.links[level].devices)
+            sending = stages[place].devices
+            level = own.border_level(kinds[place:].count(one), own.border_periods(sending, kinds.count(one)))
+        border = StageBorder(own.level_bytes_per_s(level, sending), own.links[level].devices)
         found.append(border if one == other else StageBorder(cluster.rate_between(one, other), kinds=(one, other)))
     return tuple(found)

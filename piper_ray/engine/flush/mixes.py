@@ -24,7 +24,7 @@ from piper_ray.engine.kernels.flush_types import FlushTask
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
 from piper_ray.engine.lattice.layer_graph import LayerGraph, ancestors, descendants
 from piper_ray.model.cluster import Cluster, Link
-from piper_ray.model.instance import Instance
+from piper_ray.model.instance import Instance, divisors
 from piper_ray.model.schedule import FLUSHED, Schedule
 
 
@@ -45,7 +45,7 @@ class Placed:
 class BorderRates:
     """rates: of borders within each kind of devices, in bytes per second, the fastest first. Edges that may skip stages
     go at the last one, that of the outermost link. by_stages: whether the links of borders, or of replicas, depend on
-    how many stages there are.
+    how many stages there are. sizes: the numbers of devices that stages may have.
 
     All rates are numbered, those of the first kind first. The last number of a kind also stands for a neighbour on this
     kind of a stage on another one.
@@ -53,6 +53,7 @@ class BorderRates:
 
     rates: tuple[tuple[float, ...], ...]
     by_stages: bool = False
+    sizes: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, instance: Instance, graph: LayerGraph, schedule: Schedule) -> BorderRates:
@@ -61,7 +62,8 @@ class BorderRates:
         alike = instance.cluster.alike
         by_stages = any(len(own.links) > 1 for own in alike) and schedule.name in FLUSHED
         first = 0 if by_stages and unpassed_edges(graph).any() else -1
-        return cls(tuple(own.border_rates[first:] for own in alike), by_stages)
+        sizes = tuple(sorted({d * t for d in divisors(instance.microbatches) for t in instance.degrees}))
+        return cls(tuple(own.border_rates(sizes)[first:] for own in alike), by_stages, sizes)
 
     @classmethod
     def outermost(cls, cluster: Cluster) -> BorderRates:
@@ -89,15 +91,19 @@ class BorderRates:
         )
 
     def neighbours(self, cluster: Cluster, kind: int, degree: int) -> list[int]:
-        """Returns the numbers of the neighbours that stages of at least ``degree`` devices may have."""
-        others, rates = [x for x in self.last if x != self.last[kind]], self.rates[kind]
-        fastest = 0
-        if len(rates) > 1:
-            own = cluster.alike[kind]
-            shared = next(k for k, x in enumerate(own.links) if x.devices is None or 2 * degree <= x.devices)
-            fastest = rates.index(own.level_bytes_per_s(shared))
-        within = range(self.last[kind] + 1 - len(rates) + fastest, self.last[kind] + 1)
-        return sorted([*others, *within])
+        """Returns the numbers of the neighbours that stages of ``degree`` devices or a multiple may have."""
+        others, last = [x for x in self.last if x != self.last[kind]], self.last[kind]
+        own, found = cluster.alike[kind], {last}
+        for size in self.sizes if len(self.rates[kind]) > 1 else ():
+            if size % degree == 0:
+                shared = next(k for k, x in enumerate(own.links) if x.devices is None or 2 * size <= x.devices)
+                found |= {self._number(own, kind, level, size) for level in range(shared, len(own.links))}
+        return sorted([*others, *found])
+
+    def _number(self, own: Cluster, kind: int, level: int, size: int) -> int:
+        """Returns the number of the rate at a border of this level between stages of so many devices."""
+        rates = self.rates[kind]
+        return self.last[kind] + 1 - len(rates) + rates.index(own.level_bytes_per_s(level, size))
 
     def parts(
         self, cluster: Cluster, d: int, degrees: Sequence[int], stages: range
@@ -125,13 +131,12 @@ class BorderRates:
         def links(count: int) -> tuple[tuple[int, ...], Link]:
             return own.border_periods(d * t, count), own.replicas_link(d, t, count)
 
-        least, first = 0, last + 1 - len(self.rates[kind])
+        least = 0
         for (periods, _), counts in groupby(range(1, most + 1), key=links):
             end = [*counts][-1]
             found = [last] * end
             if len(self.rates[kind]) > 1:
-                rates = (own.border_bytes_per_s(q, periods) for q in range(1, end + 1))
-                found = [first + self.rates[kind].index(rate) for rate in rates]
+                found = [self._number(own, kind, own.border_level(q, periods), d * t) for q in range(1, end + 1)]
             yield range(least, end + 1), (max(found[:-1], default=found[-1]), *found)
             least = end + 1
 
