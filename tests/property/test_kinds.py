@@ -181,7 +181,7 @@ def test_one_t_for_all_kinds_is_the_best_of_each_t(schedule: str) -> None:
 
 def test_threads_and_forms_of_files_give_the_same_plan(tmp_path: Path) -> None:
     for seed in range(6):
-        made = random_kinds(seed)
+        made = with_levels_or_not(seed)
         path = tmp_path / f"{seed}.toml"
         path.write_text(to_toml(made), encoding="utf-8")
         read, other = piper_ray.load(path), piper_ray.load(to_upstream(made))
