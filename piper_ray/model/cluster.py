@@ -64,6 +64,11 @@ class Link:
         if self.uplink_bytes_per_s is not None:
             convert_fields(self, rate, "uplink_bytes_per_s")
 
+    def times(self, factor: float) -> Link:
+        """A link with rates that are so many times as high."""
+        uplink = self.uplink_bytes_per_s
+        return Link(self.bandwidth_bytes_per_s * factor, self.devices, None if uplink is None else uplink * factor)
+
     def share_bytes_per_s(self, sending: int | None = None) -> float:
         """What each of so many devices that send at once has of the uplink, at most those of a group; None: all."""
         if self.uplink_bytes_per_s is None or self.devices is None:

@@ -86,7 +86,7 @@ def test_shared_uplinks_are_kept_in_files_and_tell_workloads_apart(tmp_path: Pat
         piper_ray.load(path)
     wrong = (*LINKS[:2], replace(LINKS[2], uplink_bytes_per_s=-1.0))
     with pytest.raises(InputError, match=r"links\[2\].uplink_bytes_per_s: expected None"):
-        plain.replace(cluster=replace(plain.cluster, links=wrong))
+        piper_ray.solve(plain.replace(cluster=replace(plain.cluster, links=wrong)))
 
 
 def test_who_sends_shares_an_uplink() -> None:
