@@ -68,6 +68,13 @@ class ModelOptions:
     domain: int | None = option(
         "COUNT", "GPUs that share the fast link, where it joins several nodes, as the 72 of an NVL72.", min=1
     )
+    uplink_bytes_per_s: float | None = option(
+        "RATE",
+        "What the GPUs that share the fast link together send to others and receive, as 100GB/s, where they share an "
+        "uplink; each has a network link of its own if left out.",
+        "--uplink",
+        parse=parse_rate,
+    )
     site: list[str] | None = option(
         "NAME:NODES",
         "A site with its nodes; given for each of several, as --site east:64 --site west:64 --between 5GB/s.",

@@ -386,7 +386,8 @@ def _worths_on_kinds(settings: Sequence[ModeSetting], restrictions: Restrictions
                 continue
             every, most = every.only(able), [min(ranks, own.devices // (d * t)) for t, _, own in used]
             longest_s = _longest_on_kinds([one.only(able).least[..., _TIME] for one in of_kinds], most, kinds.counts)
-            sum_s = min(sync_s_per_byte(under.step, own, d, t) for t, _, own in used)
+            fewest = 1 if schedule.name in FLUSHED else None
+            sum_s = min(sync_s_per_byte(under.step, own, d, t, fewest) for t, _, own in used)
             batch_s = every.least_batch_s(range(ranks, ranks + 1), m, schedule, sum_s, memory_bytes)
             batch_s = np.maximum(batch_s, m * longest_s)
             kept_bytes = (every.total(_FIXED) + every.total(_ACTIVATION) * min(m, ranks)) / ranks

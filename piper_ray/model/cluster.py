@@ -14,10 +14,15 @@ filled from the back (``border_periods``), so each border has the link that its 
 that lies whole in a group have the group's, and those of a larger one lie in groups by any number that divides d, if
 there is room: 8 of 8 devices in each group of 72. Else borders are charged at the link between nodes, unless the whole
 plan fits into one: some two neighbours lie in different nodes.
+
+**Shared uplinks.** Where the devices of a group have one uplink together, each has an equal share of it while it sends.
+At a border that its place gives a link, the devices of one stage send. Anywhere else, and in rings, all devices of the
+group do.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -42,7 +47,8 @@ class Link:
     """A link from each device to the others of its group.
 
     bandwidth_bytes_per_s: sent and received bytes together. devices: the devices in a group (a node, for example);
-    None: all.
+    None: all. uplink_bytes_per_s: what all devices of a group together send out of it and receive; None: each has a
+    link of its own there.
 
     >>> Link("900GB/s", devices=8).transfer_s(9e9)
     0.01
@@ -50,10 +56,24 @@ class Link:
 
     bandwidth_bytes_per_s: float
     devices: int | None = None
+    uplink_bytes_per_s: float | None = None
 
     def __post_init__(self) -> None:
         convert_fields(self, rate, "bandwidth_bytes_per_s")
         convert_fields(self, count, "devices")
+        if self.uplink_bytes_per_s is not None:
+            convert_fields(self, rate, "uplink_bytes_per_s")
+
+    def times(self, factor: float) -> Link:
+        """A link with rates that are so many times as high."""
+        uplink = self.uplink_bytes_per_s
+        return Link(self.bandwidth_bytes_per_s * factor, self.devices, None if uplink is None else uplink * factor)
+
+    def share_bytes_per_s(self, sending: int | None = None) -> float:
+        """What each of so many devices that send at once has of the uplink, at most those of a group; None: all."""
+        if self.uplink_bytes_per_s is None or self.devices is None:
+            return math.inf
+        return self.uplink_bytes_per_s / min(sending or self.devices, self.devices)
 
     def transfer_s(self, size_bytes: Bytes) -> Bytes:
         """Seconds to send or receive ``size_bytes`` at a device."""
@@ -179,11 +199,11 @@ class Cluster:
     def bandwidth_bytes_per_s(self) -> float:
         """B: the rate that transfers between stages are charged at, unless the whole plan lies within a smaller
         group."""
-        return self.links[-1].bandwidth_bytes_per_s
+        return self.level_bytes_per_s(len(self.links) - 1)
 
     def transfer_s(self, size_bytes: Bytes) -> Bytes:
         """Seconds to send bytes to another stage, or receive them, in a plan that takes all these devices."""
-        return self.links[-1].transfer_s(size_bytes)
+        return size_bytes / self.bandwidth_bytes_per_s
 
     def holding(self, devices: int) -> Cluster:
         """The cluster with only the links that a plan on ``devices`` devices uses. The last of them is the link of the
@@ -290,20 +310,18 @@ class Cluster:
         counts, wanted = range(d * t * stages, self.devices), links(self.devices)
         return d * t * stages + bisect_left(counts, True, key=lambda devices: links(devices) == wanted)
 
-    def border_bytes_per_s(self, behind: int, periods: Sequence[int]) -> float:
-        """The rate at the border with so many stages behind it. periods: of ``border_periods``."""
-        return self.level_bytes_per_s(self.border_level(behind, periods))
-
     @staticmethod
     def border_level(behind: int, periods: Sequence[int]) -> int:
         """The number of the link there."""
         left = [level for level, period in enumerate(periods, start=1) if period == 0 or behind % period == 0]
         return max(left, default=0)
 
-    @property
-    def border_rates(self) -> tuple[float, ...]:
-        """All rates that borders may have, in bytes per second, in descending order."""
-        return tuple(sorted({self.level_bytes_per_s(level) for level in range(len(self.links))}, reverse=True))
+    def border_rates(self, sizes: Iterable[int] = (1,)) -> tuple[float, ...]:
+        """All rates that borders between stages of these numbers of devices may have, and that of all other transfers,
+        in bytes per second, in descending order."""
+        levels = range(len(self.links))
+        found = {self.level_bytes_per_s(level, size) for level in levels for size in sizes}
+        return tuple(sorted({self.bandwidth_bytes_per_s, *found}, reverse=True))
 
     def changed(self, figures: Mapping[str, object]) -> Cluster:
         """The cluster with new values of devices, memory_bytes and bandwidth_bytes_per_s, where ``figures`` has them. A
@@ -318,12 +336,21 @@ class Cluster:
 
     def _within(self, level: int) -> Cluster:
         """The cluster with the links up to ``level`` only. The last of these then joins all devices."""
-        return replace(self, links=(*self.links[:level], Link(self.level_bytes_per_s(level))))
+        return replace(self, links=(*self.links[:level], Link(self._own_bytes_per_s(level))))
 
-    def level_bytes_per_s(self, level: int) -> float:
-        """The rate between devices whose smallest common group is that of link ``level``. Devices that share a node may
-        also use the network, where it is faster."""
-        return max(link.bandwidth_bytes_per_s for link in self.links[level:])
+    def level_bytes_per_s(self, level: int, sending: int | None = None) -> float:
+        """The rate between devices whose smallest common group is that of link ``level``, if so many in each smaller
+        group send at once; None: all."""
+        shares = (link.share_bytes_per_s(sending) for link in self.links[:level])
+        return min(self._own_bytes_per_s(level), *shares, math.inf)
+
+    def _own_bytes_per_s(self, level: int) -> float:
+        """The same where no uplink of a smaller group is shared. Devices that share a node may also use the network,
+        where it is faster."""
+        found, share = 0.0, math.inf
+        for link in self.links[level:]:
+            found, share = max(found, min(link.bandwidth_bytes_per_s, share)), min(share, link.share_bytes_per_s())
+        return found
 
     def _ring_bytes_per_s(self, level: int, d: int, t: int) -> float:
         """The bandwidth of a ring within a group of link ``level``."""

@@ -81,6 +81,7 @@ def plan(
     nodes: int = 1,
     gpus_per_node: int | None = None,
     domain: int | None = None,
+    uplink: str | float | None = None,
     site: Mapping[str, int] | None = None,
     between: str | float | None = None,
     runtime: str = "megatron",
@@ -121,11 +122,11 @@ def plan(
 ) -> Planned:
     """The best plan that a runtime can run, over all that ``plan`` chooses, from the name of a model.
 
-    model, gpu, nodes, gpus_per_node, domain, tokens, images, hardware, calibrate: as of ``estimate``. gpu, for several
-    kinds: the nodes of each, as {"A100-80": 32, "H100-SXM": 32}. site: the nodes at each of several sites. between:
-    what a GPU sends and receives between kinds or sites, as "5GB/s"; None: as the slower network of the kinds. runtime:
-    "megatron", "torchtitan", "torch", "deepspeed" or "flagscale". global_batch, microbatch_size: in samples; no
-    microbatch_size: those that divide the batch are tried. schedule: no other one; None: 1f1b, and interleaved where
+    model, gpu, nodes, gpus_per_node, domain, uplink, tokens, images, hardware, calibrate: as of ``estimate``. gpu, for
+    several kinds: the nodes of each, as {"A100-80": 32, "H100-SXM": 32}. site: the nodes at each of several sites.
+    between: what a GPU sends and receives between kinds or sites, as "5GB/s"; None: as the slower network of the kinds.
+    runtime: "megatron", "torchtitan", "torch", "deepspeed" or "flagscale". global_batch, microbatch_size: in samples;
+    None: those that divide the batch are tried. schedule: no other one; None: 1f1b, and interleaved where
     the runtime has it. zero: replicas that may share the optimizer's state; "all": however many a stage has (under
     torch none do).
     context_parallel, expert_parallel: degrees that are offered; None: what is usual for long sequences, and for
@@ -171,6 +172,7 @@ def plan(
         nodes=1,  # of each kind its own
         gpus_per_node=arguments.positive_or_none("gpus_per_node", gpus_per_node),
         domain=arguments.positive_or_none("domain", domain),
+        uplink_bytes_per_s=None if uplink is None else parse_bytes_per_s(uplink),
         tokens=arguments.positive_or_none("tokens", tokens),
         samples=arguments.positive_or_none("microbatch_size", microbatch_size),
         batch=arguments.positive_or_none("global_batch", global_batch),

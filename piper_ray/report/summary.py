@@ -82,7 +82,11 @@ def links_text(cluster: Cluster) -> str:
     """``85 GB/s, 702 GB/s within 8``."""
     *inner, outermost = cluster.links
     found = [f"{given_size_text(outermost.bandwidth_bytes_per_s)}/s"]
-    found += [f"{given_size_text(link.bandwidth_bytes_per_s)}/s within {link.devices}" for link in reversed(inner)]
+    for link in reversed(inner):
+        out = (
+            "" if link.uplink_bytes_per_s is None else f" with {given_size_text(link.uplink_bytes_per_s)}/s out of them"
+        )
+        found.append(f"{given_size_text(link.bandwidth_bytes_per_s)}/s within {link.devices}{out}")
     return ", ".join(found)
 
 

@@ -22,7 +22,7 @@ from piper_ray.model.plan import Plan
 from piper_ray.model.plan_rules import as_planned, unpassed_edges
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, ScheduleName
 from piper_ray.simulate.actions import ActionKind, Actions, flush_lists, gpipe, one_f_one_b
-from piper_ray.simulate.borders import best_ring, border_rates
+from piper_ray.simulate.borders import best_ring, plan_border_rates, reached_bytes_per_s
 from piper_ray.simulate.kernels.events import Floats
 from piper_ray.simulate.overlaps import sends_waited_for, with_buffers, with_joined_passes
 from piper_ray.simulate.result import PROMISE_KEPT, Interval, PathPart, RankSimulation, Simulation, pass_of
@@ -131,12 +131,11 @@ def _scene(instance: Instance, plan: Plan, schedule: Schedule, options: Simulati
     cluster, devices = instance.cluster, plan.devices // schedule.v
     kinds = [stage.kind for stage in plan.stages]
 
-    size, count = plan.stages[0].devices, len(plan.stages)
-    own_rates = border_rates(cluster, size, count) if in_groups else []
+    own_rates = plan_border_rates(cluster, plan) if in_groups else []
 
     def rate(source: int, target: int, is_unpassed: bool) -> float:
         if is_unpassed:
-            return own_rates[-target]
+            return own_rates[source]
         return transfer_bytes_per_s(cluster, devices, kinds[source], kinds[target])
 
     replicas_bandwidth = np.array(
@@ -146,7 +145,7 @@ def _scene(instance: Instance, plan: Plan, schedule: Schedule, options: Simulati
                 devices,
                 x.data_parallel_degree,
                 x.tensor_parallel_degree,
-                count if in_groups else None,
+                kinds.count(kind) if in_groups else None,
             )
             for x, kind in zip(figures, kinds, strict=True)
         ]
@@ -473,7 +472,7 @@ def _groups(cluster: Cluster, devices: int) -> list[tuple[int, float]]:
     found: list[tuple[int, float]] = []
     for level, link in enumerate(cluster.links):
         size = devices if link.devices is None else link.devices
-        found.append((size, max(x.bandwidth_bytes_per_s for x in cluster.links[level:])))
+        found.append((size, reached_bytes_per_s(cluster, level)))
         if cluster.packed and devices <= size:
             break
     return found

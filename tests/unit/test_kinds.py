@@ -232,35 +232,42 @@ def test_plans_are_checked_for_kinds() -> None:
 
 @pytest.mark.parametrize("most", [(3,), (2, 3), (1, 0), (2, 1, 2)])
 def test_mixes_follow_from_each_other(most: tuple[int, ...]) -> None:
-    """As loops over all mixes and stages say."""
+    """As loops over all mixes and stages say. Each kind has two rates at its borders: every other border is faster."""
     kinds, stages = len(most), range(2, 5)
-    task = with_mixes(bare_task(kinds), MixLimits(most, stages, uses_all=False))
+    last = tuple(2 * g + 1 for g in range(kinds))
+    borders = tuple(tuple(last[g] - q % 2 for q in range(n + 1)) for g, n in enumerate(most))
+    near = [[*range(last[g] - 1, last[g] + 1), *(x for x in last if x != last[g])] for g in range(kinds)]
+    moves = [(g, *pair) for g in range(kinds) for pair in product(near[g], repeat=2)]
+    of_kinds = tuple(range(min(n, 1), n + 1) for n in most)
+    task = with_mixes(bare_task(moves), MixLimits(stages, of_kinds, borders, last, tuple(moves)))
     counts = [x for x in product(*(range(n + 1) for n in most)) if 0 < sum(x) < stages.stop]
     counts.sort(key=lambda x: (sum(x), x))
     mixes: list[tuple[tuple[int, ...], int, int]] = [((0,) * kinds, -1, -1)]
     mixes += [(x, first, promised) for first, promised in product(range(kinds), repeat=2) for x in counts]
-    assert task.next_mix.shape == (len(mixes), kinds**3)
+    assert task.next_mix.shape == (len(mixes), len(moves))
     for mix, (x, first, promised) in enumerate(mixes):
-        for kind, behind, ahead in product(range(kinds), repeat=3):
-            move = (kind * kinds + behind) * kinds + ahead
+        for move, (kind, *neighbours) in enumerate(moves):
+            behind, ahead = (number // 2 for number in neighbours)
             more = tuple(n + (g == kind) for g, n in enumerate(x))
             may = behind == kind if mix == 0 else (first, promised) == (behind, kind)
+            for other, number, q in zip((behind, ahead), neighbours, (x[kind], x[kind] + 1), strict=True):
+                may = may and (other != kind or number == (*borders[kind], -1)[min(q, most[kind] + 1)])
             expected = mixes.index((more, kind, ahead)) if may and more in counts else -1
             assert task.next_mix[mix, move] == expected
             if expected >= 0:
                 assert task.previous_mix[expected, move] == mix
-        assert task.is_whole[mix] == (mix > 0 and first == promised and sum(x) in stages)
+        ends = first == promised and sum(x) in stages and all(n >= min(m, 1) for n, m in zip(x, most, strict=True))
+        assert task.is_whole[mix] == (mix > 0 and ends)
         if kinds > 1:
             left = sum((most[g] - n) / (g + 1) for g, n in enumerate(x))
             assert task.share_left[mix] == pytest.approx(left)
 
 
-def bare_task(kinds: int) -> FlushTask:
+def bare_task(moves: list[tuple[int, int, int]]) -> FlushTask:
     """With a variant for each move, of whose kind a second is the whole, half, a third of all work."""
-    moves = np.arange(kinds**3)
-    fields = dict.fromkeys(FlushTask._fields, 0) | {"move": moves, "variants": moves}
-    share = 1.0 / (1.0 + moves // kinds**2)
-    return FlushTask(**fields | {"share_of_s": share})  # type: ignore[arg-type]
+    kind = np.array([move[0] for move in moves])
+    fields = dict.fromkeys(FlushTask._fields, 0) | {"ends_behind": kind, "variants": np.arange(len(moves))}
+    return FlushTask(**fields | {"share_of_s": 1.0 / (1.0 + kind)})  # type: ignore[arg-type]
 
 
 def run(*arguments: object) -> Result:

@@ -83,7 +83,7 @@ _OF_BATCH = ("microbatches",)
 _PER_SECOND = {"memory_bytes": "", "bandwidth_bytes_per_s": "/s"}
 _COUNT: TypeAdapter[int] = TypeAdapter(Count)
 _COUNTS = ("samples_per_microbatch", "tokens_per_sample", "measured_threads")
-_LINKS_WORDS = "a list of objects with devices and bandwidth, the smallest groups first"
+_LINKS_WORDS = "a list of objects with devices, bandwidth and maybe uplink, the smallest groups first"
 
 
 class InnerLink(Closed):
@@ -91,6 +91,9 @@ class InnerLink(Closed):
 
     devices: Degree
     bandwidth: PositiveRate = Field(description="a finite rate > 0 in bytes per second, such as 900GB/s")
+    uplink: PositiveRate | None = Field(
+        default=None, description="a finite rate > 0 in bytes per second, such as 50GB/s, of all devices of a group"
+    )
 
 
 def read_surroundings(
@@ -162,6 +165,7 @@ def surroundings_of(instance: Instance) -> dict[str, object]:
             for quantity in CLUSTER_RULES
             if quantity in _OF_BATCH or not cluster.kinds
         },
+        **({} if cluster.kinds else {"bandwidth_bytes_per_s": cluster.links[-1].bandwidth_bytes_per_s}),
         "samples_per_microbatch": instance.batch.samples_per_microbatch,
         "tokens_per_sample": instance.batch.tokens_per_sample,
         **({} if instance.schedule is None else instance.schedule.to_dict()),
@@ -190,6 +194,7 @@ def kinds_of(cluster: Cluster, paths: Mapping[str, str]) -> list[dict[str, objec
     for kind in cluster.kinds:
         own = kind.cluster
         given = {quantity: getattr(own, quantity) for quantity in _OF_CLUSTER}
+        given["bandwidth_bytes_per_s"] = own.links[-1].bandwidth_bytes_per_s
         given |= {"links": _inner_links(own) or None, "node_devices": own.node_devices}
         said = {_key(paths, what): value for what, value in given.items() if value is not None}
         found.append({"name": kind.name, **said})
@@ -197,7 +202,11 @@ def kinds_of(cluster: Cluster, paths: Mapping[str, str]) -> list[dict[str, objec
 
 
 def _inner_links(cluster: Cluster) -> list[dict[str, object]]:
-    return [{"devices": x.devices, "bandwidth": x.bandwidth_bytes_per_s} for x in cluster.links[:-1]]
+    found: list[dict[str, object]] = []
+    for link in cluster.links[:-1]:
+        shared = {} if link.uplink_bytes_per_s is None else {"uplink": link.uplink_bytes_per_s}
+        found.append({"devices": link.devices, "bandwidth": link.bandwidth_bytes_per_s, **shared})
+    return found
 
 
 def _key(paths: Mapping[str, str], what: str) -> str:
@@ -337,7 +346,7 @@ def _read_links(path: str, value: object, faults: Faults) -> Sequence[Link]:
         before = links[-1].devices if links and links[-1].devices is not None else 1
         if link.devices % before:
             faults.at(f"{path}[{index}].devices", f"{link.devices}; expected a multiple of {before}, the group before")
-        links.append(Link(link.bandwidth, link.devices))
+        links.append(Link(link.bandwidth, link.devices, link.uplink))
     return links
 
 

@@ -11,10 +11,10 @@ of experts that its tokens are routed to, ``keyHeads``, of keys and values in it
 multi-token prediction; ``model``, the trained model and how it is trained (see ``surroundings``);
 ``samplesPerMicrobatch`` and ``tokensPerSample``; ``schedule``, ``chunks`` and ``group``; ``measuredThreads``, of the
 CPU that times were measured on; ``innerLinks``, a list of ``{"devices": 8, "bandwidth": x}`` for links within groups of
-devices, while ``bandwidth`` belongs to the link that joins all; and ``devicesPerNode`` if the first of these joins
-several nodes. Devices of several kinds are a list ``kinds``, which replaces ``maxDevices`` and so on; each kind has
-these keys and a ``name``. ``bandwidthBetween`` joins stages on different kinds, and a node's ``TMPCs`` are then an
-object of such objects, one for each kind.
+devices, maybe with an ``uplink`` that a group shares, while ``bandwidth`` belongs to the link that joins all; and
+``devicesPerNode`` if the first of these joins several nodes. Devices of several kinds are a list ``kinds``, which
+replaces ``maxDevices`` and so on; each kind has these keys and a ``name``. ``bandwidthBetween`` joins stages on
+different kinds, and a node's ``TMPCs`` are then an object of such objects, one for each kind.
 """
 
 from __future__ import annotations
