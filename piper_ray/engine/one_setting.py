@@ -102,6 +102,7 @@ _FIGURES = (
     "least_data_parallel_degree",
 )
 _TIME, _ACTIVATION, _FIXED, _SHARED, _WEIGHTS, _NEEDED = range(len(_FIGURES))
+_TOTALS = 5
 _figures_of = attrgetter(*_FIGURES)
 _all_of = attrgetter(*_FIGURES, "id", "kind", "recompute", "forward_s", "backward_s", "weight_s")
 
@@ -177,13 +178,6 @@ class ModeSetting:
                     return True
         return False
 
-    def never_loses(self, other: ModeSetting) -> bool:
-        """Whether each plan of the other setting becomes one of this, at no more cost, by exchanging some TMPCs."""
-        for t, theirs in other.tables.items():
-            if t not in self.tables or (self.tables[t].totals > theirs.totals * (1.0 + PROOF)).any():
-                return False
-        return _never_loses(self.sample, other.sample)
-
 
 @dataclass(frozen=True)
 class ChangedSetting(ModeSetting):
@@ -239,12 +233,21 @@ def settings_of(instance: Instance, restrictions: Restrictions) -> Settings:
                 by_layer = constraint.by_layer
                 samples.append(narrowed if by_layer else _under_rule(restrictions.recompute, kinds.sample, narrowed))
     listed = _with_tables(kinds, samples)
-    kept = unbeaten(listed, ModeSetting.never_loses)
-    own = {id(one): alone for one, alone in zip(kept, _without_twins(kept), strict=True)}
+    missing = np.full(_TOTALS, math.inf)
+    totals = np.array(
+        [[one.tables[t].totals if t in one.tables else missing for t in kinds.sample.degrees] for one in listed]
+    ).reshape(len(listed), -1)
+    may_be_as_good = [(totals <= theirs * (1.0 + PROOF)).all(axis=1).tolist() for theirs in totals]
+
+    def never_loses(mine: int, theirs: int) -> bool:
+        return may_be_as_good[theirs][mine] and _never_loses(listed[mine].sample, listed[theirs].sample)
+
+    kept = unbeaten(range(len(listed)), never_loses)
+    own = dict(zip(kept, _without_twins(listed[number] for number in kept), strict=True))
     others = [
-        (one, own[id(next(better for better in kept if better.never_loses(one)))])
-        for one in listed
-        if one.tables and id(one) not in own
+        (one, own[next(better for better in kept if never_loses(better, number))])
+        for number, one in enumerate(listed)
+        if one.tables and number not in own
     ]
     return Settings(tuple(own.values()), tuple(others))
 
