@@ -237,10 +237,10 @@ def settings_of(instance: Instance, restrictions: Restrictions) -> Settings:
     totals = np.array(
         [[one.tables[t].totals if t in one.tables else missing for t in kinds.sample.degrees] for one in listed]
     ).reshape(len(listed), -1)
-    may_be_as_good = [(totals <= theirs * (1.0 + PROOF)).all(axis=1).tolist() for theirs in totals]
+    may_be_as_good = [np.all(totals <= theirs * (1.0 + PROOF), axis=1) for theirs in totals]
 
     def never_loses(mine: int, theirs: int) -> bool:
-        return may_be_as_good[theirs][mine] and _never_loses(listed[mine].sample, listed[theirs].sample)
+        return bool(may_be_as_good[theirs][mine]) and _never_loses(listed[mine].sample, listed[theirs].sample)
 
     kept = unbeaten(range(len(listed)), never_loses)
     own = dict(zip(kept, _without_twins(listed[number] for number in kept), strict=True))

@@ -27,7 +27,7 @@ from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import CHUNKED, Schedule, ScheduleName, StepTerms
 from piper_ray.model.solution import Solution, Status
 from piper_ray.model.stop import Stop, StoppedBy, StopSearch
-from piper_ray.proposal.demand import BESIDE, PlanDemand, Proposed
+from piper_ray.proposal.demand import BESIDE, PlanDemand, Proposed, uncollected
 from piper_ray.proposal.each_pass import solve_each_pass
 from piper_ray.simulate.run import SimulationOptions, simulate
 from piper_ray.workloads.estimate.build import Estimate
@@ -170,6 +170,7 @@ class Cells:
         return found
 
 
+@uncollected()
 def cells_of(demand: PlanDemand, estimates: Mapping[int, Estimate]) -> Cells:
     """Raises UsageError for a model that the runtime does not know."""
     schedules, refused = list(demand.schedules), list[str]()
