@@ -122,11 +122,6 @@ class Cell:
     def microbatches(self) -> int:
         return self.estimate.instance.microbatches
 
-    def may_take(self, step_s: float) -> bool:
-        """Whether a plan of it may take so long, or less."""
-        under = Schedule.first_of(self.schedule)
-        return self.setting.may_take(step_s / self.microbatches, self.restrictions, under)
-
     @property
     def text(self) -> str:
         where = ", optimizer state in host memory" if self.priced_on_host else ""
@@ -305,7 +300,8 @@ class CellSearch:
         within_s = self.within_s(cell)
         if cell.schedule in CHUNKED and self._passes_left <= 0 and not self._bounded:
             return False
-        if cell.lower_s < within_s < math.inf and not cell.may_take(within_s):
+        under = cell.restrictions, Schedule.first_of(cell.schedule)
+        if cell.lower_s < within_s < math.inf and not cell.setting.may_take(within_s / cell.microbatches, *under):
             cell.lower_s = within_s
         return cell.lower_s != math.inf and cell.lower_s < within_s
 
