@@ -121,7 +121,7 @@ class _Question:
         between_bytes_per_s = self.modelled.between_bytes_per_s
         _require_training(trained_model(model, request, hardware.training), self.trained.runtime)
         headroom = usual_headroom(request) if self.room.headroom is None else self.room.headroom[0]
-        return PlanDemand(
+        found = PlanDemand(
             model,
             hardware,
             gpu,
@@ -132,7 +132,11 @@ class _Question:
             headroom=headroom,
             further=FurtherKinds(next(iter(kinds)), tuple(others), between_bytes_per_s) if kinds else None,
             schemes=SchemeOffer(request.offer.zero == ALL_REPLICAS) if self.offered.schemes else None,
+            tensor_parallel=self.offered.tensor_parallel,
+            stages=self.offered.stages,
         )
+        found.refuse_layouts()
+        return found
 
     def request(self, model: ModelConfig, hardware: Hardware, gpu: str, nodes: int) -> EstimateRequest:
         """For one cluster, in the first precision, with what the runtime can be offered there. Raises UsageError."""

@@ -12,7 +12,7 @@ from piper_ray import ScheduleName
 from piper_ray.cli.estimate import EveryOfferOption, ModelOptions, RunningOptions, parse_replicas
 from piper_ray.cli.options import REQUIRED, flag, option
 from piper_ray.cli.shared import StepOptions
-from piper_ray.cli.values import Several, parse_size, several
+from piper_ray.cli.values import Several, parse_degrees, parse_size, several
 from piper_ray.model.errors import UsageError
 from piper_ray.model.headroom import Headroom
 from piper_ray.model.units import parse_count
@@ -272,6 +272,12 @@ class PlanOfferOptions(EveryOfferOption):
         "out, where plans are faster so, or do not fit otherwise, and the runtime can.",
         "--optimizer-on-host/--no-optimizer-on-host",
     )
+    tensor_parallel: Any = option(
+        "T,T,...",
+        "Only these tensor-parallel degrees, as 2,4; without those of context parallelism.",
+        parse=partial(parse_degrees, "--tensor-parallel"),
+    )
+    stages: int | None = option("P", "Only plans with P pipeline ranks.", min=1)
     schemes: bool = flag(
         "Offer ways to divide layers that are found from their operators, too, as schemes finds them; no launch files "
         "for plans that have such."

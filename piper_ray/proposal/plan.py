@@ -101,6 +101,8 @@ def plan(
     fsdp: int | str = 1,
     context_parallel: Iterable[int] | None = None,
     expert_parallel: Iterable[int] | None = None,
+    tensor_parallel: Iterable[int] | None = None,
+    stages: int | None = None,
     expert_tensor_parallel: int = 1,
     context_exchange: str | None = None,
     expert_imbalance: float | None = None,
@@ -130,13 +132,15 @@ def plan(
     the runtime has it. zero: replicas that may share the optimizer's state; "all": however many a stage has (under
     torch none do).
     context_parallel, expert_parallel: degrees that are offered; None: what is usual for long sequences, and for
-    experts. context_exchange, software: None: the runtime's own. precision: as of ``estimate``; of several the fastest
-    is planned, and ``by_precision`` has all. headroom: memory of each GPU that is left free, as a share or a size such
-    as "4GiB"; None: what published peaks ask for, where a plan fits so. cuda_graphs: what of a layer is launched as
-    one: "attn", "moe_router". optimizer_on_host: whether all plans have the optimizer's state in host memory, or none;
-    None: where they are faster so. host_memory_bytes: what it may take of a node's own memory; None: all that such
-    nodes usually have. schemes: whether ways to divide layers that are found from their operators are offered, too. All
-    others: as of ``estimate``. train_tokens, price_per_hour: of the whole training and of one GPU, for days and cost.
+    experts. tensor_parallel: the only degrees, without those of context parallelism. stages: the only number of
+    pipeline ranks. context_exchange, software: None: the runtime's own. precision: as of ``estimate``; of several
+    the fastest is planned, and ``by_precision`` has all. headroom: memory of each GPU that is left free, as a share
+    or a size such as "4GiB"; None: what published peaks ask for, where a plan fits so. cuda_graphs: what of a layer
+    is launched as one: "attn", "moe_router". optimizer_on_host: whether all plans have the optimizer's state in
+    host memory, or none; None: where they are faster so. host_memory_bytes: what it may take of a node's own
+    memory; None: all that such nodes usually have. schemes: whether ways to divide layers that are found from their
+    operators are offered, too. All others: as of ``estimate``. train_tokens, price_per_hour: of the whole training
+    and of one GPU, for days and cost.
 
     Raises UsageError for arguments that make no sense, InputError for a file that is not sound, and InfeasibleError
     where no plan fits.
@@ -195,9 +199,13 @@ def plan(
     )
     refuse_what_cannot_run(named, asked, table)
     named.require_kinds([*kinds])
-    contexts, experts = (
-        None if values is None else arguments.degrees(name, values)
-        for name, values in (("context_parallel", context_parallel), ("expert_parallel", expert_parallel))
+    given = {
+        "context_parallel": context_parallel,
+        "expert_parallel": expert_parallel,
+        "tensor_parallel": tensor_parallel,
+    }
+    contexts, experts, degrees = (
+        None if values is None else arguments.degrees(name, values) for name, values in given.items()
     )
     contexts = None if contexts is None else tuple(sorted({1, *contexts}))
     used = None if software is None else text_argument("software", software, named.software)
@@ -235,7 +243,10 @@ def plan(
             headroom=kept,
             further=further,
             schemes=SchemeOffer(request.offer.zero == ALL_REPLICAS) if schemes else None,
+            tensor_parallel=degrees,
+            stages=None if stages is None else arguments.positive("stages", stages),
         )
+        demand.refuse_layouts()
         found = propose(demand, stop)
         best, *others = (_planned(one, train_tokens, price_per_hour) for one in found.found)
         planned[name] = replace(best, runners_up=tuple(others))

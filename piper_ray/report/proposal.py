@@ -261,8 +261,8 @@ def proof_line(proposal: FoundPlans) -> str:
     if proposal.gap >= _NO_GAP:  # else the bound, rounded down, would be told as below the step
         bound = f"takes less than {time_text(rounded_down(proposal.lower_s), 3)}"
     return (
-        f"{combinations} of microbatch size, schedule, sharding and recomputation compared{left}: by these estimates "
-        f"no plan {bound}, gap {gap_text(proposal.gap)}{_open_text(proposal)}"
+        f"{combinations} of microbatch size, schedule, sharding and recomputation compared{demand.layouts_text}{left}: "
+        f"by these estimates no plan {bound}, gap {gap_text(proposal.gap)}{_open_text(proposal)}"
     )
 
 

@@ -24,7 +24,7 @@ from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName, StepTerms
 
 _NO_MIXES: IndexArray = np.empty((0, 0), np.int64)
-_CODES = {ScheduleName.GPIPE: GPIPE, ScheduleName.ONE_F_ONE_B: ONE_F_ONE_B, ScheduleName.TWO_BW: TWO_BW}
+TASK_CODES = {ScheduleName.GPIPE: GPIPE, ScheduleName.ONE_F_ONE_B: ONE_F_ONE_B, ScheduleName.TWO_BW: TWO_BW}
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def list_tasks(
 ) -> list[DegreePair]:
     """Lists the pairs that fit the cluster and the constraints, by rising bound."""
     found: list[DegreePair] = []
-    code, cluster, placed = _CODES[schedule.name], instance.cluster, workload.placed
+    code, cluster, placed = TASK_CODES[schedule.name], instance.cluster, workload.placed
     is_fixed = restrictions.all_devices or restrictions.stage_count is not None
     of_kind = {name: cluster.of_kind(name) for name in cluster.kind_names}
     memory_bytes = np.array([of_kind[x.variant.kind].memory_bytes * (1.0 + MEMORY_TOLERANCE) for x in placed])

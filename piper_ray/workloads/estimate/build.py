@@ -358,7 +358,7 @@ def _gathering_little(
     gpu, traits = stack.gpu, stack.traits
     large: dict[int, float] = {}
     for kind in kinds:
-        for mode in modes[kind.key]:
+        for mode in filter(lambda mode: mode.sharding is Sharding.WEIGHTS, modes[kind.key]):
             needed, gathered = _backward_bytes(kind, mode, training, traits)
             if gathered and needed > _GATHERED * gpu.device_bytes:
                 large[mode.degree] = max(large.get(mode.degree, 0.0), needed)
