@@ -6,6 +6,7 @@ import contextlib
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -35,8 +36,6 @@ from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName
 from piper_ray.storage.files import write_atomically
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from piper_ray import TrainedModel
     from piper_ray.export.files import Export
     from piper_ray.export.launched import LaunchFacts
@@ -437,11 +436,14 @@ def _against(found: FoundPlans, layout: str, facts: LaunchFacts | None, launched
     experts, on_host = (expert,) if expert * tensor > 1 else (), bool(figures.get("optimizer_cpu_offload"))
     asked = demand_of(_as_launched(demand, facts), samples, (context,), experts, tensor, on_host)
     estimate = replace(asked, set_aside_bytes=0.0, headroom=NO_HEADROOM).estimated(samples)
-    imported = import_launched(estimate.instance, layout, asked=launched)
+    try:
+        imported = import_launched(estimate.instance, layout, asked=launched)
+    except UsageError as error:
+        raise UsageError(f"--against {layout}: {error}") from None
     schedule = replace(imported.schedule, ahead=asked.scheduled(imported.schedule.name).ahead)
     theirs = priced(found, estimate, samples, imported.plan, schedule, imported.transfers, imported.flushes)
     notes = dict.fromkeys((*(() if facts is None else facts.notes), *imported.notes))
-    return Theirs(layout, theirs, tuple(notes), demand.hosts_hold(theirs))
+    return Theirs(Path(layout).name or layout, theirs, tuple(notes), demand.hosts_hold(theirs))
 
 
 def _as_launched(demand: PlanDemand, facts: LaunchFacts | None) -> PlanDemand:

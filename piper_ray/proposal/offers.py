@@ -86,7 +86,7 @@ def usual_spreads(
     routed = [kind for kind in _kinds(model, tokens) if kind.experts]
     if not routed or node == 1 or not runtime.setting.experts:
         return ()
-    most = domain if domain > node else max(node, min(devices // 2, node * _MOST_EXPERT_NODES))
+    most = domain if domain > node else max(node, min(devices, node * _MOST_EXPERT_NODES))
     shared = divisors(node) if runtime.setting.expert_tensor else [1]
     found, together = [], node
     while together <= min(most, devices):

@@ -515,7 +515,10 @@ def why_not(proposal: FoundPlans, theirs: Theirs) -> str:
             f"it does not fit: the optimizer's state takes {held_text(node_bytes)} of a node's {there} of host memory"
         )
     if _per_sample(own) < _per_sample(best) * (1.0 - 1e-9):
-        return "it is faster: it is none of the combinations that were searched, or leaves less memory free"
+        return (
+            "it is faster: the search did not try its combination (--expert-parallel, --context-parallel, --dispatcher "
+            "and --recompute widen it), or it leaves less memory free (--headroom)"
+        )
     if _per_sample(own) <= _per_sample(best) * (1.0 + _SAME):
         return "it takes the same"
     if own.devices < best.devices:

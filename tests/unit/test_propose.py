@@ -370,7 +370,7 @@ def test_a_usual_batch_is_one_that_the_devices_divide(tmp_path: Path) -> None:
         found = propose(replace(asked, request=request), tell=told.append)
         assert found.best.batch == batch
     assert [text for text in told if "batch" in text.split()] == [
-        "a batch of 1,008 samples, as 3 divides the 12 GPUs and not the usual 1,024 (--global-batch says another)"
+        "a batch of 1,008 samples, as 3 divides the 12 GPUs and not the usual 1,024 (--global-batch sets another)"
     ]
 
 
