@@ -6,7 +6,6 @@ import contextlib
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -36,6 +35,8 @@ from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName
 from piper_ray.storage.files import write_atomically
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from piper_ray import TrainedModel
     from piper_ray.export.files import Export
     from piper_ray.export.launched import LaunchFacts
@@ -443,7 +444,7 @@ def _against(found: FoundPlans, layout: str, facts: LaunchFacts | None, launched
     schedule = replace(imported.schedule, ahead=asked.scheduled(imported.schedule.name).ahead)
     theirs = priced(found, estimate, samples, imported.plan, schedule, imported.transfers, imported.flushes)
     notes = dict.fromkeys((*(() if facts is None else facts.notes), *imported.notes))
-    return Theirs(Path(layout).name or layout, theirs, tuple(notes), demand.hosts_hold(theirs))
+    return Theirs(layout, theirs, tuple(notes), demand.hosts_hold(theirs))
 
 
 def _as_launched(demand: PlanDemand, facts: LaunchFacts | None) -> PlanDemand:

@@ -397,7 +397,7 @@ class _Reader:
         if name == "setattr" and len(given) == 3 and isinstance(given[0], Made) and isinstance(given[1], str):
             given[0].fields[given[1]] = given[2]
             return None
-        if name == "apply_flex_dispatcher_backend" and isinstance(next(iter(given), None), Made):
+        if name == "apply_flex_dispatcher_backend" and given and isinstance(given[0], Made):
             if (given[1:] or [named.get("moe_flex_dispatcher_backend")])[0] in ("deepep", "hybridep"):
                 given[0].fields["moe_token_dispatcher_type"] = "flex"  # which all GPUs of these recipes can
             return None
