@@ -420,7 +420,7 @@ def tight(folder: Path) -> PlanDemand:
 
 
 def test_recomputation_is_what_is_asked_of_layers_that_have_not_all_parts() -> None:
-    """Experts that compute their activation again beside dense layers that have none to compute."""
+    """Experts recompute their activation; the dense layers of the same model have none to recompute."""
     none, acts, norms = (Recomputation.of_parts(parts) for parts in ((), ("moe_act",), ("layernorm", "moe_act")))
     plain, act, norm, full = (
         Tmpc(f"{number}", 1.0, mode=Mode(recomputation=kind))
