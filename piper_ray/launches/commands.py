@@ -79,10 +79,8 @@ def read_script(source: Source, asked: Asked) -> Launch:
                 "; yq takes its options out of a YAML file: give that file, with --set NAME=VALUE for each variable; "
                 "what the script adds to it is then not known"
             )
-        raise UsageError(
-            f"no command of the script starts Megatron, Megatron-Bridge, torchtitan or DeepSpeed{others}; expected one "
-            "with options such as --tensor-model-parallel-size, or a file that consists of these options"
-        )
+        known = "Megatron, Megatron-Bridge, torchtitan or DeepSpeed, such as --tensor-model-parallel-size"
+        raise UsageError(f"no command of the script has options of {known}{others}; give the script that has")
     if asked.number is not None and not 1 <= asked.number <= len(distinct):
         raise UsageError(f"launch {asked.number}: the script has {len(distinct)}")
     if len(distinct) > 1 and asked.number is None:

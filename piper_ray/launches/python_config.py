@@ -20,6 +20,7 @@ from piper_ray.model.errors import UsageError
 
 _MOST_NESTED = 24
 _MOST_STATEMENTS = 20_000
+_ELSEWHERE = "is not read, as its file is not in this or a folder above"
 _NOT_FOLLOWED = "registry"
 """Functions with such names look up a model; their arguments name it."""
 
@@ -98,8 +99,7 @@ def read_python(text: str, path: Path | None, recipe: str | None, wanted: Callab
                 found[name] = document, tuple(dict.fromkeys(reader.notes))
     if not found:
         raise UsageError(
-            "no function of the file returns a configuration with parallel sizes; if another file sets them, put it "
-            "into this folder, or set cfg.model.tensor_model_parallel_size and the like in a copy of the file"
+            "no function returns parallel sizes: put imported files here, or set sizes in a copy of the file"
         )
     if len(found) > 1:
         raise UsageError(f"the file has {len(found)} recipes; say which with --recipe: {_some(found)}")
@@ -415,17 +415,13 @@ class _Reader:
             return self.call(function, home, given, named, depth + 1)
         for value in given:
             if isinstance(value, Made) and value.fields and "." not in name and name[:1].islower():
-                self.notes.append(
-                    f"{name} may change the configuration and is not read, as its file is not in this or a folder above"
-                )
+                self.notes.append(f"{name} may change the configuration and {_ELSEWHERE}")
         if isinstance(one.func, ast.Attribute):
             owner = self.value(one.func.value, module, variables, depth)
             if isinstance(owner, Made) and owner.arguments and not given:
                 given = list(owner.arguments)  # for a model that is looked up and then made
         if (isinstance(one.func, ast.Name) and name[:1].islower()) or name.startswith("_"):
-            self.notes.append(
-                f"what {name} sets is not read, as its file is not in this or a folder above"
-            ) if not given else None
+            self.notes.append(f"what {name} sets {_ELSEWHERE}") if not given else None
         return Made(name, tuple(given), named)
 
     def function(

@@ -199,10 +199,7 @@ _OPTION = re.compile(r"(?<![\w-])(?<!estimate )(?<!solve )--([a-z][a-z0-9]*(?:-[
 skipped."""
 
 
-_RENAMED = {
-    "batch": "global_batch",
-    **dict.fromkeys(("microbatch", "micro_batch", "micro_batch_size"), "microbatch_size"),
-}
+_RENAMED = {"batch": "global_batch", "microbatch": "microbatch_size", "micro_batch_size": "microbatch_size"}
 """Names of parameters by their former names, and by Megatron's."""
 
 _UNEXPECTED = re.compile(r"unexpected keyword argument '(\w+)'")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import PurePath
 
 from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import Schedule
@@ -11,8 +10,6 @@ from piper_ray.proposal.demand import PlanDemand, Proposed
 from piper_ray.proposal.propose import FoundPlans
 from piper_ray.simulate.run import SimulationOptions, Transfers, simulate
 from piper_ray.workloads.estimate.build import Estimate
-
-_LONGEST_NAME = 24
 
 
 @dataclass(frozen=True)
@@ -24,11 +21,6 @@ class Theirs:
     plan: Proposed
     notes: tuple[str, ...]
     hosts_hold: bool = True
-
-    @property
-    def short_name(self) -> str:
-        """The name, without folders if it is long."""
-        return self.name if len(self.name) <= _LONGEST_NAME else PurePath(self.name).name
 
     @property
     def fits(self) -> bool:

@@ -479,7 +479,7 @@ def against_lines(proposal: FoundPlans, theirs: Theirs) -> Iterator[str]:
     if own.devices != best.devices:
         step = f"on {own.devices:,} GPUs, where the plan uses {best.devices:,}: {step}"
     held = f"{held_text(own.simulation.peak_memory_bytes)} on the fullest GPU"
-    yield from _indented(f"{theirs.short_name}: {step}, {held}: {layout_words(own).text}")
+    yield from _indented(f"{theirs.name}: {step}, {held}: {layout_words(own).text}")
     if _runs_as(own, best):
         yield "it is the plan"
     else:
@@ -497,7 +497,7 @@ def print_against(console: Console, proposal: FoundPlans, theirs: Theirs) -> Non
         print_difference(
             console,
             [
-                ComparedPlan(theirs.short_name, own.plan, own.simulation),
+                ComparedPlan("yours", own.plan, own.simulation),
                 ComparedPlan("plan", best.plan, best.simulation),
             ],
         )
@@ -524,8 +524,7 @@ def why_not(proposal: FoundPlans, theirs: Theirs) -> str:
         )
     if _per_sample(own) < _per_sample(best) * (1.0 - 1e-9):
         return (
-            "it is faster: the search did not try its combination (--expert-parallel, --context-parallel, --dispatcher "
-            "and --recompute widen it), or it leaves less memory free (--headroom)"
+            "it is faster: it leaves less memory free (--headroom), or was not tried (--expert-parallel, --dispatcher)"
         )
     if _per_sample(own) <= _per_sample(best) * (1.0 + _SAME):
         return "it takes the same"
