@@ -48,7 +48,7 @@ def groups(instance: Instance, devices: int, sending: int | None = None) -> list
 
 
 def between(instance: Instance, devices: int) -> Fraction:
-    """What stages of a plan of so many devices hand over with."""
+    """The rates between the stages of a plan."""
     return groups(instance, devices)[-1][1]
 
 
@@ -78,7 +78,7 @@ def whole_groups(instance: Instance, stage_devices: int, stages: int) -> list[in
 
 
 def starts(devices: int, stage_devices: int, whole: Sequence[int], first: int = 0) -> list[int]:
-    """The first device of each stage that so many devices have room for, numbered from the back, group by group."""
+    """The first device of each stage for which the devices have room, numbered from the back, group by group."""
     if not whole:
         return [first + k * stage_devices for k in range(devices // stage_devices)]
     *inner, size = whole

@@ -441,7 +441,10 @@ def _against(found: FoundPlans, layout: str, facts: LaunchFacts | None, launched
     experts, on_host = (expert,) if expert * tensor > 1 else (), bool(figures.get("optimizer_cpu_offload"))
     asked = demand_of(_as_launched(demand, facts), samples, (context,), experts, tensor, on_host)
     estimate = replace(asked, set_aside_bytes=0.0, headroom=NO_HEADROOM).estimated(samples)
-    imported = import_launched(estimate.instance, layout, asked=launched)
+    try:
+        imported = import_launched(estimate.instance, layout, asked=launched)
+    except UsageError as error:
+        raise UsageError(f"--against {layout}: {error}") from None
     schedule = replace(imported.schedule, ahead=asked.scheduled(imported.schedule.name).ahead)
     theirs = priced(found, estimate, samples, imported.plan, schedule, imported.transfers, imported.flushes)
     notes = dict.fromkeys((*(() if facts is None else facts.notes), *imported.notes))

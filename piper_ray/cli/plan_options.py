@@ -86,13 +86,13 @@ class PlanClusterOptions(ModelOptions):
 
     gpu: list[str] = option(
         "NAME",
-        "The GPU, such as H100-SXM or A100-80; of several, as H100-SXM,B200, a table is shown. A cluster of several "
-        "kinds has each with its nodes: --gpu A100-80:32 --gpu H100-SXM:32.",
+        "The GPU, such as H100-SXM; H100-SXM,B200 shows a table of both. Several kinds in one cluster, each with its "
+        "nodes: --gpu A100-80:32 --gpu H100-SXM:32.",
         default=REQUIRED,
     )
     nodes: Any = option(
         "COUNT",
-        "Nodes of the cluster; of several, as 8,12 or 8..64 (8, 16, 32, 64), a table is shown.",
+        "Nodes of the cluster; 8,12 or 8..64 (8, 16, 32, 64) shows a table.",
         parse=parse_nodes,
     )
 
@@ -292,8 +292,7 @@ class PlanRunningOptions(RunningOptions):
 
     precision: Any = option(
         "NAMES",
-        "Precision of matrix products: bf16, fp16 or fp8; of several, as bf16,fp8, the fastest is planned and all are "
-        "listed.",
+        "Precision of matrix products: bf16, fp16 or fp8; of bf16,fp8 the fastest is planned and all are listed.",
         default="bf16",
         parse=partial(several, parse_precision),
     )

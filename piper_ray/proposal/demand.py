@@ -197,7 +197,7 @@ class PlanDemand:
             return self
         tell(
             f"a batch of {batch:,} samples, as {odd_part(self.devices)} divides the {self.devices:,} GPUs and not the "
-            f"usual {usual:,} (--global-batch says another)"
+            f"usual {usual:,} (--global-batch sets another)"
         )
         return replace(self, request=replace(self.request, batch=batch))
 

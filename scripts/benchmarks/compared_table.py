@@ -73,7 +73,7 @@ def measured_table(rows: Sequence[Comparison]) -> Table:
 
 
 def goals_table(rows: Sequence[Comparison]) -> Table:
-    """What was measured of each that has a goal, beside it."""
+    """The measurement of each case that has a goal, and the goal."""
 
     def line(row: Comparison) -> tuple[str, ...]:
         subject = SUBJECTS[row.subject]
