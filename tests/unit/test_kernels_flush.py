@@ -251,7 +251,7 @@ def every_tail(workload: FlushWorkload, task: DegreePair) -> dict[tuple[int, int
                 for r in arrays.variants.tolist():
                     y = in_flight(arrays.schedule, arrays.microbatches, behind)
                     least = least_figures(StageKey(i, j, r), tables, arrays)
-                    _, rows = front_rows(StageKey(i, j, r), y, np.inf, 4096, least, tables, arrays)
+                    rows = front_rows(StageKey(i, j, r), y, np.inf, 4096, least, 0.0, tables, arrays)[1]
                     for f, b, sync, both_s in rows.tolist():
                         for tail in found.get((j, behind), []):
                             seconds = StageSeconds(both_s, f, b, sync, f, b)

@@ -212,6 +212,11 @@ class _Problem:
         found = downsets_with_cheap_borders(graph, labelling, self.workload.arrays, _FEW_DOWNSETS)
         return None if found is None else self._on(listed_lattice(graph, found))
 
+    @property
+    def are_plans_late(self) -> bool:
+        """Whether the first plan takes so long that bounds come before it."""
+        return self.workload.lattice.graph.size > MANY_LAYERS or (self.is_wide and self.labelling is None)
+
     def _on(self, lattice: Lattice) -> FlushWorkload:
         """Returns the workload with the same layers on other downsets."""
         known = self.workload
@@ -269,7 +274,7 @@ class _Problem:
     def run(self, search: FlushSearch, instance: Instance) -> None:
         """Runs a search to its end. On a large lattice, early plans are sought first."""
         are_bounded = self.workload.border_labelling is not None
-        if are_bounded and (self.workload.lattice.graph.size > MANY_LAYERS or (self.is_wide and self.labelling is None)):
+        if are_bounded and self.are_plans_late:
             search.bound()
         for origin, workload in (("borders", self.with_cheap_borders), ("chain", self.chain)):
             if workload is not None and search.ledger.stopped_by is None:

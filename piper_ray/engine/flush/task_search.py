@@ -249,8 +249,17 @@ def _bounded(space: SearchSpace, task: DegreePair, control: FloatArray) -> TaskR
 
 
 def _bounded_by_borders(space: SearchSpace, task: DegreePair, borders: BorderBound, control: FloatArray) -> TaskResult:
-    """Bounds all plans of the task, whichever downsets the space has."""
-    prices, upper_s = task.prices or _find_prices(space, task) or even_prices(task.arrays), float(control[0])
+    """Bounds all plans of the task, whichever downsets the space has: by even prices, which are there at once, and if a
+    plan is known that these do not rule the task out for, by good ones."""
+    upper_s, even = float(control[0]), even_prices(task.arrays)
+    if (
+        task.prices is None
+        and even is not None
+        and upper_s < np.inf
+        and borders.least_s(space.tables, task.arrays, even, task.lower_s, upper_s) == np.inf
+    ):
+        return TaskResult(np.inf, proved_s=upper_s)
+    prices = task.prices or _find_prices(space, task) or even
     if prices is None:
         return TaskResult(task.lower_s)
     least_s = prices.bound_s

@@ -111,8 +111,9 @@ def close_gap(
 ) -> tuple[int, float, bool, StageList]:
     """Searches for a plan that takes less than control[0], which it lowers when it finds one.
 
-    Returns FINISHED, STOPPED because control[1] is not zero, TOO_MANY for ``most_nodes``, or TOO_LONG; a lower bound on plans of
-    these degrees that take less than control[0] (inf: there is none); whether a plan was found, and the best one.
+    Returns FINISHED, STOPPED because control[1] is not zero, TOO_MANY for ``most_nodes``, or TOO_LONG; a lower bound
+    on plans of these degrees that take less than control[0] (inf: there is none); whether a plan was found, and the
+    best one.
     """
     m = tables.bits.shape[0]
     schedule, microbatches = task.schedule, task.microbatches

@@ -195,8 +195,8 @@ def front_rows(
     tables: FlushTables,
     task: FlushTask,
 ) -> tuple[int, FloatArray, int]:
-    """Returns the undominated choices of at most ``most_s``: EXACT, MERGED or NONE_FITS; float64[rows, 4]; and about how
-    many partial choices were made. No choice takes less than ``least_s``, which merged rows are raised to."""
+    """Returns the undominated choices of at most ``most_s``: EXACT, MERGED or NONE_FITS; float64[rows, 4]; and about
+    how many partial choices were made. No choice takes less than ``least_s``, which merged rows are raised to."""
     _, start, items = stage_items(stage, y, tables, task)
     most_s -= least.tensor_forward_s + least.tensor_backward_s
     status, rows, _, _, taken = choice_front(start, items, task.memory_bytes[stage.variant], most_s, most)
