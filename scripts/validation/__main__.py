@@ -34,7 +34,7 @@ def main() -> int:
     arguments = parser.parse_args()
     try:
         hardware = load_hardware(arguments.hardware)
-        paths = arguments.runs or [RUNS / f"{name}.json" for name in ("published", "measured", "moe")]
+        paths = arguments.runs or [RUNS / f"{name}.json" for name in ("published", "measured", "moe", "dense")]
         outcomes = [outcome_of(run, hardware) for path in paths for run in read_runs(path)]
     except PiperRayError as error:
         print(error, file=sys.stderr)

@@ -6,7 +6,9 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
-from piper_ray.workloads.estimate.doubt import likeness, memory_likeness
+from piper_ray.calibrate.layouts import Laid
+from piper_ray.model.mode import Sharding
+from piper_ray.workloads.estimate.doubt import constants_in_use, likeness, memory_likeness
 from scripts.validation.errors import has_experts
 from scripts.validation.price import PricedRun
 from scripts.validation.sources import interval_of
@@ -64,6 +66,17 @@ def coverage(errors: dict[str, dict[str, list[float]]]) -> float:
     return sum(shares) / len(shares)
 
 
+def _constants(laid: Laid) -> list[str]:
+    """Those that a run's step depends on."""
+    layout = laid.layout
+    return constants_in_use(
+        laid.stack,
+        experts=has_experts(laid),
+        tensor=layout.tensor > 1,
+        sharded=layout.mode.sharding >= Sharding.GRADIENTS,
+    )
+
+
 def doubt_lines(outcomes: Sequence[PricedRun]) -> Iterator[str]:
     """The file."""
     priced = [x for x in outcomes if x.laid is not None and x.error is not None]
@@ -97,6 +110,7 @@ def doubt_lines(outcomes: Sequence[PricedRun]) -> Iterator[str]:
     for table, names in (
         ("gpus", [x.stack.gpu.name for x in laid]),
         ("software", [x.stack.software.base for x in laid]),
+        ("constants", [one for x in laid for one in _constants(x)]),
     ):
         yield ""
         yield f"[{table}]"

@@ -37,7 +37,7 @@ def groups_of(outcome: PricedRun) -> tuple[str, ...]:
         return ("experts",)
     if laid.stack.precision is Precision.FP8:
         return ("FP8",)
-    if laid.layout.sharding is Sharding.WEIGHTS:
+    if laid.layout.sharding >= Sharding.GRADIENTS:
         return ("FSDP",)
     if laid.software in OLDER:
         return ("3D, before 2023",)

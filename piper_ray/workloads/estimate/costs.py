@@ -32,10 +32,6 @@ _HALF = 1.5
 _ROUTED_BACK = 1.5
 """Times as long that the host takes to launch the backward pass of routing."""
 
-_INTERFERENCE = 0.25
-"""The share of the time of a collective that simultaneous products lose to it: it takes multiprocessors and memory
-traffic."""
-
 
 @dataclass(frozen=True)
 class Setting:
@@ -196,7 +192,7 @@ def costs_of(kind: LayerKind, mode: LayerMode, setting: Setting) -> LayerCosts:
     kept = memory.kept_bytes(kind, mode, stack.traits)
     offload = [offload_s(kept, pass_s, setting.gpu) if mode.offload else 0.0 for pass_s in passes_s]
     gathers = [
-        max(0.0, moved_s - pass_s) + _INTERFERENCE * min(moved_s, pass_s)
+        max(0.0, moved_s - pass_s) + stack.software.gather_slowdown * min(moved_s, pass_s)
         for moved_s, pass_s in zip(synchronisation.passes_s(kind, mode, stack, setting.training), passes_s, strict=True)
     ]
     return LayerCosts(
