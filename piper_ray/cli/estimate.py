@@ -309,7 +309,7 @@ class TrainingOptions:
     software: str = option(
         "NAME",
         "The generation of training software: megatron-core, nemo, fsdp, torchtitan, megascale, megatron-2022, "
-        "megatron-2021, deepspeed-2021, or another of docs/estimates.md.",
+        "megatron-2021, deepspeed-2021, or another of docs/explanation/pricing.md.",
         default="megatron-core",
     )
     lora: int = option(

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from piper_ray.calibrate.layouts import Laid
 from piper_ray.model.mode import Sharding
 from piper_ray.workloads.estimate.doubt import constants_in_use, likeness, memory_likeness
-from scripts.validation.errors import has_experts
+from scripts.validation.errors import has_experts, peak_errors
 from scripts.validation.price import PricedRun
 from scripts.validation.sources import interval_of
 
@@ -36,6 +36,17 @@ def peaks_alike(outcomes: Iterable[PricedRun]) -> dict[str, list[float]]:
             found[memory_likeness(outcome.laid.stack.software.family)].append(ratio)
     every = sorted(ratio for ratios in found.values() for ratio in ratios)
     return {key: sorted(ratios) if len(ratios) >= _FEW_PEAKS else every for key, ratios in found.items()}
+
+
+def peaks_told(peaks: Iterable[PricedRun]) -> list[str]:
+    """What runs that count for memory alone say of it, by source."""
+    sources: dict[str, list[PricedRun]] = defaultdict(list)
+    for outcome in peaks:
+        sources[outcome.run.source.partition(",")[0]].append(outcome)
+    told = {source: peak_errors(of) for source, of in sources.items()}
+    words = [f"{source}'s {len(of.values)} are {of.mean:.1%} off" for source, of in told.items()]
+    total = sum(len(of.values) for of in told.values())
+    return [f"Of {total} further peaks, to which nothing was fitted, {', '.join(words)}."]
 
 
 def covering(ratios: Sequence[float], share: float) -> float:
