@@ -278,7 +278,7 @@ class RunningOptions:
     graphs: Any = option(
         "NAMES",
         "What CUDA graphs capture, which the host then launches as one: attn (all that is not routed to experts), "
-        "moe_router (routing), or both, as attn,moe_router.",
+        "moe_router (routing), or both, as attn,moe_router; full_iteration: a whole step.",
         "--cuda-graphs",
         default="",
         parse=lambda text: parse_graphs(text) if text else (),

@@ -41,7 +41,7 @@ def main() -> int:
         parser.error("--update: expected neither --runs nor --hardware")
     try:
         hardware = load_hardware(arguments.hardware)
-        paths = arguments.runs or [RUNS / f"{name}.json" for name in ("published", "measured", "moe", "dense")]
+        paths = arguments.runs or [RUNS / f"{name}.json" for name in ("published", "measured", "moe", "further")]
         outcomes = [outcome_of(run, hardware) for path in paths for run in read_runs(path)]
     except PiperRayError as error:
         print(error, file=sys.stderr)

@@ -113,10 +113,11 @@ def test_the_host_waits_less_for_what_graphs_capture_and_more_where_exchanges_ov
     routing, all_else = idle_s(graphs=("moe_router",)), idle_s(graphs=("attn",))
     assert max(routing, all_else) < usual
     assert idle_s(graphs=("attn", "moe_router")) < min(routing, all_else)
+    assert idle_s(graphs=("full_iteration",)) == 0.0
     overlapped = idle_s(overlaps=("experts",))
     assert overlapped > usual > idle_s(experts=32)
     assert overlapped - usual > 2.0 * (idle_s(experts=32, overlaps=("experts",)) - idle_s(experts=32))
-    with pytest.raises(UsageError, match="expected one of attn, moe_router"):
+    with pytest.raises(UsageError, match="expected one of attn, moe_router, full_iteration"):
         idle_s(graphs=("attention",))
 
 

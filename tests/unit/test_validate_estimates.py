@@ -53,7 +53,7 @@ def step_s(**changes: object) -> float:
 def all_outcomes() -> list[PricedRun]:
     return [
         outcome_of(run, HARDWARE)
-        for name in ("published", "measured", "moe", "dense")
+        for name in ("published", "measured", "moe", "further")
         for run in read_runs(DATA / "runs" / f"{name}.json")
     ]
 

@@ -225,14 +225,15 @@ def costs_of(kind: LayerKind, mode: LayerMode, setting: Setting) -> LayerCosts:
 
 def is_captured(operator: Operator, stack: Stack) -> bool:
     """Whether a CUDA graph launches it, in no time of the host's."""
-    return CudaGraph.ATTENTION in stack.software.graphs and not operator.routed
+    graphs = stack.software.graphs
+    return CudaGraph.ALL in graphs or (CudaGraph.ATTENTION in graphs and not operator.routed)
 
 
 def experts_host_s(kind: LayerKind, mode: LayerMode, stack: Stack) -> tuple[float, float]:
     """What the host takes to route and to launch grouped products expert by expert, in a forward and in a backward
     pass."""
     counts = [expert_launches(operator, kind, mode) for operator in kind.operators if operator.routed]
-    if not counts:
+    if not counts or CudaGraph.ALL in stack.software.graphs:
         return 0.0, 0.0
     each_s = stack.launch_s(mode.degree) * stack.software.expert_launches
     routing = routing_host_s(stack)

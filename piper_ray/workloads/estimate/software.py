@@ -87,10 +87,12 @@ class Overlap(str, Enum):
 
 
 class CudaGraph(str, Enum):
-    """What CUDA graphs capture, by Megatron's names: the host launches it as one. ATTENTION: what is not routed."""
+    """What CUDA graphs capture, by Megatron's names: the host launches it as one. ATTENTION: what is not routed; ALL: a
+    whole step."""
 
     ATTENTION = "attn"
     ROUTING = "moe_router"
+    ALL = "full_iteration"
 
 
 class Software(Closed):
