@@ -23,7 +23,14 @@ from piper_ray.workloads.estimate.config import read_model
 from piper_ray.workloads.estimate.doubt import doubt_of
 from piper_ray.workloads.estimate.hardware import load_hardware
 from piper_ray.workloads.estimate.layout import priced
-from piper_ray.workloads.estimate.software import UNCALIBRATED, Calibration, Constant, Precision, software_named, stack_of
+from piper_ray.workloads.estimate.software import (
+    UNCALIBRATED,
+    Calibration,
+    Constant,
+    Precision,
+    software_named,
+    stack_of,
+)
 from tests.cli_cases import run as run_cli
 from tests.lengths import long_after
 
