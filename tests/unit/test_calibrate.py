@@ -126,7 +126,7 @@ def test_runs_of_the_machine_itself_make_the_interval_narrower(tmp_path: Path) -
     stack = stack_of(HARDWARE.gpu("H100-SXM"), software_named("megatron-core"), Precision.BF16, 8)
     wide = doubt_of(stack, False, ())
     widths = [wide.alike.most / wide.alike.least]
-    for count in (3, 6):
+    for count in (4, 6):
         spread = fitted(tmp_path, {Constant.WORK: 0.8}, LAYOUTS[:count]).spread
         assert spread is not None
         assert spread.runs == count
