@@ -15,7 +15,7 @@ from math import fsum
 from typing import TYPE_CHECKING, Literal
 
 from piper_ray.model.borders import lies_in_groups
-from piper_ray.model.cluster import Cluster
+from piper_ray.model.cluster import Cluster, Link
 from piper_ray.model.constraints import SustainedRate
 from piper_ray.model.errors import InvalidPlan, UsageError
 from piper_ray.model.figures import bytes_text, plural, time_text
@@ -188,6 +188,7 @@ def evaluation_of(
     devices = plan.devices // simulation.schedule.v
     factor = simulation.options.all_reduce.factor * (1.0 - simulation.options.all_reduce_overlap)
     in_groups = lies_in_groups(instance.cluster, plan, simulation.schedule)
+    kinds = [stage.kind for stage in plan.stages]
     parts: list[tuple[float, float, float]] = []
     for number, figures in enumerate(simulation.stages):
         mine = timeline.stage == number
@@ -195,8 +196,8 @@ def evaluation_of(
         passes = timeline.microbatches * d
         communication = float(timeline.communication_s[mine].sum()) / passes
         busy = float((timeline.end_s[mine] - timeline.start_s[mine]).sum()) / passes
-        own, t = instance.cluster.of_kind(plan.stages[number].kind), figures.tensor_parallel_degree
-        bandwidth = replicas_bytes_per_s(own, devices, d, t, len(plan.stages) if in_groups else None)
+        own, t = instance.cluster.of_kind(kinds[number]), figures.tensor_parallel_degree
+        bandwidth = replicas_bytes_per_s(own, devices, d, t, kinds.count(kinds[number]) if in_groups else None)
         resync = factor * (d - 1) / d * figures.weights_bytes / (microbatches * bandwidth)
         if simulation.schedule.asynchronous:  # its passes include the synchronisation
             resync = 0.0
@@ -448,14 +449,22 @@ def links_holding(cluster: Cluster, devices: int) -> list[tuple[int, float]]:
 
     A plan that fits in one node is placed in one. A search considers plans of all sizes, so it passes all devices.
     """
-    links = cluster.links
     found: list[tuple[int, float]] = []
-    for index, link in enumerate(links):
+    through = [_through_bytes_per_s(cluster.links[: index + 1]) for index in range(len(cluster.links))]
+    for index, link in enumerate(cluster.links):
         size = cluster.devices if link.devices is None else link.devices
-        found.append((size, max(outer.bandwidth_bytes_per_s for outer in links[index:])))
+        found.append((size, max(through[index:])))
         if cluster.packed and devices <= size:
             break
     return found
+
+
+def _through_bytes_per_s(links: Sequence[Link]) -> float:
+    """Returns what each device sends by the last of these links while all others send: a share of each uplink on the
+    way."""
+    ways = [(x.uplink_bytes_per_s, x.devices) for x in links[:-1]]
+    shares = [uplink / devices for uplink, devices in ways if uplink is not None and devices is not None]
+    return min([links[-1].bandwidth_bytes_per_s, *shares])
 
 
 def replicas_bytes_per_s(cluster: Cluster, devices: int, d: int, t: int, stages: int | None = None) -> float:

@@ -46,7 +46,7 @@ def brute_force_on_all(instance: Instance) -> BruteForce | None:
 
 
 def _brute_force(instance: Instance, restrictions: Restrictions, most: int) -> BruteForce | None:
-    """On so many devices at most, at the links that a plan on all of them has."""
+    """On at most a number of devices, at the links that a plan on all of them has."""
     order = [layer.id for layer in instance.layers]
 
     @cache

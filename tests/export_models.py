@@ -213,7 +213,7 @@ LOSSES: dict[str, Callable[[Any, Any], torch.Tensor]] = {
 
 
 def batch(name: str, samples: int) -> tuple[dict[str, Any], Any]:
-    """Inputs by the names of the model's arguments, and targets, of so many samples."""
+    """Inputs by the names of the model's arguments, and targets, of a number of samples."""
     if name == "rotary":
         words = torch.randint(WORDS, (samples, TOKENS))
         kept = torch.rand(samples, TOKENS) < 0.8

@@ -83,7 +83,7 @@ def plan_of(
     setting: Mode = PLAIN,
     first_k: int | None = None,
 ) -> Plan:
-    """Stages of so many layers each; first_k: full recomputation of so many first blocks of each stage."""
+    """Stages with these numbers of layers; first_k: full recomputation of the first k blocks of each stage."""
     stages, at = [], 0
     for count in counts:
         chosen, blocks = {}, 0
@@ -100,7 +100,7 @@ def plan_of(
 
 
 def random_counts(rng: Random, layers: int, stages: int) -> list[int]:
-    """How many layers each of so many stages has; none has none."""
+    """The number of layers of each stage; none has none."""
     cuts = sorted(rng.sample(range(1, layers), stages - 1))
     return [end - start for start, end in zip([0, *cuts], [*cuts, layers], strict=True)]
 

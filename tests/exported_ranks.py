@@ -1,5 +1,5 @@
-"""Folders that were exported for torch, run: each rank a process that trains two steps of every case, beside the model
-in one piece.
+"""Folders that were exported for torch, run: each rank a process that trains two steps of every case, compared with the
+model in one piece.
 
     python -m tests.ranks exported_ranks CASES.json RANKS
 

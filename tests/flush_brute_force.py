@@ -134,7 +134,7 @@ def _degrees(instance: Instance) -> Iterator[tuple[int, int]]:
 
 
 def partitions(instance: Instance, most: int) -> Iterator[tuple[tuple[int, ...], ...]]:
-    """Stages front to back, at most so many, no edge backwards."""
+    """Stages front to back, up to a number, without backward edges."""
     order = [layer.id for layer in instance.layers]
 
     def extend(placed: frozenset[int], stages: tuple[tuple[int, ...], ...]) -> Iterator[tuple[tuple[int, ...], ...]]:

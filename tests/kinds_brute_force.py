@@ -4,7 +4,8 @@ valued by the referee; and small instances of that kind. Shares nothing with the
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import combinations_with_replacement, product
+from dataclasses import replace
+from itertools import combinations_with_replacement, pairwise, product
 from random import Random
 
 from piper_ray.evaluate import evaluate
@@ -14,6 +15,7 @@ from piper_ray.model.instance import Batch, Edge, Instance, Layer, Tensor, Tmpc
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.restrictions import Restrictions
 from tests.flush_brute_force import MEMORY_TOLERANCE, Seconds, partitions, simulated_batch_s
+from tests.link_rates import borders, ring_where_stages_lie, unpassed, with_uplink
 
 
 def least_batch_s(instance: Instance, schedule: str) -> float | None:
@@ -73,6 +75,7 @@ def _choices(
     kind_of = {v: kind for layers, kind in zip(stages, kinds, strict=True) for v in layers}
     stage_of = {v: j for j, layers in enumerate(stages) for v in layers}
     of_stages = []
+    rates = _rates(instance, kinds, d, t_of)
     for j, (layers, kind) in enumerate(zip(stages, kinds, strict=True)):
         y = m if schedule == "gpipe" else min(m, p - j)
         rows = [[x for x in instance.layer_by_id[v].tmpcs.get(t_of[kind], ()) if x.kind == kind] for v in layers]
@@ -80,13 +83,31 @@ def _choices(
         for choice in product(*rows):
             held = sum(x.activation_bytes * y + x.fixed_bytes for x in choice)
             if held <= instance.cluster.of_kind(kind).memory_bytes * (1 + MEMORY_TOLERANCE):
-                found.append(_seconds(instance, dict(zip(layers, choice, strict=True)), d, kind_of, stage_of))
+                found.append(_seconds(instance, dict(zip(layers, choice, strict=True)), d, kind_of, stage_of, rates[j]))
         of_stages.append(found)
     return product(*of_stages)
 
 
+def _rates(instance: Instance, kinds: Sequence[str], d: int, t_of: dict[str, int]) -> list[tuple[float, float, float]]:
+    """Of each stage: at the borders in front of it and behind it, and through its replicas. Those of one kind lie on
+    its devices as a pipeline of their own."""
+    own = {x.name: replace(instance, cluster=x.cluster) for x in instance.cluster.kinds}
+    left = {x: iter(borders(own[x], d * t_of[x], kinds.count(x))[::-1]) for x in own if x in kinds}
+    at = [
+        float(next(left[one])) if one == other else instance.cluster.rate_between(one, other)
+        for one, other in pairwise(kinds)
+    ]
+    rings = [float(ring_where_stages_lie(own[x], d, t_of[x], kinds.count(x))) for x in kinds]
+    return [*zip([1.0, *at], [*at, 1.0], rings, strict=True)]
+
+
 def _seconds(
-    instance: Instance, chosen: dict[int, Tmpc], d: int, kind_of: dict[int, str], stage_of: dict[int, int]
+    instance: Instance,
+    chosen: dict[int, Tmpc],
+    d: int,
+    kind_of: dict[int, str],
+    stage_of: dict[int, int],
+    rates: tuple[float, float, float],
 ) -> Seconds:
     cluster = instance.cluster
     one = next(iter(chosen))
@@ -100,7 +121,10 @@ def _seconds(
             (outside,) = ends - set(inside)
             tmpc = chosen[inside[0]]
             extra = {**tmpc.forward_sync_bytes, **tmpc.backward_sync_bytes}.get(outside, 0.0)
-            crossing_s = (edge.communication_bytes + extra) / cluster.rate_between(own, kind_of[outside])
+            rate = cluster.rate_between(own, kind_of[outside])
+            if unpassed(instance, edge.source, edge.target):
+                rate = rates[outside == edge.target]
+            crossing_s = (edge.communication_bytes + extra) / rate
             forward += crossing_s
             backward += crossing_s
     for tensor in instance.tensors:
@@ -110,7 +134,18 @@ def _seconds(
             forward += tensor.forward_bytes / rate
             backward += tensor.backward_bytes / rate
     weights = sum(x.weights_bytes for x in chosen.values())
-    return forward, backward, 4.0 * (d - 1) / d * weights / cluster.of_kind(own).bandwidth_bytes_per_s
+    return forward, backward, 4.0 * (d - 1) / d * weights / rates[2]
+
+
+def levelled_kinds(seed: int, kinds: int = 2) -> Instance:
+    """The same on up to six devices of each kind, in groups of their own with faster links."""
+    rng, made, found = Random(f"levelled kinds {seed}"), random_kinds(seed, kinds), []
+    for own in made.cluster.kinds:
+        slow, sizes = own.cluster.bandwidth_bytes_per_s, rng.choice([(), (2,), (3,), (4,), (2, 4), (1, 2)])
+        inner = (Link(slow * rng.choice([0.5, 2, 8, 50]), size) for size in sizes)
+        links = (*(with_uplink(rng, link, slow) for link in inner), Link(slow))
+        found.append(replace(own, cluster=replace(own.cluster, devices=rng.randint(2, 6), links=links)))
+    return replace(made, cluster=Cluster.of_kinds(found, made.cluster.between_bytes_per_s or 0.0)).checked_as(made)
 
 
 def random_kinds(seed: int, kinds: int = 2) -> Instance:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 from random import Random
@@ -16,30 +17,45 @@ def with_levels(rng: Random, instance: Instance) -> Instance:
     slow = instance.bandwidth_bytes_per_s
     sizes = rng.choice([(2,), (4,), (3,), (6,), (8,), (2, 4), (2, 6), (4, 8), (1, 3)])
     inner = tuple(Link(slow * rng.choice([0.5, 1, 2, 3, 8, 50]), size) for size in sizes)
+    inner = tuple(with_uplink(rng, link, slow) for link in inner)
     cluster = instance.cluster
     return instance.replace(cluster=type(cluster)(cluster.devices, cluster.memory_bytes, (*inner, Link(slow))))
 
 
-def groups(instance: Instance, devices: int) -> list[tuple[int, Fraction]]:
-    """Sizes and rates, innermost first; the last holds a plan of so many devices."""
+def with_uplink(rng: Random, link: Link, slow: float) -> Link:
+    """Now and then with an uplink that its group shares."""
+    return replace(link, uplink_bytes_per_s=slow * rng.choice([0.5, 1, 3])) if rng.random() < 0.3 else link
+
+
+def groups(instance: Instance, devices: int, sending: int | None = None) -> list[tuple[int, Fraction]]:
+    """Sizes and rates, innermost first; the last holds a plan of so many devices. sending: those that share the uplink
+    of each group that they leave; None: all of it."""
     links, found = instance.cluster.links, []
     for level, link in enumerate(links):
         size = instance.devices if link.devices is None else link.devices
-        found.append((size, max(Fraction(x.bandwidth_bytes_per_s) for x in links[level:])))
+        ways = []
+        for outer in range(level, len(links)):
+            each = [Fraction(links[outer].bandwidth_bytes_per_s)]
+            for inner, x in enumerate(links[:outer]):
+                if x.uplink_bytes_per_s is not None and x.devices is not None:
+                    most = x.devices if sending is None or inner >= level else min(sending, x.devices)
+                    each.append(Fraction(x.uplink_bytes_per_s) / most)
+            ways.append(min(each))
+        found.append((size, max(ways)))
         if size >= devices:
             break
     return found
 
 
 def between(instance: Instance, devices: int) -> Fraction:
-    """What stages of a plan of so many devices hand over with."""
+    """The rates between the stages of a plan."""
     return groups(instance, devices)[-1][1]
 
 
 def borders(instance: Instance, stage_devices: int, stages: int) -> list[Fraction]:
     """What each border of a plan has, the last one first, where all stages have one d and one t: the rate of the least
     group that both stages are in, of those in which all stages of the plan lie whole, or which hold the plan."""
-    *inner, (_, outermost) = groups(instance, stages * stage_devices)
+    *inner, (_, outermost) = groups(instance, stages * stage_devices, stage_devices)
     whole = whole_groups(instance, stage_devices, stages)
     # Of groups in which stages do not lie whole all borders count as outside, and so of all smaller ones.
     shared = inner[max((k for k, group in enumerate(inner, 1) if group[0] not in whole), default=0) :]
@@ -62,7 +78,7 @@ def whole_groups(instance: Instance, stage_devices: int, stages: int) -> list[in
 
 
 def starts(devices: int, stage_devices: int, whole: Sequence[int], first: int = 0) -> list[int]:
-    """The first device of each stage that so many devices have room for, numbered from the back, group by group."""
+    """The first device of each stage for which the devices have room, numbered from the back, group by group."""
     if not whole:
         return [first + k * stage_devices for k in range(devices // stage_devices)]
     *inner, size = whole

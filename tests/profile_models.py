@@ -16,7 +16,7 @@ HERE = "tests.profile_models"
 
 
 class Bottle(nn.Module):
-    """A residual block: two convolutions beside a way around them."""
+    """A residual block: two convolutions and a path around them."""
 
     def __init__(self, channels: int, outputs: int, stride: int) -> None:
         super().__init__()

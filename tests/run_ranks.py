@@ -1,4 +1,4 @@
-"""Real pipelines beside the unpiped model: each rank a process that runs a batch by every job and compares gradients.
+"""Real pipelines compared with the unpiped model: each rank is a process that runs a batch by every job.
 
     python -m tests.ranks run_ranks JOBS.json RANKS
 

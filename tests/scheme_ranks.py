@@ -1,4 +1,4 @@
-"""Schemes carried out by simulated ranks in numpy, beside the same layer in one process: the twin of the rule table.
+"""Schemes run by simulated ranks in numpy, compared with the same layer in one process: the twin of the rule table.
 
 An operator of each family with any number of inputs, its vector-Jacobian product, and what placements mean.
 """

@@ -16,7 +16,7 @@ from tests.scheme_modules import TOKENS, WIDTH, Separate
 
 
 def trained(rank: int, file: str, port: int) -> None:
-    """Three steps of training; the greatest difference of a loss or gradient is written beside the file."""
+    """Three steps of training; the greatest difference of a loss or gradient is written next to the file."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": loopback()}
     torch.set_num_threads(1)
     torch._utils._get_available_device_type = lambda: "cpu"  # torchtitan takes GPUs for there where nothing is

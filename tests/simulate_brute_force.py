@@ -98,7 +98,7 @@ def _loads(instance: Instance, choice: Choice) -> tuple[float, ...]:
 
 
 def cuts(instance: Instance, count: int) -> Iterator[tuple[tuple[int, ...], ...]]:
-    """All ways to cut the layers into so many stages, front to back, edges running within or forwards."""
+    """All ways to cut the layers into a number of stages, front to back, edges running within or forwards."""
     return _back_to_front(instance, frozenset(), count)
 
 

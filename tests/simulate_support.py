@@ -41,7 +41,7 @@ def chain(
 
 
 def cut(sizes: Sequence[int], degrees: Sequence[int] | int = 1, tensor_parallel: int = 1) -> Plan:
-    """The chain cut into stages of so many layers."""
+    """The chain cut into stages of these numbers of layers."""
     stages, first = [], 0
     for number, size in enumerate(sizes):
         d = degrees if isinstance(degrees, int) else degrees[number]

@@ -1,4 +1,4 @@
-"""A small sweep as files, and what a dataset holds beside the figures of its run."""
+"""A small sweep as files, and what a dataset holds in addition to the figures of its run."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ RUN_COLUMNS = (
 
 
 def write_small(folder: Path, text: str = SMALL) -> Path:
-    """The sweep's file, its workloads beside it."""
+    """The sweep's file, with its workloads next to it."""
     folder.mkdir(parents=True, exist_ok=True)
     dump(equal_chain(5, devices=4, microbatches=4), folder / "chain.json")
     dump(two_towers(2, devices=4, microbatches=4), folder / "towers.json")
@@ -124,7 +124,7 @@ batches = 64
 
 
 def write_plans(folder: Path, text: str = PLANS) -> Path:
-    """The sweep's file, with a small model's config beside it."""
+    """The sweep's file, with a small model's config next to it."""
     folder.mkdir(parents=True, exist_ok=True)
     config = {"model_type": "llama", "hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8}
     words = {"intermediate_size": 1376, "vocab_size": 32000, "max_position_embeddings": 512}

@@ -11,6 +11,7 @@ from piper_ray.model import arguments
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.mode import ALL_REPLICAS, Recomputation, parse_recomputation
+from piper_ray.model.units import parse_bytes_per_s
 
 PARAMETERS = {"reserve": "reserve_bytes", "host-memory": "host_memory_bytes"}
 """The parameters of functions that estimate, by those of the command's options that have another name."""
@@ -77,6 +78,7 @@ def estimate(
     nodes: int = 1,
     gpus_per_node: int | None = None,
     domain: int | None = None,
+    uplink: float | str | None = None,
     tokens: int | None = None,
     images: int | None = None,
     microbatch_size: int | None = None,
@@ -107,6 +109,7 @@ def estimate(
 
     model: a known name such as "llama3-70b", an id of the Hugging Face hub, or the path of a config.json. gpu: an entry
     of the table of hardware, such as "H100-SXM". domain: GPUs that share the fast link, if these are several nodes.
+    uplink: what they together send to others and receive, as "100GB/s", where they share an uplink.
     hardware: the path of a TOML file whose entries replace those of the table. tokens: the tokens of a sample. images:
     the images of a sample, for models with image input. microbatch_size, global_batch: in samples. None: the value of
     the model's own training, or of the GPU's node. precision: of matrix products, "bf16", "fp16" or "fp8". software:
@@ -147,6 +150,7 @@ def estimate(
         nodes=arguments.positive("nodes", nodes),
         gpus_per_node=arguments.positive_or_none("gpus_per_node", gpus_per_node),
         domain=arguments.positive_or_none("domain", domain),
+        uplink_bytes_per_s=None if uplink is None else parse_bytes_per_s(uplink),
         tokens=arguments.positive_or_none("tokens", tokens),
         samples=arguments.positive_or_none("microbatch_size", microbatch_size),
         batch=arguments.positive_or_none("global_batch", global_batch),

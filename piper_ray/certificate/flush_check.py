@@ -87,7 +87,7 @@ class FlushProblem:
         """Returns the tails. Raises LimitError if the downsets do not fit in memory."""
         devices = pair.instance.devices
         if devices not in self._tails:
-            neighbours = max(len(pair.degrees), len(set(pair.borders))) ** 2
+            neighbours = len({*range(len(pair.degrees)), *(x for own in pair.ranks_of_kind for x in own.borders)}) ** 2
             figures = 40 * (len(pair.ways) * neighbours + 1) + 2 * pair.most_ranks
             fit = max(2, int(free_bytes() / (_BYTES_OF_FIGURES * figures)))
             self._tails[devices] = FlushTails(pair.instance, pair.layers, min(_MOST_DOWNSETS, fit))

@@ -1,12 +1,11 @@
-"""Stages on devices of several kinds, from the instance alone: the rates of edges and tensors.
+"""Borders between stages under a flush, from the instance alone: the rates of edges and tensors.
 
-Between stages on different kinds there is one rate; within a kind, that of its outermost link. A way to run a stage is
-repeated for each kind of the stage behind it and in front of it. An edge goes to one of these if no stage can lie
-between its ends. Any other edge, and a tensor with several ends, is charged at the fastest possible rate. If several
-rates are possible, its *open* ends are the layers whose kinds would decide.
-
-On devices of one kind with several links, the number of stages behind determines the link of a border. There a way is
-repeated for each pair of links behind it and in front of it; edges that may skip stages use the outermost one.
+Between stages on different kinds of devices there is one rate. Within a kind, the number of its stages behind a border
+determines the link. So a neighbour of a stage has a *number*: that of its kind, plus the number of kinds for each link
+inwards from the outermost one. A way to run a stage is repeated for each pair of neighbours behind it and in front of
+it. An edge goes to one of these if no stage can lie between its ends. Any other edge, and a tensor with several ends,
+uses outermost links and is charged at the fastest possible rate. If several rates are possible, its *open* ends are the
+layers whose kinds would decide.
 """
 
 from __future__ import annotations
@@ -24,49 +23,60 @@ from piper_ray.evaluate import links_holding, replicas_bytes_per_s
 from piper_ray.model.cluster import Cluster
 from piper_ray.model.instance import Instance
 from piper_ray.model.schedule import FLUSHED, Schedule
-from piper_ray.simulate.borders import border_levels, whole_groups
+from piper_ray.simulate.borders import border_levels, reached_bytes_per_s, whole_groups
 
 
-def outermost_bytes_per_s(cluster: Cluster, one: str, other: str) -> float:
-    """Returns the rate between stages on devices of these kinds."""
-    if one != other and cluster.between_bytes_per_s is not None:
+def border_bytes_per_s(cluster: Cluster, one: str, neighbour: int, sending: int | None = None) -> float:
+    """Returns the rate between a stage on devices of a kind and a neighbour of this number. sending: the devices of a
+    stage that share an uplink; None: all of a group."""
+    link, other = divmod(neighbour, len(cluster.kind_names))
+    if one != cluster.kind_names[other] and cluster.between_bytes_per_s is not None:
         return cluster.between_bytes_per_s
     own = cluster.of_kind(one)
-    return links_holding(own, own.devices)[-1][1]
+    return reached_bytes_per_s(own, len(links_holding(own, own.devices)) - 1 - link, sending)
 
 
-def borders_of(
-    cluster: Cluster, schedule: Schedule, d: int, t: int, most: int
-) -> list[tuple[int, tuple[int, ...], float]]:
-    """The fewest of some numbers of stages; the links of their borders, by the stages behind, as numbers from the
-    outermost link inwards, up to the most of these; and the bandwidth of rings. One of all, with no borders, where
-    links do not depend on how many there are.
+@dataclass(frozen=True)
+class AlikeRanks:
+    """Numbers of stages on devices of one kind with the same links. borders: the numbers of neighbours within the kind,
+    by its stages behind, up to the most stages. ring_bytes_per_s: through replicas.
 
     Behind the last stage, and in front of the first, there is no border: the entry there is one that other borders have
     too.
     """
-    held = links_holding(cluster, cluster.devices)
-    if len(held) == 1 or cluster.kinds or schedule.name not in FLUSHED:
-        return [(1, (), replicas_bytes_per_s(cluster, cluster.devices, d, t))]
+
+    stages: range
+    borders: tuple[int, ...]
+    ring_bytes_per_s: float
+
+
+def alike_ranks(cluster: Cluster, kind: int, schedule: Schedule, d: int, t: int, most: int) -> list[AlikeRanks]:
+    """All numbers up to the most, in ascending order. The first of the groups also has none."""
+    own, kinds = cluster.of_kind(cluster.kind_names[kind]), len(cluster.kind_names)
+    held = links_holding(own, own.devices)
+    if len(held) == 1 or schedule.name not in FLUSHED or most == 0:
+        ring = replicas_bytes_per_s(own, own.devices, d, t) if t > 0 else float("inf")
+        return [AlikeRanks(range(most + 1), (kind,) * (most + 1), ring)]
 
     def links(stages: int) -> tuple[tuple[int, ...], float]:
-        found = replicas_bytes_per_s(cluster, cluster.devices, d, t, stages)
-        return whole_groups(cluster, d * t, stages), found
+        found = replicas_bytes_per_s(own, own.devices, d, t, stages)
+        return whole_groups(own, d * t, stages), found
 
-    found = []
+    found, least = list[AlikeRanks](), 0
     for (_, ring), numbers in groupby(range(1, most + 1), links):
-        alike = [*numbers]
-        own = tuple(len(held) - 1 - level for level in border_levels(cluster, d * t, alike[-1]))
-        found.append((alike[0], (min(own, default=0), *own, min(own, default=0)), ring))
+        end = [*numbers][-1]
+        inwards = [kind + kinds * (len(held) - 1 - level) for level in border_levels(own, d * t, end)]
+        none = min(inwards, default=kind)
+        found.append(AlikeRanks(range(least, end + 1), (none, *inwards, none), ring))
+        least = end + 1
     return found
 
 
 @dataclass(frozen=True)
 class PlacedWays:
-    """Ways placed between neighbours. way, kind, behind, ahead: int64[r], the number of the way and those of kinds or
-    links. in_rate, out_rate: float64[r, e], in bytes per second, for the stage of an edge's head and of its tail.
-    tensor_rate: float64[h]. open_ends: for layers that may be on several kinds, the bytes whose rate they leave open,
-    and their ids, the most first."""
+    """Ways placed between neighbours. way, kind, behind, ahead: int64[r], their numbers. in_rate, out_rate: float64[r,
+    e], in bytes per second, for the stage of an edge's head and of its tail. tensor_rate: float64[h]. open_ends: for
+    layers that may be on several kinds, the bytes whose rate they leave open, and their ids, the most first."""
 
     way: Ints
     kind: Ints
@@ -79,18 +89,31 @@ class PlacedWays:
 
     @classmethod
     def of(
-        cls, instance: Instance, vertices: Vertices, ways: Sequence[StageWay], borders: tuple[int, ...]
+        cls,
+        instance: Instance,
+        vertices: Vertices,
+        ways: Sequence[StageWay],
+        borders: Sequence[tuple[int, ...]],
+        d: int,
     ) -> PlacedWays:
-        """borders: from ``borders_of``."""
+        """borders: of each kind, as in ``AlikeRanks``. d: of all stages."""
         names = instance.cluster.kind_names
         number = {name: g for g, name in enumerate(names)}
-        pairs = sorted({*pairwise(borders)} if borders else product(range(len(names)), repeat=2))
-        placed = [(w, number[way.kind], *pair) for w, way in enumerate(ways) for pair in pairs]
+        placed = []
+        for w, x in enumerate(ways):
+            own = borders[number[x.kind]]
+            near = sorted({*own, *(g for g in range(len(names)) if g != number[x.kind])})
+            pairs = [pair for pair in product(near, repeat=2) if pair in {*pairwise(own)} or not {*pair} <= {*own}]
+            placed += [(w, number[x.kind], *pair) for pair in pairs]
         way, kind, behind, ahead = np.array(placed, np.int64).T.copy()
-        rates = np.array([[outermost_bytes_per_s(instance.cluster, one, other) for other in names] for one in names])
-        if borders:
-            outward = links_holding(instance.cluster, instance.devices)
-            rates = np.array([[bandwidth for _, bandwidth in reversed(outward)]])
+        rates = np.array([[border_bytes_per_s(instance.cluster, one, x) for x in range(len(names))] for one in names])
+        from_front, to_back = (
+            [
+                border_bytes_per_s(instance.cluster, ways[w].kind, x, d * ways[w].degree)
+                for w, x in zip(way, near, strict=True)
+            ]
+            for near in (ahead.tolist(), behind.tolist())
+        )
         kinds_of = {v: sorted({number[x.kind] for x in ways if x.tmpcs[v]}) for v in vertices.layers}
         shape, left = (len(placed), len(vertices.edges)), dict.fromkeys(vertices.layers, 0.0)
         sizes = edge_bytes_of(instance)
@@ -103,7 +126,7 @@ class PlacedWays:
         for e, (u, w) in enumerate(vertices.edges):
             tail, head = vertices.layers[u], vertices.layers[w]
             if _joins_neighbours(vertices, u, w):
-                in_rate[:, e], out_rate[:, e] = rates[kind, ahead], rates[kind, behind]
+                in_rate[:, e], out_rate[:, e] = from_front, to_back
                 continue
             in_rate[:, e] = rates[kind][:, kinds_of[tail]].max(axis=1)
             out_rate[:, e] = rates[kind][:, kinds_of[head]].max(axis=1)

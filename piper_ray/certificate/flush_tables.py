@@ -11,7 +11,7 @@ from itertools import product
 import numpy as np
 
 from piper_ray.certificate.certificate import PassPrices, StageWay, Tails
-from piper_ray.certificate.flush_kinds import PlacedWays, borders_of
+from piper_ray.certificate.flush_kinds import AlikeRanks, PlacedWays, alike_ranks
 from piper_ray.certificate.kernels.downsets import Floats, Ints, sums_over
 from piper_ray.certificate.kernels.flush_mixes import units_of
 from piper_ray.certificate.kernels.flush_stages import SUM, FlushShape, StageTables
@@ -27,7 +27,6 @@ from piper_ray.certificate.tables import (
     least_charge_bytes,
     tensors_of,
 )
-from piper_ray.evaluate import replicas_bytes_per_s
 from piper_ray.model.errors import CertificateRefused
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.schedule import Schedule, ScheduleName, StepTerms
@@ -51,8 +50,8 @@ _NO_TIME = 1e-18
 @dataclass(frozen=True)
 class OnDegrees:
     """All plans of one d, and one t on each kind of devices. ways: those in which their stages may run. layers: ids,
-    each after what it hands anything to. sync_s_per_byte: by the kind of a stage's devices. borders: of
-    ``borders_of``, for plans of ``fewest_ranks`` or more."""
+    each after what it hands anything to. ranks_of_kind: by kind of devices. sync_s_per_byte: by the kind of a stage's
+    devices."""
 
     instance: Instance
     schedule: Schedule
@@ -60,9 +59,8 @@ class OnDegrees:
     degrees: tuple[int, ...]
     ways: tuple[StageWay, ...]
     layers: tuple[int, ...]
+    ranks_of_kind: tuple[AlikeRanks, ...]
     sync_s_per_byte: Mapping[str, float]
-    borders: tuple[int, ...] = ()
-    fewest_ranks: int = 1
 
     @property
     def microbatches(self) -> int:
@@ -76,12 +74,7 @@ class OnDegrees:
     @property
     def most_of_kind(self) -> tuple[int, ...]:
         """The largest number of ranks on each kind of devices."""
-        own, most = self.instance.cluster.alike, len(self.layers) // self.schedule.v
-        most = min(most, len(self.borders) - 1) if self.borders else most
-        return tuple(
-            min(x.devices // (self.data_parallel_degree * t), most) if t > 0 else 0
-            for x, t in zip(own, self.degrees, strict=True)
-        )
+        return tuple(x.stages[-1] for x in self.ranks_of_kind)
 
     @property
     def most_ranks(self) -> int:
@@ -206,17 +199,15 @@ def pairs_of(
         for each in product(*choices):
             of_kind = dict(zip(names, each, strict=True))
             used = tuple(way for way in able if way.degree == of_kind[way.kind])
-            sync = {
-                name: _sync_s_per_byte(step, d, replicas_bytes_per_s(x, x.devices, d, t))
-                for name, x, t in zip(names, map(instance.cluster.of_kind, names), each, strict=True)
-                if t > 0
-            }
-            if used:
-                whole = OnDegrees(instance, schedule, d, each, used, layers, sync)
-                for fewest, borders, ring in borders_of(instance.cluster, schedule, d, each[0], whole.most_ranks):
-                    if borders:
-                        sync = {"": _sync_s_per_byte(step, d, ring)}
-                    found.append(replace(whole, fewest_ranks=fewest, borders=borders, sync_s_per_byte=sync))
+            parts = []
+            for g, t in enumerate(each) if used else ():
+                most = min(own[g].devices // (d * t), len(layers) // schedule.v) if t > 0 else 0
+                parts.append(alike_ranks(instance.cluster, g, schedule, d, t, most))
+            for ranks in product(*parts) if used else ():
+                sync = {
+                    name: _sync_s_per_byte(step, d, x.ring_bytes_per_s) for name, x in zip(names, ranks, strict=True)
+                }
+                found.append(OnDegrees(instance, schedule, d, each, used, layers, ranks, sync))
     return found
 
 
@@ -336,7 +327,8 @@ class FlushTails:
         """Returns the tables for these degrees, the order of the downsets in them, and the open ends
         (``flush_kinds``)."""
         vertices = self.vertices
-        placed = PlacedWays.of(self._instance, vertices, pair.ways, pair.borders)
+        borders, d = [x.borders for x in pair.ranks_of_kind], pair.data_parallel_degree
+        placed = PlacedWays.of(self._instance, vertices, pair.ways, borders, d)
         ways, n, edges = len(pair.ways), len(vertices.layers), len(vertices.edges)
         choices = choice_table(self._instance, vertices, pair.ways, pair.stage_row)
         in_bytes, out_bytes = least_charge_bytes(vertices, choices)
@@ -412,18 +404,21 @@ class FlushTails:
 
 def shape_of(pair: OnDegrees, limit_s: float) -> FlushShape:
     """Returns the shape of plans that take at most the limit."""
+    borders = np.zeros((len(pair.degrees), max(pair.most_of_kind) + 1), np.int64)
+    for row, x in zip(borders, pair.ranks_of_kind, strict=True):
+        row[: len(x.borders)] = x.borders
     return FlushShape(
         gpipe=pair.schedule.name is ScheduleName.GPIPE,
         microbatches=pair.microbatches,
         most_stages=pair.most_ranks,
         most_of_kind=np.array(pair.most_of_kind, np.int64),
+        fewest_of_kind=np.array([x.stages[0] for x in pair.ranks_of_kind], np.int64),
         limit_s=limit_s * (1.0 + MARGIN_S),
         work_s=pair.work_s,
         room=pair.room,
         share=pair.share_of_kind,
         mix_unit=units_of(pair.most_of_kind),
-        borders=np.array(pair.borders, np.int64),
-        fewest_stages=pair.fewest_ranks,
+        borders=borders,
     )
 
 

@@ -68,6 +68,13 @@ class ModelOptions:
     domain: int | None = option(
         "COUNT", "GPUs that share the fast link, where it joins several nodes, as the 72 of an NVL72.", min=1
     )
+    uplink_bytes_per_s: float | None = option(
+        "RATE",
+        "What the GPUs that share the fast link together send to others and receive, as 100GB/s, where they share an "
+        "uplink; each has a network link of its own if left out.",
+        "--uplink",
+        parse=parse_rate,
+    )
     site: list[str] | None = option(
         "NAME:NODES",
         "A site with its nodes; given for each of several, as --site east:64 --site west:64 --between 5GB/s.",
@@ -100,13 +107,18 @@ class ModelOptions:
         """The nodes of each kind of GPU, or at each site, where ``--gpu`` or ``--site`` says them; else none. Raises
         UsageError."""
         found: dict[str, int] = {}
-        said = self.site or (self.gpus if any(":" in gpu for gpu in self.gpus) else ())
+        wrong: list[str] = []
+        gpus = [name for text in self.gpu for name in text.split(",")]
+        said = self.site or (gpus if any(":" in gpu for gpu in gpus) else [])
         option, each = ("--site", "site once, with its nodes, as east:64") if self.site else ("--gpu", _KIND)
         for text in said:
             name, _, count = text.strip().partition(":")
             if not name or not count.isdecimal() or int(count) < 1 or name in found:
-                raise UsageError(f"{option} {text}: expected each {each}")
-            found[name] = int(count)
+                wrong.append(f"{option} {text.strip()}")
+            else:
+                found[name] = int(count)
+        if wrong:
+            raise UsageError(f"{', '.join(wrong)}: expected each {each}")
         if found and self.nodes is not None:
             raise UsageError(f"--nodes: {option} {said[0]} says how many nodes there are; give one of the two")
         return found
@@ -117,19 +129,20 @@ class ModelOptions:
 
     def refuse_mistakes(self) -> None:
         """Raises UsageError for clusters that are not said."""
-        kinds = self.nodes_of_kinds
-        if self.site and (len(kinds) < 2 or len(self.gpus) > 1 or ":" in self.gpus[0]):
-            raise UsageError(
-                "--site: expected several sites, of one GPU, as --gpu H100-SXM --site east:64 --site west:64"
-            )
-        if self.site and self.between_bytes_per_s is None:
-            raise UsageError("--between is missing; expected the rate of a GPU between sites, as 5GB/s")
+        kinds, between_bytes_per_s = self.nodes_of_kinds, self.between_bytes_per_s
+        faults = []
         if not kinds and self.nodes is None:
-            raise UsageError(f"--nodes is missing; expected how many nodes of {self.gpus[0]} there are")
-        if len(kinds) < 2 and self.between_bytes_per_s is not None:
-            raise UsageError("--between: expected GPUs of several kinds, as --gpu A100-80:32 --gpu H100-SXM:32")
-        if self.between_bytes_per_s is not None and self.between_bytes_per_s <= 0.0:
-            raise UsageError("--between: expected a rate above 0, as 50GB/s")
+            faults.append(f"--nodes is missing; expected how many nodes of {self.gpus[0]} there are")
+        if self.site and (len(kinds) < 2 or len(self.gpus) > 1 or ":" in self.gpus[0]):
+            faults.append("--site: expected several sites, of one GPU, as --gpu H100-SXM --site east:64 --site west:64")
+        if self.site and between_bytes_per_s is None:
+            faults.append("--between is missing; expected the rate of a GPU between sites, as 5GB/s")
+        if len(kinds) < 2 and not self.site and between_bytes_per_s is not None:
+            faults.append("--between: expected GPUs of several kinds, as --gpu A100-80:32 --gpu H100-SXM:32")
+        if between_bytes_per_s is not None and between_bytes_per_s <= 0.0:
+            faults.append("--between: expected a rate above 0, as 50GB/s")
+        if faults:
+            raise UsageError("\n".join(faults))
 
     def read(self) -> tuple[ModelConfig, Hardware]:
         """The model, whose config is read from stdin for -, and the table. What their readers note goes to stderr."""

@@ -121,7 +121,7 @@ class _Question:
         between_bytes_per_s = self.modelled.between_bytes_per_s
         _require_training(trained_model(model, request, hardware.training), self.trained.runtime)
         headroom = usual_headroom(request) if self.room.headroom is None else self.room.headroom[0]
-        return PlanDemand(
+        found = PlanDemand(
             model,
             hardware,
             gpu,
@@ -132,7 +132,11 @@ class _Question:
             headroom=headroom,
             further=FurtherKinds(next(iter(kinds)), tuple(others), between_bytes_per_s) if kinds else None,
             schemes=SchemeOffer(request.offer.zero == ALL_REPLICAS) if self.offered.schemes else None,
+            tensor_parallel=self.offered.tensor_parallel,
+            stages=self.offered.stages,
         )
+        found.refuse_layouts()
+        return found
 
     def request(self, model: ModelConfig, hardware: Hardware, gpu: str, nodes: int) -> EstimateRequest:
         """For one cluster, in the first precision, with what the runtime can be offered there. Raises UsageError."""
@@ -437,7 +441,10 @@ def _against(found: FoundPlans, layout: str, facts: LaunchFacts | None, launched
     experts, on_host = (expert,) if expert * tensor > 1 else (), bool(figures.get("optimizer_cpu_offload"))
     asked = demand_of(_as_launched(demand, facts), samples, (context,), experts, tensor, on_host)
     estimate = replace(asked, set_aside_bytes=0.0, headroom=NO_HEADROOM).estimated(samples)
-    imported = import_launched(estimate.instance, layout, asked=launched)
+    try:
+        imported = import_launched(estimate.instance, layout, asked=launched)
+    except UsageError as error:
+        raise UsageError(f"--against {layout}: {error}") from None
     schedule = replace(imported.schedule, ahead=asked.scheduled(imported.schedule.name).ahead)
     theirs = priced(found, estimate, samples, imported.plan, schedule, imported.transfers, imported.flushes)
     notes = dict.fromkeys((*(() if facts is None else facts.notes), *imported.notes))

@@ -12,7 +12,7 @@ from piper_ray import ScheduleName
 from piper_ray.cli.estimate import EveryOfferOption, ModelOptions, RunningOptions, parse_replicas
 from piper_ray.cli.options import REQUIRED, flag, option
 from piper_ray.cli.shared import StepOptions
-from piper_ray.cli.values import Several, parse_size, several
+from piper_ray.cli.values import Several, parse_degrees, parse_size, several
 from piper_ray.model.errors import UsageError
 from piper_ray.model.headroom import Headroom
 from piper_ray.model.units import parse_count
@@ -86,13 +86,13 @@ class PlanClusterOptions(ModelOptions):
 
     gpu: list[str] = option(
         "NAME",
-        "The GPU, such as H100-SXM or A100-80; of several, as H100-SXM,B200, a table is shown. A cluster of several "
-        "kinds has each with its nodes: --gpu A100-80:32 --gpu H100-SXM:32.",
+        "The GPU, such as H100-SXM; H100-SXM,B200 shows a table of both. Several kinds in one cluster, each with its "
+        "nodes: --gpu A100-80:32 --gpu H100-SXM:32.",
         default=REQUIRED,
     )
     nodes: Any = option(
         "COUNT",
-        "Nodes of the cluster; of several, as 8,12 or 8..64 (8, 16, 32, 64), a table is shown.",
+        "Nodes of the cluster; 8,12 or 8..64 (8, 16, 32, 64) shows a table.",
         parse=parse_nodes,
     )
 
@@ -272,6 +272,12 @@ class PlanOfferOptions(EveryOfferOption):
         "out, where plans are faster so, or do not fit otherwise, and the runtime can.",
         "--optimizer-on-host/--no-optimizer-on-host",
     )
+    tensor_parallel: Any = option(
+        "T,T,...",
+        "Only these tensor-parallel degrees, as 2,4; without those of context parallelism.",
+        parse=partial(parse_degrees, "--tensor-parallel"),
+    )
+    stages: int | None = option("P", "Only plans with P pipeline ranks.", min=1)
     schemes: bool = flag(
         "Offer ways to divide layers that are found from their operators, too, as schemes finds them; no launch files "
         "for plans that have such."
@@ -286,8 +292,7 @@ class PlanRunningOptions(RunningOptions):
 
     precision: Any = option(
         "NAMES",
-        "Precision of matrix products: bf16, fp16 or fp8; of several, as bf16,fp8, the fastest is planned and all are "
-        "listed.",
+        "Precision of matrix products: bf16, fp16 or fp8; of bf16,fp8 the fastest is planned and all are listed.",
         default="bf16",
         parse=partial(several, parse_precision),
     )

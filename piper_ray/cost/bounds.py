@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from piper_ray.cost.tolerances import RESOLUTION
+from piper_ray.model.cluster import Link
 from piper_ray.model.instance import Instance
 
 
@@ -16,7 +17,7 @@ def ceiling_s(instance: Instance) -> float:
         total_s += max(tmpc.time_per_sample_s for tmpc in tmpcs)
         total_s += instance.cluster.transfer_s(2.0 * max(charges))
         weights_bytes = max(tmpc.weights_bytes for tmpc in tmpcs)
-        total_s += instance.cluster.links[-1].resync_s(weights_bytes, instance.microbatches)
+        total_s += Link(instance.cluster.bandwidth_bytes_per_s).resync_s(weights_bytes, instance.microbatches)
     crossing_bytes = 4.0 * sum(edge.communication_bytes for edge in instance.edges)
     crossing_bytes += sum(tensor.forward_bytes + tensor.backward_bytes for tensor in instance.tensors)
     ceiling = (total_s + instance.cluster.transfer_s(crossing_bytes)) * (1.0 + 1e-9)

@@ -22,7 +22,15 @@ from piper_ray.engine.evaluation.dual_prices import kept_s
 from piper_ray.engine.evaluation.outcome import TracedStage
 from piper_ray.engine.evaluation.threshold import limits_by_work
 from piper_ray.engine.flush.kinds import KindSearch
-from piper_ray.engine.flush.mixes import EdgeRates, Placed, edge_rates, placed_variants, possible_kinds, tensor_rates
+from piper_ray.engine.flush.mixes import (
+    BorderRates,
+    EdgeRates,
+    Placed,
+    edge_rates,
+    placed_variants,
+    possible_kinds,
+    tensor_rates,
+)
 from piper_ray.engine.forecast import lattice_within
 from piper_ray.engine.kernels.knapsack import TOO_HARD as CHOICE_TOO_HARD
 from piper_ray.engine.kernels.knapsack import least_cost
@@ -77,8 +85,9 @@ class MixedWorkload:
     def of(cls, instance: Instance, restrictions: Restrictions, lattice: Lattice) -> MixedWorkload:
         common, graph, cluster = _with_bytes_as_shares(instance), lattice.graph, instance.cluster
         variants = by_links(common, restrictions, usable_variants(common, restrictions))
-        placed = tuple(placed_variants(variants, cluster))
-        rates = edge_rates(graph, placed, cluster)
+        borders = BorderRates.outermost(cluster)
+        placed = tuple(placed_variants(variants, cluster, borders))
+        rates = edge_rates(graph, placed, cluster, borders)
         slower = cluster.bandwidth_bytes_per_s / np.concatenate((rates.come_in, rates.go_out), axis=1)
         options = build_options(common, graph, [x.variant for x in placed], slower)
         of_tensors = cluster.bandwidth_bytes_per_s / tensor_rates(graph, placed, cluster)
@@ -138,12 +147,12 @@ class MixedWorkload:
         instance, graph = self.instance, self.lattice.graph
         kinds, names = possible_kinds(graph, self.placed), instance.cluster.kind_names
         kind_of = {layer: stage.kind for stage in plan.stages for layer in stage.layers}
-        missed_s = np.zeros(graph.size)
-        for ends in [(tail, head) for tail, head, _ in graph.edges] + [ends for ends, _ in graph.tensors]:
-            rate = instance.cluster.slowest_rate(kind_of[graph.layer_ids[v]] for v in ends)
+        missed_s, cluster = np.zeros(graph.size), instance.cluster
+        joined = [((tail, head), lambda x: cluster.rate_between(*x)) for tail, head, _ in graph.edges]
+        for ends, rate_of in joined + [(ends, cluster.slowest_rate) for ends, _ in graph.tensors]:
             possible = product(*([names[kind] for kind in kinds[v]] for v in ends))
-            fastest = max(instance.cluster.slowest_rate(chosen) for chosen in possible)
-            missed_s[list(ends)] += 1.0 / rate - 1.0 / fastest
+            fastest = max(rate_of(chosen) for chosen in possible)
+            missed_s[list(ends)] += 1.0 / rate_of([kind_of[graph.layer_ids[v]] for v in ends]) - 1.0 / fastest
         return missed_s
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
+from itertools import chain, pairwise
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -18,6 +18,8 @@ from piper_ray.cost.schedules import choices_of_kinds, rank_counts, sync_s_per_b
 from piper_ray.cost.shares import HeldLayers, surely_in_flight
 from piper_ray.cost.tolerances import MEMORY_TOLERANCE, PROOF
 from piper_ray.cost.variants import never_worse, unbeaten
+from piper_ray.engine.flush.paths import fits_in_order, room
+from piper_ray.engine.flush.tasks import TASK_CODES
 from piper_ray.engine.kernels.types import FloatArray
 from piper_ray.engine.request import SolveRequest
 from piper_ray.engine.subproblems import Solver, SubProblem, best_of, numbered
@@ -62,6 +64,20 @@ class AlikeLayers:
         """float64[kind]: the number of layers of each kind."""
         return np.array([len(places) for places in self.places], float)
 
+    @cached_property
+    def kind_of(self) -> npt.NDArray[np.intp]:
+        """int[layer]: the kind of each layer."""
+        found = np.zeros(len(self.whole.layers), np.intp)
+        for kind, places in enumerate(self.places):
+            found[list(places)] = kind
+        return found
+
+    @cached_property
+    def is_chain(self) -> bool:
+        """Whether each layer feeds the next one."""
+        edges = {(edge.source, edge.target) for edge in self.whole.edges}
+        return all((one.id, other.id) in edges for one, other in pairwise(self.whole.layers))
+
     def in_all(self, narrowed: Instance) -> Instance:
         """Returns the whole instance, with the TMPCs that a narrowed sample leaves to each kind of layer."""
         layers = list(self.whole.layers)
@@ -86,6 +102,7 @@ _FIGURES = (
     "least_data_parallel_degree",
 )
 _TIME, _ACTIVATION, _FIXED, _SHARED, _WEIGHTS, _NEEDED = range(len(_FIGURES))
+_TOTALS = 5
 _figures_of = attrgetter(*_FIGURES)
 _all_of = attrgetter(*_FIGURES, "id", "kind", "recompute", "forward_s", "backward_s", "weight_s")
 
@@ -133,12 +150,33 @@ class ModeSetting:
         (found,) = worths_of([self], restrictions, schedule, step)
         return found
 
-    def never_loses(self, other: ModeSetting) -> bool:
-        """Whether each plan of the other setting becomes one of this, at no more cost, by exchanging some TMPCs."""
-        for t, theirs in other.tables.items():
-            if t not in self.tables or (self.tables[t].totals > theirs.totals * (1.0 + PROOF)).any():
-                return False
-        return _never_loses(self.sample, other.sample)
+    def may_take(self, sample_s: float, restrictions: Restrictions, schedule: Schedule) -> bool:
+        """Whether a plan under a flush may take ``sample_s`` or less. False: none does. It is seen from the stages that
+        hold a chain's layers in order, each as many as fit into its memory and the time that is left to it."""
+        whole = self.kinds.whole
+        if schedule.name not in FLUSHED or schedule.asynchronous or whole.cluster.kinds or not self.kinds.is_chain:
+            return True
+        batch_s, memory_bytes = sample_s * whole.microbatches * (1.0 + PROOF), whole.memory_bytes
+        for t, table in self.tables.items():
+            if not restrictions.admits_tensor_parallel_degree(t):
+                continue
+            for d in restrictions.data_parallel_degrees(whole):
+                if not (counts := rank_counts(whole, restrictions, d * t)):
+                    continue
+                m, ranks = whole.microbatches // d, counts[-1]
+                least = _OfReplicas.of(table.rows[None], table.counts, d).least[0, self.kinds.kind_of]
+                if (left_s := batch_s - least[:, _TIME].sum()) < 0.0:  # of layers that cannot run so, too
+                    continue
+                shares = room(TASK_CODES[schedule.name], m, ranks)
+                if not shares.size or fits_in_order(
+                    least[::-1, _TIME],
+                    least[::-1, [_FIXED, _ACTIVATION]],
+                    left_s * np.diff(shares),
+                    surely_in_flight(schedule, ranks, m)[::-1],
+                    memory_bytes * (1.0 + MEMORY_TOLERANCE),
+                ):
+                    return True
+        return False
 
 
 @dataclass(frozen=True)
@@ -195,12 +233,21 @@ def settings_of(instance: Instance, restrictions: Restrictions) -> Settings:
                 by_layer = constraint.by_layer
                 samples.append(narrowed if by_layer else _under_rule(restrictions.recompute, kinds.sample, narrowed))
     listed = _with_tables(kinds, samples)
-    kept = unbeaten(listed, ModeSetting.never_loses)
-    own = {id(one): alone for one, alone in zip(kept, _without_twins(kept), strict=True)}
+    missing = np.full(_TOTALS, math.inf)
+    totals = np.array(
+        [[one.tables[t].totals if t in one.tables else missing for t in kinds.sample.degrees] for one in listed]
+    ).reshape(len(listed), -1)
+    may_be_as_good = [np.all(totals <= theirs * (1.0 + PROOF), axis=1) for theirs in totals]
+
+    def never_loses(mine: int, theirs: int) -> bool:
+        return bool(may_be_as_good[theirs][mine]) and _never_loses(listed[mine].sample, listed[theirs].sample)
+
+    kept = unbeaten(range(len(listed)), never_loses)
+    own = dict(zip(kept, _without_twins(listed[number] for number in kept), strict=True))
     others = [
-        (one, own[id(next(better for better in kept if better.never_loses(one)))])
-        for one in listed
-        if one.tables and id(one) not in own
+        (one, own[next(better for better in kept if never_loses(better, number))])
+        for number, one in enumerate(listed)
+        if one.tables and number not in own
     ]
     return Settings(tuple(own.values()), tuple(others))
 
@@ -386,7 +433,8 @@ def _worths_on_kinds(settings: Sequence[ModeSetting], restrictions: Restrictions
                 continue
             every, most = every.only(able), [min(ranks, own.devices // (d * t)) for t, _, own in used]
             longest_s = _longest_on_kinds([one.only(able).least[..., _TIME] for one in of_kinds], most, kinds.counts)
-            sum_s = min(sync_s_per_byte(under.step, own, d, t) for t, _, own in used)
+            fewest = 1 if schedule.name in FLUSHED else None
+            sum_s = min(sync_s_per_byte(under.step, own, d, t, fewest) for t, _, own in used)
             batch_s = every.least_batch_s(range(ranks, ranks + 1), m, schedule, sum_s, memory_bytes)
             batch_s = np.maximum(batch_s, m * longest_s)
             kept_bytes = (every.total(_FIXED) + every.total(_ACTIVATION) * min(m, ranks)) / ranks

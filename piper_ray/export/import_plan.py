@@ -145,9 +145,9 @@ def _plan(instance: Instance, pieces: ModelPieces, read: ReadLayout, run_as: Run
                 chosen.append((tmpcs[layer], wanted))
         layers = tuple(layer.id for layer in instance.layers if layer.id in tmpcs)
         found.append(Stage(layers, d, t, {layer: tmpcs[layer].id for layer in layers}))
-    notes += (f"{text}: the workload has no such TMPCs at these degrees" for text in missing_of(chosen))
+    notes += (f"read without {text}: layers have no such configuration at these degrees" for text in missing_of(chosen))
     if (left := instance.devices - d * t * ranks) > 0:
-        notes.append(f"{left} of the workload's {instance.devices} devices are left over")
+        notes.append(f"it leaves {left:,} of the {instance.devices:,} devices idle")
     flushes = _flushes(instance, read, d)
     if flushes > 1:
         notes.append(f"gradients of {flushes} local batches are summed: pipelines run empty {flushes} times a batch")
@@ -207,7 +207,7 @@ def _recomputed_blocks(pieces: ModelPieces, stages: Sequence[Sequence[int]], run
         raise UsageError(f"recomputed layers of {len(counts)} stages, where there are {len(stages)}")
     if max(counts) > max(blocks):
         raise UsageError(
-            f"{max(counts)} layers of a stage are to recompute; no stage has more than {plural(max(blocks), 'layer')}"
+            f"{max(counts)} layers of a stage are recomputed; no stage has more than {plural(max(blocks), 'layer')}"
         )
     return counts
 
@@ -245,10 +245,10 @@ def _replicas(instance: Instance, run_as: RunAs, t: int, ranks: int) -> int:
             f"the workload has {instance.devices} devices (--devices)"
         )
     if instance.microbatches % d:
-        why = "" if run_as.data_parallel else f", as {devices} devices leave them where nobody says how many"
+        why = "" if run_as.data_parallel else f" (of {devices:,} devices, {t * ranks} in each)"
         raise UsageError(
             f"{plural(d, 'replica')} do not divide the {instance.microbatches} microbatches of a batch{why}; expected "
-            "a data-parallel degree that does"
+            "a data-parallel degree that does, or other devices"
         )
     return d
 
@@ -259,7 +259,7 @@ def _setting(instance: Instance, known: Collection[Mode], run_as: RunAs, t: int,
     context = run_as.context_parallel or 1
     sequence = bool(run_as.sequence_parallel)
     if sequence and t == context:
-        notes.append("sequence parallelism does nothing at tensor-parallel degree 1: the plan is without it")
+        notes.append("sequence parallelism has no effect at tensor-parallel degree 1")
         sequence = False
     sharding, shards = _shards(instance, known, run_as, d * context, notes)
     experts, each = _spread(instance, known, run_as, t // context, notes)

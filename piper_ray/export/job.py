@@ -213,19 +213,25 @@ class ExportJob:
         """The command up to the script, for a shell on each node.
 
         On several nodes the shell stops with a message if NODE_RANK or MASTER_ADDR is not set, because a process that
-        took itself for the first one would wait for the others for ever. The last node of a mesh may have fewer
-        processes.
+        took itself for the first one would wait for the others for ever. The last node of a mesh, or of each part of
+        it, may have fewer processes.
         """
         if self.nodes == 1:
             return f"torchrun --standalone --nproc-per-node {self.processes_per_node}"
         usual = self.meshes[0].processes_per_node
         processes = str(usual)
+        own = "${NODE_RANK:?}"
         for mesh in self.meshes:
             if mesh.processes_per_node != usual:
                 usual = mesh.processes_per_node
-                processes = f"${{NODE_RANK:?}} >= {mesh.first_node} ? {usual} : {processes}"
-            if mesh.processes_of_last_node < usual:
-                processes = f"${{NODE_RANK:?}} == {mesh.last_node} ? {mesh.processes_of_last_node} : {processes}"
+                processes = f"{own} >= {mesh.first_node} ? {usual} : {processes}"
+            if mesh.uneven_part:
+                place = f"({own} - {mesh.first_node})" if mesh.first_node else own
+                processes = (
+                    f"{place} % {mesh.nodes_of_part} == {mesh.nodes_of_part - 1} ? {mesh.uneven_part} : {processes}"
+                )
+            if mesh.processes_of_last_node < usual and not (mesh.uneven_part and mesh.devices % mesh.part == 0):
+                processes = f"{own} == {mesh.last_node} ? {mesh.processes_of_last_node} : {processes}"
         if not processes.isdecimal():
             processes = f"$(({processes}))"
         return (

@@ -38,9 +38,9 @@ def notes_of_the_rest(settings: Mapping[str, object], read: Collection[str]) -> 
     said = [name for name, value in rest.items() if not _is_nothing(value)]
     costly = [name for name in said if name.startswith(tuple(MEGATRON.costly))]
     if costly:
-        yield (f"{_listed(costly)}: ignored, as plans do not hold them; what they change is not in times and memory")
+        yield f"not counted in times and memory, as plans have no such setting: {_listed(costly)}"
     if unknown := [name for name in said if name not in costly]:
-        yield f"{_listed(unknown)}: not known here, and ignored"
+        yield f"unknown, and ignored: {_listed(unknown)}"
 
 
 def require_no_degree(name: str, value: object, known: Collection[str]) -> None:

@@ -79,10 +79,11 @@ def figures_of(settings: Mapping[str, object]) -> dict[str, object]:
 def read_settings(launch: Launch, pieces: ModelPieces, instance: Instance) -> ReadLayout:
     """The layout of a launch. Settings that a plan does not hold are noted if they are costly. Raises UsageError."""
     named = named_settings(launch.settings)
-    if isinstance(named.get(_MESHES), list):
-        read = _of_meshes(named, pieces, instance)
-    else:
-        read = _read(named, pieces, instance)
+    try:
+        read = (_of_meshes if isinstance(named.get(_MESHES), list) else _read)(named, pieces, instance)
+    except UsageError as error:
+        unread = [note for note in launch.notes if "is not read" in note]
+        raise UsageError("; ".join([str(error), *unread])) from None
     rest = notes_of_the_rest(named, read_names(named) | launch.usual)
     dispatcher = dispatcher_of_settings(launch)
     if dispatcher is TokenDispatcher.ALL_GATHER and (read.run_as.expert_parallel or 1) > 1:
@@ -102,9 +103,9 @@ def read_settings(launch: Launch, pieces: ModelPieces, instance: Instance) -> Re
     started = launch.ranks
     if started is not None and started % each:
         if each % started:
-            raise UsageError(f"{_SOURCE}: {started} ranks are started, of which a replica takes {each}")
+            raise UsageError(f"{_SOURCE}: the launch starts {started} ranks, no multiple of the {each} of a replica")
         notes.append(
-            f"{started} ranks are started, of which a replica takes {each}: this is taken for one start of several"
+            f"the launch starts {started} ranks, fewer than the {each} of a replica: it is read as one node's part"
         )
         started = None
     return replace(read, run_as=replace(said, world=started), notes=tuple(notes))
@@ -207,7 +208,7 @@ def _read(
         stages = read_string(given.pipeline_model_parallel_layout, pieces, ranks)
     else:
         stages = pieces_of_letters(_older_flags(given, pieces, ranks), pieces)
-    notes += _precision(given, named.get(_MIXED), instance)
+    notes += _precision(given, named.get(_MIXED) or ("fp16" if named.get(_FP16) in _TRUE else None), instance)
     return ReadLayout(
         stages, run_as, tuple(notes), _SOURCE, said, _transfers(given, is_interleaved=len(stages) > ranks)
     )
@@ -264,12 +265,13 @@ def _usual(model: Mapping[str, object], name: str) -> object:
     return model.get("num_attention_heads") if found is None and name == "num_query_groups" else found
 
 
-_MIXED = "mixed_precision"
-"""Megatron-Bridge's field for the precision of products: bf16_mixed, bf16_with_fp8_current_scaling_mixed."""
+_FP16, _MIXED = "fp16", "mixed_precision"
+"""Megatron's switch and Megatron-Bridge's field for the precision of products; the field has values such as
+bf16_mixed and bf16_with_fp8_current_scaling_mixed."""
 
 
 def _precision(given: SimpleNamespace, mixed: object, instance: Instance) -> Iterator[str]:
-    """A sentence if the launch's precision differs from the workload's. mixed: Megatron-Bridge's value."""
+    """A sentence if the launch's precision differs from the workload's. mixed: Megatron-Bridge's value, or fp16."""
     if instance.model is None:
         return
     own, said = instance.model.precision, readable(str(mixed or ""))
@@ -277,7 +279,7 @@ def _precision(given: SimpleNamespace, mixed: object, instance: Instance) -> Ite
         said = f"fp8 {given.fp8_format}"
     theirs = next((name for name in ("fp8", "fp4", "fp16", "bf16") if name in said), own)
     if theirs != own:
-        yield f"the launch trains in {theirs}, and times and memory are of {own} (--precision says another)"
+        yield f"the launch trains in {theirs}, and times and memory are for {own}; --precision {theirs} is for that"
 
 
 def _run_as(given: SimpleNamespace, said: dict[str, Any], instance: Instance, notes: list[str]) -> RunAs:
@@ -375,7 +377,7 @@ def _older_flags(given: SimpleNamespace, pieces: ModelPieces, ranks: int) -> lis
     if middle and left % middle:
         raise UsageError(
             f"{left} layers do not divide evenly over {middle} pipeline ranks, which Megatron requires without a "
-            "layout (--pipeline-model-parallel-layout), and none is read"
+            "layout (--pipeline-model-parallel-layout, or pipeline_model_parallel_layout of a copied recipe)"
         )
     even = left // middle if middle else 0
     of_rank = [even] * ranks
@@ -420,7 +422,7 @@ _OF_FLAGSCALE = (
     _MESHES, _SPLIT, _RECOMPUTED, "enable_hetero", "hetero_device_types", "hetero_current_device_type",
     "hetero_use_cpu_communication", "standalone_embedding_stage",
 )  # fmt: skip
-_READ = frozenset((*_KNOWN, *_OF_FLAGSCALE, _MIXED, "use_checkpoint_args", _OF_DECODER))
+_READ = frozenset((*_KNOWN, *_OF_FLAGSCALE, _MIXED, _FP16, "use_checkpoint_args", _OF_DECODER))
 _ON_HOST = ("use_precision_aware_optimizer", "optimizer_offload_fraction", "overlap_cpu_optimizer_d2h_h2d")
 _WHOLE = (None, 1, 1.0, "1", "1.0")
 

@@ -343,7 +343,7 @@ def _left_aside(parallelism: Mapping[str, object], document: Mapping[str, object
         if value not in _UNSAID
     ]
     if found:
-        yield f"{', '.join(found)}: ignored, as plans do not hold them; what they change is not in times and memory"
+        yield f"not counted in times and memory, as plans have no such setting: {', '.join(found)}"
     known = {*TITAN.tables, *TITAN.harmless_tables, *(name.partition(".")[0] for name in TITAN.costly)}
     unknown = [name for name, value in document.items() if isinstance(value, Mapping) and name not in known]
     training = document.get("training")
@@ -351,7 +351,7 @@ def _left_aside(parallelism: Mapping[str, object], document: Mapping[str, object
         if name not in TITAN.training_fields and f"training.{name}" not in TITAN.costly and value not in _UNSAID:
             unknown.append(f"training.{name}")
     if unknown:
-        yield f"{', '.join(map(printable, unknown))}: not known here, and ignored"
+        yield f"unknown, and ignored: {', '.join(map(printable, unknown))}"
     optimizer = document.get("optimizer")
     named = str(optimizer.get("name", "adam")) if isinstance(optimizer, Mapping) else "adam"
     if "muon" in str(optimizer).lower() or "adam" not in named.lower():

@@ -73,13 +73,14 @@ def read_script(source: Source, asked: Asked) -> Launch:
     }
     distinct = _distinct(found)
     if not distinct:
-        others = f" (it runs {', '.join(outside.not_found)}, which is not there)" if outside.not_found else ""
+        others = f" (it runs {', '.join(outside.not_found)}, which is not in its folder)" if outside.not_found else ""
         if outside.uses_yq:
             others += (
                 "; yq takes its options out of a YAML file: give that file, with --set NAME=VALUE for each variable; "
                 "what the script adds to it is then not known"
             )
-        raise UsageError(f"the script starts no training software that is known{others}")
+        known = "Megatron, Megatron-Bridge, torchtitan or DeepSpeed, such as --tensor-model-parallel-size"
+        raise UsageError(f"no command of the script has options of {known}{others}; give the script that has")
     if asked.number is not None and not 1 <= asked.number <= len(distinct):
         raise UsageError(f"launch {asked.number}: the script has {len(distinct)}")
     if len(distinct) > 1 and asked.number is None:
@@ -259,9 +260,9 @@ def _notes(outside: Outside) -> Iterator[str]:
     taken = [f"{name} (as {value})" if value else name for name, value in outside.taken_as_unset.items()]
     if taken:
         shown = ", ".join(taken[:12]) + (f" and {len(taken) - 12} more" if len(taken) > 12 else "")
-        yield f"variables of the environment are taken as not set: {shown} (--set NAME=VALUE)"
+        yield f"environment variables, read as unset: {shown}; --set NAME=VALUE sets one"
     if outside.gets_arguments:
-        yield "the script is taken as started without arguments"
+        yield "the script is read as if started without arguments"
     for name in dict.fromkeys(outside.not_found):
         yield f"the script reads {name}, which is not there: what it sets is not known"
 

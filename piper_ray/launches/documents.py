@@ -41,7 +41,7 @@ def read_document(document: Mapping[str, object], source: Source, asked: Asked) 
     if read is None or not taken:
         return read
     shown = ", ".join(f"{name} (as {value})" for name, value in taken.items())
-    note = f"variables of the environment are taken as not set: {shown} (--set NAME=VALUE)"
+    note = f"environment variables, read as unset: {shown}; --set NAME=VALUE sets one"
     return replace(read, notes=(*read.notes, note))
 
 

@@ -20,6 +20,7 @@ from piper_ray.model.errors import UsageError
 
 _MOST_NESTED = 24
 _MOST_STATEMENTS = 20_000
+_ELSEWHERE = "is not read, as its file is not in this or a folder above"
 _NOT_FOLLOWED = "registry"
 """Functions with such names look up a model; their arguments name it."""
 
@@ -97,7 +98,9 @@ def read_python(text: str, path: Path | None, recipe: str | None, wanted: Callab
             if isinstance(document, Mapping) and wanted(document):
                 found[name] = document, tuple(dict.fromkeys(reader.notes))
     if not found:
-        raise UsageError("no function of the file returns a configuration of a launch")
+        raise UsageError(
+            "no function returns parallel sizes: put imported files here, or set sizes in a copy of the file"
+        )
     if len(found) > 1:
         raise UsageError(f"the file has {len(found)} recipes; say which with --recipe: {_some(found)}")
     (document, notes) = next(iter(found.values()))
@@ -394,6 +397,10 @@ class _Reader:
         if name == "setattr" and len(given) == 3 and isinstance(given[0], Made) and isinstance(given[1], str):
             given[0].fields[given[1]] = given[2]
             return None
+        if name == "apply_flex_dispatcher_backend" and given and isinstance(given[0], Made):
+            if (given[1:] or [named.get("moe_flex_dispatcher_backend")])[0] in ("deepep", "hybridep"):
+                given[0].fields["moe_token_dispatcher_type"] = "flex"  # which all GPUs of these recipes can
+            return None
         if isinstance(one.func, ast.Attribute) and one.func.attr == "get" and 1 <= len(given) <= 2:
             owner = self.value(one.func.value, module, variables, depth)
             place = _key(given[0])
@@ -408,13 +415,13 @@ class _Reader:
             return self.call(function, home, given, named, depth + 1)
         for value in given:
             if isinstance(value, Made) and value.fields and "." not in name and name[:1].islower():
-                self.notes.append(f"{name}, which is elsewhere, may change the configuration: it is not followed")
+                self.notes.append(f"{name} may change the configuration and {_ELSEWHERE}")
         if isinstance(one.func, ast.Attribute):
             owner = self.value(one.func.value, module, variables, depth)
             if isinstance(owner, Made) and owner.arguments and not given:
                 given = list(owner.arguments)  # for a model that is looked up and then made
         if (isinstance(one.func, ast.Name) and name[:1].islower()) or name.startswith("_"):
-            self.notes.append(f"what {name} sets is in another file, which is not read") if not given else None
+            self.notes.append(f"what {name} sets {_ELSEWHERE}") if not given else None
         return Made(name, tuple(given), named)
 
     def function(

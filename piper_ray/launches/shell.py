@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import takewhile
 
 import tree_sitter_bash
 from tree_sitter import Language, Node, Parser
@@ -376,9 +377,11 @@ def _is_script(word: str) -> bool:
 
 def _of_shell(words: Sequence[str]) -> str | None:
     """The text that a command passes to a shell, such as ``srun bash -c``."""
-    for at, word in enumerate(words[:-2]):
-        if word in _SHELLS and words[at + 1].startswith("-") and words[at + 1].endswith("c"):
-            return words[at + 2]
+    for at, word in enumerate(words):
+        if word in _SHELLS:
+            options = list(takewhile(lambda option: option.startswith("-"), words[at + 1 :]))
+            if options and options[-1].endswith("c"):
+                return next(iter(words[at + 1 + len(options) :]), None)
     return None
 
 

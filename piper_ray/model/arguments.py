@@ -199,8 +199,8 @@ _OPTION = re.compile(r"(?<![\w-])(?<!estimate )(?<!solve )--([a-z][a-z0-9]*(?:-[
 skipped."""
 
 
-_RENAMED = {"batch": "global_batch", "microbatch": "microbatch_size"}
-"""New names of parameters by their former names."""
+_RENAMED = {"batch": "global_batch", "microbatch": "microbatch_size", "micro_batch_size": "microbatch_size"}
+"""Names of parameters by their former names, and by Megatron's."""
 
 _UNEXPECTED = re.compile(r"unexpected keyword argument '(\w+)'")
 

@@ -21,9 +21,11 @@ class StageBorder:
 
 
 def lies_in_groups(cluster: Cluster, plan: Plan, schedule: Schedule) -> bool:
-    """Whether the links of its borders and replicas follow from where its stages lie."""
-    degrees = {(stage.data_parallel_degree, stage.tensor_parallel_degree) for stage in plan.stages}
-    return len(cluster.links) > 1 and not cluster.kinds and schedule.name in FLUSHED and len(degrees) == 1
+    """Whether the links of its borders and replicas follow from where its stages lie: there are several links, and one
+    d and one t on each kind of devices."""
+    degrees = {(stage.kind, stage.data_parallel_degree, stage.tensor_parallel_degree) for stage in plan.stages}
+    has_links = any(len(own.links) > 1 for own in cluster.alike)
+    return has_links and schedule.name in FLUSHED and len(degrees) == len({stage.kind for stage in plan.stages})
 
 
 def stage_borders(cluster: Cluster, plan: Plan, schedule: Schedule) -> tuple[StageBorder, ...]:
@@ -34,12 +36,14 @@ def stage_borders(cluster: Cluster, plan: Plan, schedule: Schedule) -> tuple[Sta
     stages = plan.stages
     if schedule.v > 1 or (len(cluster.links) == 1 and not cluster.kinds):
         return ()
-    if cluster.kinds:
-        kinds = [(one.kind, other.kind) for one, other in pairwise(stages)]
-        return tuple(StageBorder(cluster.rate_between(*x), kinds=x if x[0] != x[1] else None) for x in kinds)
-    if lies_in_groups(cluster, plan, schedule):
-        periods = cluster.border_periods(stages[0].devices, len(stages))
-        levels = [cluster.border_level(behind, periods) for behind in range(len(stages) - 1, 0, -1)]
-    else:
-        levels = [cluster.level_holding(plan.devices)] * (len(stages) - 1)
-    return tuple(StageBorder(cluster.level_bytes_per_s(k), cluster.links[k].devices) for k in levels)
+    kinds = [stage.kind for stage in stages]
+    in_groups, found = lies_in_groups(cluster, plan, schedule), []
+    for place, (one, other) in enumerate(pairwise(kinds), start=1):
+        own = cluster.of_kind(one)
+        level, sending = len(own.links) - 1 if cluster.kinds else own.level_holding(plan.devices), None
+        if in_groups:
+            sending = stages[place].devices
+            level = own.border_level(kinds[place:].count(one), own.border_periods(sending, kinds.count(one)))
+        border = StageBorder(own.level_bytes_per_s(level, sending), own.links[level].devices)
+        found.append(border if one == other else StageBorder(cluster.rate_between(one, other), kinds=(one, other)))
+    return tuple(found)

@@ -14,14 +14,19 @@ filled from the back (``border_periods``), so each border has the link that its 
 that lies whole in a group have the group's, and those of a larger one lie in groups by any number that divides d, if
 there is room: 8 of 8 devices in each group of 72. Else borders are charged at the link between nodes, unless the whole
 plan fits into one: some two neighbours lie in different nodes.
+
+**Shared uplinks.** Where the devices of a group have one uplink together, each has an equal share of it while it sends.
+At a border that its place gives a link, the devices of one stage send. Anywhere else, and in rings, all devices of the
+group do.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import combinations_with_replacement
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
@@ -42,7 +47,8 @@ class Link:
     """A link from each device to the others of its group.
 
     bandwidth_bytes_per_s: sent and received bytes together. devices: the devices in a group (a node, for example);
-    None: all.
+    None: all. uplink_bytes_per_s: what all devices of a group together send out of it and receive; None: each has a
+    link of its own there.
 
     >>> Link("900GB/s", devices=8).transfer_s(9e9)
     0.01
@@ -50,10 +56,24 @@ class Link:
 
     bandwidth_bytes_per_s: float
     devices: int | None = None
+    uplink_bytes_per_s: float | None = None
 
     def __post_init__(self) -> None:
         convert_fields(self, rate, "bandwidth_bytes_per_s")
         convert_fields(self, count, "devices")
+        if self.uplink_bytes_per_s is not None:
+            convert_fields(self, rate, "uplink_bytes_per_s")
+
+    def times(self, factor: float) -> Link:
+        """A link with rates that are so many times as high."""
+        uplink = self.uplink_bytes_per_s
+        return Link(self.bandwidth_bytes_per_s * factor, self.devices, None if uplink is None else uplink * factor)
+
+    def share_bytes_per_s(self, sending: int | None = None) -> float:
+        """What each of so many devices that send at once has of the uplink, at most those of a group; None: all."""
+        if self.uplink_bytes_per_s is None or self.devices is None:
+            return math.inf
+        return self.uplink_bytes_per_s / min(sending or self.devices, self.devices)
 
     def transfer_s(self, size_bytes: Bytes) -> Bytes:
         """Seconds to send or receive ``size_bytes`` at a device."""
@@ -161,20 +181,29 @@ class Cluster:
         """The slowest rate between stages on devices of these kinds, equal or different, in bytes per second."""
         return min(self.rate_between(*pair) for pair in combinations_with_replacement(sorted(set(kinds)), 2))
 
-    @property
+    @cached_property
     def blocks(self) -> tuple[int, ...]:
         """The block sizes, in devices, into which nodes and groups of nodes are divided. Each size divides the next."""
         return _blocks(tuple(link.devices for link in self.links if link.devices is not None))
+
+    @cached_property
+    def _groups(self) -> tuple[int, ...]:
+        """The devices of the groups of all links but the last, in ascending order."""
+        return tuple(link.devices for link in self.links[:-1] if link.devices is not None)
+
+    @cached_property
+    def _level_rates(self) -> tuple[float, ...]:
+        return tuple(map(self.level_bytes_per_s, range(len(self.links))))
 
     @property
     def bandwidth_bytes_per_s(self) -> float:
         """B: the rate that transfers between stages are charged at, unless the whole plan lies within a smaller
         group."""
-        return self.links[-1].bandwidth_bytes_per_s
+        return self.level_bytes_per_s(len(self.links) - 1)
 
     def transfer_s(self, size_bytes: Bytes) -> Bytes:
         """Seconds to send bytes to another stage, or receive them, in a plan that takes all these devices."""
-        return self.links[-1].transfer_s(size_bytes)
+        return size_bytes / self.bandwidth_bytes_per_s
 
     def holding(self, devices: int) -> Cluster:
         """The cluster with only the links that a plan on ``devices`` devices uses. The last of them is the link of the
@@ -186,7 +215,7 @@ class Cluster:
 
     def level_holding(self, devices: int) -> int:
         """The number of the link of the least group that holds so many."""
-        return next(k for k, link in enumerate(self.links) if link.devices is None or devices <= link.devices)
+        return bisect_left(self._groups, devices)
 
     def levels(self) -> tuple[Cluster, ...]:
         """The clusters to search so that every plan is found at its own cost: one for each group smaller than the
@@ -224,8 +253,8 @@ class Cluster:
             return self.links[0]
         d, t = data_parallel_degree, tensor_parallel_degree
         if stages is None:
-            return Link(self._ring_bytes_per_s(len(self.links) - 1, d, t))
-        return Link(self._packed_ring(d, t, stages)[0])
+            return _link_at(self._ring_bytes_per_s(len(self.links) - 1, d, t))
+        return _link_at(self._packed_ring(d, t, stages)[0])
 
     def replicas_together(self, d: int, t: int, stages: int) -> tuple[int, int]:
         """Of a plan as in ``replicas_link``, on clusters with several links: the devices of the groups that hold n
@@ -243,7 +272,7 @@ class Cluster:
         for inner, period in enumerate(self.border_periods(d * t, stages)[:level]):
             if period > 0:
                 return self._ring_bytes_per_s(inner, d, t), inner, d
-        own, best = self.level_bytes_per_s(level), (self._ring_bytes_per_s(level, d, t), level, 1)
+        own, best = self._level_rates[level], (self._ring_bytes_per_s(level, d, t), level, 1)
         below = self.links[level - 1].devices or self.devices
         held = min(self.links[level].devices or self.devices, self.devices)
         for n in range(min(d, below // t) if level > 0 else 0, 1, -1):
@@ -264,16 +293,7 @@ class Cluster:
         >>> cluster.border_periods(2, 8), cluster.border_periods(3, 4), cluster.border_periods(3, 5)
         ((4,), (2,), (0,))
         """
-        groups = [link.devices for link in self.links[:-1] if link.devices is not None]
-        held = min(next((x for x in groups if stage_devices * stages <= x), self.devices), self.devices)
-        whole = [(stage_devices, 1)]  # (devices, whole stages that they hold), the smallest first
-        found = []
-        for group in groups:
-            level = (group, _room(group, whole))
-            is_whole = level[1] > 0 and (group >= held or _room(held, [*whole, level]) >= stages)
-            whole += [level] if is_whole else []
-            found.append(level[1] if is_whole else 0)
-        return tuple(found)
+        return _border_periods(self._groups, self.devices, stage_devices, stages)
 
     def needed_devices(self, d: int, t: int, stages: int) -> int:
         """The least number of devices on which such a plan has the same links as on all of them: on fewer there may be
@@ -290,20 +310,18 @@ class Cluster:
         counts, wanted = range(d * t * stages, self.devices), links(self.devices)
         return d * t * stages + bisect_left(counts, True, key=lambda devices: links(devices) == wanted)
 
-    def border_bytes_per_s(self, behind: int, periods: Sequence[int]) -> float:
-        """The rate at the border with so many stages behind it. periods: of ``border_periods``."""
-        return self.level_bytes_per_s(self.border_level(behind, periods))
-
     @staticmethod
     def border_level(behind: int, periods: Sequence[int]) -> int:
         """The number of the link there."""
         left = [level for level, period in enumerate(periods, start=1) if period == 0 or behind % period == 0]
         return max(left, default=0)
 
-    @property
-    def border_rates(self) -> tuple[float, ...]:
-        """All rates that borders may have, in bytes per second, in descending order."""
-        return tuple(sorted({self.level_bytes_per_s(level) for level in range(len(self.links))}, reverse=True))
+    def border_rates(self, sizes: Iterable[int] = (1,)) -> tuple[float, ...]:
+        """All rates that borders between stages of these numbers of devices may have, and that of all other transfers,
+        in bytes per second, in descending order."""
+        levels = range(len(self.links))
+        found = {self.level_bytes_per_s(level, size) for level in levels for size in sizes}
+        return tuple(sorted({self.bandwidth_bytes_per_s, *found}, reverse=True))
 
     def changed(self, figures: Mapping[str, object]) -> Cluster:
         """The cluster with new values of devices, memory_bytes and bandwidth_bytes_per_s, where ``figures`` has them. A
@@ -318,16 +336,25 @@ class Cluster:
 
     def _within(self, level: int) -> Cluster:
         """The cluster with the links up to ``level`` only. The last of these then joins all devices."""
-        return replace(self, links=(*self.links[:level], Link(self.level_bytes_per_s(level))))
+        return replace(self, links=(*self.links[:level], Link(self._own_bytes_per_s(level))))
 
-    def level_bytes_per_s(self, level: int) -> float:
-        """The rate between devices whose smallest common group is that of link ``level``. Devices that share a node may
-        also use the network, where it is faster."""
-        return max(link.bandwidth_bytes_per_s for link in self.links[level:])
+    def level_bytes_per_s(self, level: int, sending: int | None = None) -> float:
+        """The rate between devices whose smallest common group is that of link ``level``, if so many in each smaller
+        group send at once; None: all."""
+        shares = (link.share_bytes_per_s(sending) for link in self.links[:level])
+        return min(self._own_bytes_per_s(level), *shares, math.inf)
+
+    def _own_bytes_per_s(self, level: int) -> float:
+        """The same where no uplink of a smaller group is shared. Devices that share a node may also use the network,
+        where it is faster."""
+        found, share = 0.0, math.inf
+        for link in self.links[level:]:
+            found, share = max(found, min(link.bandwidth_bytes_per_s, share)), min(share, link.share_bytes_per_s())
+        return found
 
     def _ring_bytes_per_s(self, level: int, d: int, t: int) -> float:
         """The bandwidth of a ring within a group of link ``level``."""
-        own = self.level_bytes_per_s(level)
+        own = self._level_rates[level]
         if level == 0:
             return own
         near = self._near(level - 1, d, t)
@@ -336,7 +363,8 @@ class Cluster:
     def _near(self, level: int, d: int, t: int) -> int:
         """How many of a stage's d replicas certainly share a group of link ``level``: a divisor of d, at least 1."""
         devices = self.links[level].devices or self.devices
-        return max((size // t for size in self.shared_blocks(d, t) if size <= devices), default=1)
+        fitting = (x for x in reversed(self.blocks) if x <= devices and x % t == 0 and d % (x // t) == 0)
+        return next(fitting, t) // t
 
     def shared_blocks(self, data_parallel_degree: int, tensor_parallel_degree: int) -> list[int]:
         """The sizes of blocks that hold whole replicas of t devices and that the d replicas fill completely."""
@@ -381,6 +409,25 @@ def _room(devices: int, whole: Sequence[tuple[int, int]]) -> int:
     for held, stages in reversed(whole):
         found, devices = found + devices // held * stages, devices % held
     return found
+
+
+@lru_cache(maxsize=256)
+def _link_at(bandwidth_bytes_per_s: float) -> Link:
+    return Link(bandwidth_bytes_per_s)
+
+
+@lru_cache(maxsize=4096)
+def _border_periods(groups: tuple[int, ...], devices: int, stage_devices: int, stages: int) -> tuple[int, ...]:
+    """See ``Cluster.border_periods``."""
+    held = min(next((x for x in groups if stage_devices * stages <= x), devices), devices)
+    whole = [(stage_devices, 1)]  # (devices, whole stages that they hold), the smallest first
+    found = []
+    for group in groups:
+        level = (group, _room(group, whole))
+        is_whole = level[1] > 0 and (group >= held or _room(held, [*whole, level]) >= stages)
+        whole += [level] if is_whole else []
+        found.append(level[1] if is_whole else 0)
+    return tuple(found)
 
 
 @lru_cache(maxsize=256)

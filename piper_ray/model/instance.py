@@ -516,7 +516,9 @@ class Instance:
             [self.devices, self.microbatches, self.memory_bytes, self.bandwidth_bytes_per_s],
         ]
         if inner := self.cluster.links[:-1]:
-            document.append([[link.devices, link.bandwidth_bytes_per_s + 0.0] for link in inner])
+            document.append(_link_figures(inner))
+            if any(link.uplink_bytes_per_s for link in inner):
+                document.append(_link_figures(self.cluster.links[-1:]))
         if self.cluster.kinds:
             kinds = [[x.name, *_cluster_figures(x.cluster)] for x in self.cluster.kinds]
             document.append([self.cluster.between_bytes_per_s, kinds])
@@ -576,8 +578,14 @@ def _tmpc_figures(tmpc: Tmpc, before: Iterable[int], after: Iterable[int]) -> li
 
 
 def _cluster_figures(cluster: Cluster) -> list[object]:
-    links = [[link.devices, link.bandwidth_bytes_per_s + 0.0] for link in cluster.links]
-    return [cluster.devices, cluster.memory_bytes + 0.0, links]
+    return [cluster.devices, cluster.memory_bytes + 0.0, _link_figures(cluster.links)]
+
+
+def _link_figures(links: Iterable[Link]) -> list[object]:
+    return [
+        [x.devices, x.bandwidth_bytes_per_s + 0.0, *([x.uplink_bytes_per_s] if x.uplink_bytes_per_s else [])]
+        for x in links
+    ]
 
 
 def _shards(tmpc: Tmpc) -> bool:

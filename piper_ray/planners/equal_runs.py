@@ -72,7 +72,7 @@ def grid_points(
                 cluster = instance.cluster.holding(devices)
                 between = np.inf  # chunks of a rank: free
                 if schedule.v == 1:
-                    between = cluster.border_rates[0] if schedule.name in FLUSHED else cluster.bandwidth_bytes_per_s
+                    between = cluster.border_rates()[0] if schedule.name in FLUSHED else cluster.bandwidth_bytes_per_s
                 if between not in passes_s:
                     passes_s[between] = costs.passes_s(starts, between)
                 forward_s, backward_s = passes_s[between]

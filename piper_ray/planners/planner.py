@@ -65,9 +65,12 @@ def allowed_proposal(planner: Planner, instance: Instance, restrictions: Restric
     flush, which no runtime can do without.
     """
     if isinstance(planner, OfKinds) and not instance.cluster.kinds:
-        raise UsageError(f"{planner!r} is a planner for devices of several kinds, and these are alike")
-    if not isinstance(planner, (OfKinds, Exact)):
-        instance.require_one_kind("a planner that shares layers out among alike devices")
+        raise UsageError("this planner is for devices of several kinds, and these are alike")
+    if instance.cluster.kinds and not isinstance(planner, (OfKinds, Exact)):
+        raise UsageError(
+            "this planner is for devices that are alike, and these are of several kinds; expected piper, even-layers, "
+            "layers-by-speed or one-kind"
+        )
     if not restrictions.has(KeepOrder):
         return allowed(instance, restrictions, planner.propose(instance, restrictions))
     proposal = planner.propose(in_order(instance), restrictions.without(KeepOrder))

@@ -27,7 +27,7 @@ from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import CHUNKED, Schedule, ScheduleName, StepTerms
 from piper_ray.model.solution import Solution, Status
 from piper_ray.model.stop import Stop, StoppedBy, StopSearch
-from piper_ray.proposal.demand import BESIDE, PlanDemand, Proposed
+from piper_ray.proposal.demand import BESIDE, PlanDemand, Proposed, uncollected
 from piper_ray.proposal.each_pass import solve_each_pass
 from piper_ray.simulate.run import SimulationOptions, simulate
 from piper_ray.workloads.estimate.build import Estimate
@@ -165,6 +165,7 @@ class Cells:
         return found
 
 
+@uncollected()
 def cells_of(demand: PlanDemand, estimates: Mapping[int, Estimate]) -> Cells:
     """Raises UsageError for a model that the runtime does not know."""
     schedules, refused = list(demand.schedules), list[str]()
@@ -299,6 +300,9 @@ class CellSearch:
         within_s = self.within_s(cell)
         if cell.schedule in CHUNKED and self._passes_left <= 0 and not self._bounded:
             return False
+        under = cell.restrictions, Schedule.first_of(cell.schedule)
+        if cell.lower_s < within_s < math.inf and not cell.setting.may_take(within_s / cell.microbatches, *under):
+            cell.lower_s = within_s
         return cell.lower_s != math.inf and cell.lower_s < within_s
 
     def _go_through(self, cell: Cell) -> None:

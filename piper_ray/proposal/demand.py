@@ -11,9 +11,9 @@ from functools import cached_property
 from piper_ray.engine.subproblems import rank_of
 from piper_ray.model.constraints import StageCount
 from piper_ray.model.errors import InfeasibleError, UsageError
-from piper_ray.model.figures import size_text
+from piper_ray.model.figures import plural, size_text
 from piper_ray.model.headroom import NO_HEADROOM, Headroom
-from piper_ray.model.instance import Instance, divisors
+from piper_ray.model.instance import Instance, Layer, divisors
 from piper_ray.model.mode import Recomputation
 from piper_ray.model.one_mode import OneMode
 from piper_ray.model.plan import Plan
@@ -25,9 +25,11 @@ from piper_ray.simulate.result import Simulation
 from piper_ray.simulate.run import SimulationOptions, simulate
 from piper_ray.workloads.estimate.build import Estimate, EstimateRequest, estimate, estimate_on
 from piper_ray.workloads.estimate.config import ModelConfig
+from piper_ray.workloads.estimate.families import Microbatch
 from piper_ray.workloads.estimate.hardware import Gpu, Hardware
 from piper_ray.workloads.estimate.host import HOST_BYTES
 from piper_ray.workloads.estimate.kinds import joined
+from piper_ray.workloads.estimate.modes import degrees_of
 from piper_ray.workloads.estimate.refusals import host_excess, may_be_on_host
 from piper_ray.workloads.estimate.software import Overlap, Stack
 from piper_ray.workloads.formats.objects import check_instance
@@ -44,7 +46,7 @@ Tell = Callable[[str], None]
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
+def uncollected() -> Iterator[None]:
     """While millions of small objects are made that all stay, the collector would look through them again and again."""
     was_enabled = gc.isenabled()
     gc.disable()
@@ -79,7 +81,8 @@ class PlanDemand:
     runtime holds besides a plan's figures; below 0: what GPUs have beyond the estimate. headroom: what is to be left
     free besides. stack: GPUs and software that are no entries of tables; None: as the request says. further: other
     kinds of GPUs of the same cluster, whose batch, microbatches and precision are those of ``request``. schemes: adds
-    TMPCs that are found from operators; None: there are none of these.
+    TMPCs that are found from operators; None: there are none of these. tensor_parallel: the only degrees, without
+    those of context parallelism; None: all. stages: the only number of pipeline ranks; None: all.
     """
 
     model: ModelConfig
@@ -94,6 +97,8 @@ class PlanDemand:
     stack: Stack | None = None
     further: FurtherKinds | None = None
     schemes: SchemeOffer | None = None
+    tensor_parallel: tuple[int, ...] | None = None
+    stages: int | None = None
 
     @property
     def kinds(self) -> tuple[tuple[str, str, EstimateRequest], ...]:
@@ -138,14 +143,40 @@ class PlanDemand:
     def restrictions(self, instance: Instance, schedule: ScheduleName) -> Restrictions:
         """What the runtime can run of an instance. Raises UsageError for a model that it does not know."""
         beside = self.runs_beside and any(layer.experts for layer in instance.layers)
-        alone = beside and schedule not in CHUNKED  # Megatron refuses several pipeline ranks then
-        asked = Restrictions(constraints=[StageCount(1)] * alone)
+        wanted = (
+            1 if beside and schedule not in CHUNKED else self.stages
+        )  # Megatron refuses several pipeline ranks then
+        asked = Restrictions(constraints=[] if wanted is None else [StageCount(wanted)])
         found = self.runtime.restricted(asked, instance, schedule, min(self.domain, instance.devices))
         if not beside:
             return found
         return Restrictions(
             constraints=[_beside(one) if isinstance(one, OneMode) else one for one in found.constraints]
         )
+
+    def refuse_layouts(self) -> None:
+        """Raises UsageError where the model or the cluster has no such degrees."""
+        architecture = self.model.architecture(Microbatch(1, self.request.tokens or self.model.tokens, fused=True))
+        every, layers = degrees_of(architecture.kinds, self.domain).values(), len(architecture.nodes)
+        able = sorted({t for degrees in every for t in degrees})
+        wanted, stages = self.tensor_parallel or (1,), self.stages or 1
+        if not set(wanted) <= set(able):
+            given, may = (", ".join(map(str, of)) for of in (wanted, able))
+            raise UsageError(f"--tensor-parallel {given}: {may} of these GPUs can share this model's layers")
+        if wanted[0] * stages > self.devices or stages > layers:
+            raise UsageError(
+                f"--stages {stages}: with TP {wanted[0]} they take {wanted[0] * stages:,} GPUs and a layer each; there "
+                f"are {self.devices:,} GPUs and {layers} layers"
+            )
+        if stages > 1 and self.runs_beside and ScheduleName.INTERLEAVED not in self.schedules:
+            raise UsageError(f"--stages {stages}: with --overlap experts several ranks run interleaved alone")
+
+    @property
+    def layouts_text(self) -> str:
+        """Of what is tried alone: ``, with TP 2 or 4 and 8 pipeline ranks``; empty where all is."""
+        degrees = "" if self.tensor_parallel is None else f"TP {' or '.join(map(str, self.tensor_parallel))}"
+        ranks = "" if self.stages is None else plural(self.stages, "pipeline rank")
+        return f", with {' and '.join(filter(None, (degrees, ranks)))}" if degrees or ranks else ""
 
     def planned_bytes(self, memory_bytes: float) -> float:
         """What plans may use of a GPU's memory. Raises UsageError where nothing is left."""
@@ -166,7 +197,7 @@ class PlanDemand:
             return self
         tell(
             f"a batch of {batch:,} samples, as {odd_part(self.devices)} divides the {self.devices:,} GPUs and not the "
-            f"usual {usual:,} (--global-batch says another)"
+            f"usual {usual:,} (--global-batch sets another)"
         )
         return replace(self, request=replace(self.request, batch=batch))
 
@@ -182,10 +213,12 @@ class PlanDemand:
         if self.schemes is not None:
             made = replace(made, instance=self.schemes(made, check))
         instance = made.instance.replace(cluster=made.instance.cluster.with_memory(self.planned_bytes))
+        if self.tensor_parallel is not None:
+            instance = replace(instance, layers=tuple(_divided(x, self.tensor_parallel) for x in instance.layers))
         check_instance(instance)  # once, not with each plan that is simulated
         return replace(made, instance=instance)
 
-    @_uncollected()
+    @uncollected()
     def estimates(self, check: Callable[[], None] = lambda: None) -> tuple[dict[int, Estimate], list[str]]:
         """By samples of a microbatch, and what is said of the sizes that are too large. check: may raise, to end it.
 
@@ -236,9 +269,10 @@ class PlanDemand:
     @property
     def nothing_fits(self) -> str:
         """What would help, where nothing does."""
+        found = NOTHING_FITS.replace(":", f"{self.layouts_text}:", 1)
         if self.headroom.is_usual or not self.headroom:
-            return NOTHING_FITS
-        return NOTHING_FITS.replace("it takes", "it takes a smaller --headroom,")
+            return found
+        return found.replace("it takes", "it takes a smaller --headroom,")
 
     @property
     def smallest(self) -> int:
@@ -253,6 +287,12 @@ class PlanDemand:
         for size in divisors(self.request.batch or self.model.batch):
             if size <= _EVERY_SIZE_TO or size & (size - 1) == 0 or size == self.model.samples:
                 yield size
+
+
+def _divided(layer: Layer, degrees: tuple[int, ...]) -> Layer:
+    """The layer with these tensor-parallel degrees alone."""
+    rows = {t: tuple(x for x in row if t // x.mode.context in degrees) for t, row in layer.tmpcs.items()}
+    return replace(layer, tmpcs={t: row for t, row in rows.items() if row})
 
 
 _NOT_BESIDE = {*Recomputation.FULL.parts, "moe"}

@@ -111,7 +111,7 @@ class LayoutWords:
                 found.append(f"no {name}" if mine == 1 else f"{'fewer' if name == 'chunks' else 'less'} {name}")
         if self.recomputation == Recomputation.NONE != best.recomputation:
             found.append("no recomputation")
-        if self.sharding < best.sharding:
+        if self.sharding < best.sharding and not self.optimizer_on_host:
             found.append(self.sharing)
         if best.optimizer_on_host and not self.optimizer_on_host:
             found.append("optimizer on GPUs")

@@ -70,7 +70,7 @@ def usual_contexts(model: ModelConfig, tokens: int | None, runtime: Runtime, exc
     return tuple(found)
 
 
-_MOST_EXPERT_NODES = 4
+_MOST_EXPERT_NODES = 8
 
 
 def usual_spreads(
@@ -78,15 +78,15 @@ def usual_spreads(
 ) -> tuple[tuple[int, int], ...]:
     """Pairs that are tried besides t: ranks that experts are spread over, and devices that share each expert.
 
-    Together as many as one, two and four nodes have GPUs, or where the fast link joins nodes (a domain of 72), as all
-    doublings of a node within it: more leave more memory, and each of them more tokens for an expert. Ranks are as many
-    as divide the experts, as devices that share one gather its tokens; or a node's devices share all, so that none of
-    them is the busiest.
+    Together as many as one, two, four and eight nodes have GPUs, or where the fast link joins nodes (a domain of
+    72), as all doublings of a node within it: more leave more memory, and each of them more tokens for an expert.
+    Ranks are as many as divide the experts, as devices that share one gather its tokens; or a node's devices share
+    all, so that none of them is the busiest.
     """
     routed = [kind for kind in _kinds(model, tokens) if kind.experts]
     if not routed or node == 1 or not runtime.setting.experts:
         return ()
-    most = domain if domain > node else max(node, min(devices // 2, node * _MOST_EXPERT_NODES))
+    most = domain if domain > node else node * _MOST_EXPERT_NODES
     shared = divisors(node) if runtime.setting.expert_tensor else [1]
     found, together = [], node
     while together <= min(most, devices):

@@ -81,6 +81,7 @@ def plan(
     nodes: int = 1,
     gpus_per_node: int | None = None,
     domain: int | None = None,
+    uplink: str | float | None = None,
     site: Mapping[str, int] | None = None,
     between: str | float | None = None,
     runtime: str = "megatron",
@@ -100,6 +101,8 @@ def plan(
     fsdp: int | str = 1,
     context_parallel: Iterable[int] | None = None,
     expert_parallel: Iterable[int] | None = None,
+    tensor_parallel: Iterable[int] | None = None,
+    stages: int | None = None,
     expert_tensor_parallel: int = 1,
     context_exchange: str | None = None,
     expert_imbalance: float | None = None,
@@ -121,21 +124,23 @@ def plan(
 ) -> Planned:
     """The best plan that a runtime can run, over all that ``plan`` chooses, from the name of a model.
 
-    model, gpu, nodes, gpus_per_node, domain, tokens, images, hardware, calibrate: as of ``estimate``. gpu, for several
-    kinds: the nodes of each, as {"A100-80": 32, "H100-SXM": 32}. site: the nodes at each of several sites. between:
-    what a GPU sends and receives between kinds or sites, as "5GB/s"; None: as the slower network of the kinds. runtime:
-    "megatron", "torchtitan", "torch", "deepspeed" or "flagscale". global_batch, microbatch_size: in samples; no
-    microbatch_size: those that divide the batch are tried. schedule: no other one; None: 1f1b, and interleaved where
+    model, gpu, nodes, gpus_per_node, domain, uplink, tokens, images, hardware, calibrate: as of ``estimate``. gpu, for
+    several kinds: the nodes of each, as {"A100-80": 32, "H100-SXM": 32}. site: the nodes at each of several sites.
+    between: what a GPU sends and receives between kinds or sites, as "5GB/s"; None: as the slower network of the kinds.
+    runtime: "megatron", "torchtitan", "torch", "deepspeed" or "flagscale". global_batch, microbatch_size: in samples;
+    None: those that divide the batch are tried. schedule: no other one; None: 1f1b, and interleaved where
     the runtime has it. zero: replicas that may share the optimizer's state; "all": however many a stage has (under
     torch none do).
     context_parallel, expert_parallel: degrees that are offered; None: what is usual for long sequences, and for
-    experts. context_exchange, software: None: the runtime's own. precision: as of ``estimate``; of several the fastest
-    is planned, and ``by_precision`` has all. headroom: memory of each GPU that is left free, as a share or a size such
-    as "4GiB"; None: what published peaks ask for, where a plan fits so. cuda_graphs: what of a layer is launched as
-    one: "attn", "moe_router". optimizer_on_host: whether all plans have the optimizer's state in host memory, or none;
-    None: where they are faster so. host_memory_bytes: what it may take of a node's own memory; None: all that such
-    nodes usually have. schemes: whether ways to divide layers that are found from their operators are offered, too. All
-    others: as of ``estimate``. train_tokens, price_per_hour: of the whole training and of one GPU, for days and cost.
+    experts. tensor_parallel: the only degrees, without those of context parallelism. stages: the only number of
+    pipeline ranks. context_exchange, software: None: the runtime's own. precision: as of ``estimate``; of several
+    the fastest is planned, and ``by_precision`` has all. headroom: memory of each GPU that is left free, as a share
+    or a size such as "4GiB"; None: what published peaks ask for, where a plan fits so. cuda_graphs: what of a layer
+    is launched as one: "attn", "moe_router". optimizer_on_host: whether all plans have the optimizer's state in
+    host memory, or none; None: where they are faster so. host_memory_bytes: what it may take of a node's own
+    memory; None: all that such nodes usually have. schemes: whether ways to divide layers that are found from their
+    operators are offered, too. All others: as of ``estimate``. train_tokens, price_per_hour: of the whole training
+    and of one GPU, for days and cost.
 
     Raises UsageError for arguments that make no sense, InputError for a file that is not sound, and InfeasibleError
     where no plan fits.
@@ -171,6 +176,7 @@ def plan(
         nodes=1,  # of each kind its own
         gpus_per_node=arguments.positive_or_none("gpus_per_node", gpus_per_node),
         domain=arguments.positive_or_none("domain", domain),
+        uplink_bytes_per_s=None if uplink is None else parse_bytes_per_s(uplink),
         tokens=arguments.positive_or_none("tokens", tokens),
         samples=arguments.positive_or_none("microbatch_size", microbatch_size),
         batch=arguments.positive_or_none("global_batch", global_batch),
@@ -193,9 +199,13 @@ def plan(
     )
     refuse_what_cannot_run(named, asked, table)
     named.require_kinds([*kinds])
-    contexts, experts = (
-        None if values is None else arguments.degrees(name, values)
-        for name, values in (("context_parallel", context_parallel), ("expert_parallel", expert_parallel))
+    given = {
+        "context_parallel": context_parallel,
+        "expert_parallel": expert_parallel,
+        "tensor_parallel": tensor_parallel,
+    }
+    contexts, experts, degrees = (
+        None if values is None else arguments.degrees(name, values) for name, values in given.items()
     )
     contexts = None if contexts is None else tuple(sorted({1, *contexts}))
     used = None if software is None else text_argument("software", software, named.software)
@@ -233,7 +243,10 @@ def plan(
             headroom=kept,
             further=further,
             schemes=SchemeOffer(request.offer.zero == ALL_REPLICAS) if schemes else None,
+            tensor_parallel=degrees,
+            stages=None if stages is None else arguments.positive("stages", stages),
         )
+        demand.refuse_layouts()
         found = propose(demand, stop)
         best, *others = (_planned(one, train_tokens, price_per_hour) for one in found.found)
         planned[name] = replace(best, runners_up=tuple(others))

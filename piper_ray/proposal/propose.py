@@ -196,8 +196,7 @@ def what_would_help(
 
 def _with_faster_links(cluster: Cluster) -> Cluster:
     def faster(own: Cluster) -> Cluster:
-        links = tuple(replace(x, bandwidth_bytes_per_s=2.0 * x.bandwidth_bytes_per_s) for x in own.links)
-        return replace(own, links=links)
+        return replace(own, links=tuple(link.times(2.0) for link in own.links))
 
     found, between = cluster.each_kind(faster), cluster.between_bytes_per_s
     return found if between is None else replace(found, between_bytes_per_s=2.0 * between)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from piper_ray.model.figures import plural, printable, time_text
 from piper_ray.model.solution import Solution
-from piper_ray.planners.apart import KindsApart
+
+if TYPE_CHECKING:
+    from piper_ray.planners.apart import KindsApart
 
 _SAME = 5e-4
 """Relative: a smaller difference is shown as none."""

@@ -13,6 +13,7 @@ from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import Schedule
 from piper_ray.report.terminal import Column, print_fitting, print_lines, print_table
+from piper_ray.runtimes.runtime import RUNTIMES
 from piper_ray.simulate.result import Simulation
 
 _MATTERS = 0.1
@@ -159,7 +160,7 @@ def _step(one: ComparedPlan) -> str:
 def print_comparison(
     console: Console, instance: Instance, plans: Sequence[ComparedPlan], *, letters: bool = True
 ) -> None:
-    """A table, below it the layouts of several stages in Megatron's letters, unless ``letters`` are of no use."""
+    """A table, below it the layouts of several stages in Megatron's letters, if Megatron trains and ``letters``."""
     columns = [Column("plan", wrap=_NAME_WRAP), *map(Column, ("step", "schedule")), Column("shape", wrap=_NAME_WRAP)]
     columns += [Column(head, right=True) for head in ("devices", "bubble", "uneven", "memory")]
     rows = []
@@ -177,7 +178,9 @@ def print_comparison(
             ids_text(instance, one.plan),
         ])  # fmt: skip
     print_fitting(console, [*columns, Column("layers run as")], rows)
-    for one in plans if letters else ():
+    others = {runtime.software for runtime in RUNTIMES.values() if not runtime.letters}
+    is_megatron = instance.model is not None and instance.model.software not in others
+    for one in plans if letters and is_megatron else ():
         layout = plan_layout(instance, one.plan) if len(one.plan.stages) > 1 else None
         if layout is not None:
             print_lines(console, [f"Megatron's layout of {one.name}: {layout}"])

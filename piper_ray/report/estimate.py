@@ -109,7 +109,7 @@ def _links_line(result: Estimate) -> str:
     links = list(zip(result.instance.cluster.links, _link_texts(result), strict=True))
     *inner, (outermost, network) = links
     words = [f"{network} each way, so B = {_both_ways(outermost)}"]
-    words += [f"{text}, so {_both_ways(link)}" for link, text in reversed(inner)]
+    words += [f"{text}, so {_both_ways(link)}{_uplink_text(link)}" for link, text in reversed(inner)]
     return "; ".join(words)
 
 
@@ -122,6 +122,11 @@ def _link_texts(result: Estimate) -> list[str]:
         else f"{gpu.link} within {link.devices}, {_one_way(link)}"
         for link in result.instance.cluster.links
     ]
+
+
+def _uplink_text(link: Link) -> str:
+    uplink = link.uplink_bytes_per_s
+    return "" if uplink is None else f", and {given_size_text(uplink)}/s out of them together"
 
 
 def _one_way(link: Link) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 from piper_ray.model.cluster import Cluster, DeviceKind
 from piper_ray.model.figures import given_size_text, printable, time_text
 from piper_ray.model.instance import Instance
+from piper_ray.model.schedule import FLUSHED, Schedule
 from piper_ray.report.terminal import Column
 
 _Facts = dict[str, Any]
@@ -15,8 +16,9 @@ _SIZE_BYTES = 1e9
 
 def machine_document(instance: Instance) -> list[_Facts]:
     """Of each kind of devices, or of all: its groups, the smallest first, and the seconds that a device takes for a
-    gigabyte: to hand it to the next stage, and to sum it over replicas of one device each."""
+    gigabyte: to hand it to the next stage, and to sum it over replicas of one device each, of a plan of one stage."""
     cluster = instance.cluster
+    stages = 1 if Schedule.first_of(instance.schedule).name in FLUSHED else None
     found: list[_Facts] = []
     for kind in cluster.kinds or (DeviceKind("", cluster),):
         own = cluster.of_kind(kind.name) if cluster.kinds else cluster.levels()[-1]
@@ -30,7 +32,7 @@ def machine_document(instance: Instance) -> list[_Facts]:
                 ],
                 "border_s_per_gb": own.transfer_s(_SIZE_BYTES),
                 "ring_s_per_gb": {
-                    str(d): own.replicas_link(d, 1).resync_s(_SIZE_BYTES, 1) * (d - 1) / d for d in _rings(own)
+                    str(d): own.replicas_link(d, 1, stages).resync_s(_SIZE_BYTES, 1) * (d - 1) / d for d in _rings(own)
                 },
             }
         )

@@ -261,8 +261,8 @@ def proof_line(proposal: FoundPlans) -> str:
     if proposal.gap >= _NO_GAP:  # else the bound, rounded down, would be told as below the step
         bound = f"takes less than {time_text(rounded_down(proposal.lower_s), 3)}"
     return (
-        f"{combinations} of microbatch size, schedule, sharding and recomputation compared{left}: by these estimates "
-        f"no plan {bound}, gap {gap_text(proposal.gap)}{_open_text(proposal)}"
+        f"{combinations} of microbatch size, schedule, sharding and recomputation compared{demand.layouts_text}{left}: "
+        f"by these estimates no plan {bound}, gap {gap_text(proposal.gap)}{_open_text(proposal)}"
     )
 
 
@@ -365,11 +365,16 @@ OF_WORDS = ("schedule", "runs as", "simpler in")
 
 def other_plans(proposal: FoundPlans) -> tuple[list[str], list[list[str]]]:
     """The plan and the best ones of other cells, by how much they lose and what each is simpler in: heads, and rows."""
-    best = layout_words(proposal.best)
     heads = ["step", "slower", "mbs", "TP", "CP", "PP", "DP", "EP", "schedule", "runs as", "memory", "simpler in"]
-    rows = [_other_row(one, proposal.best, best) for one in proposal.found[: LISTED + 1]]
+    rows = list(_listed(proposal))
     kept = [place for place, head in enumerate(heads) if head != "EP" or any(row[place] != "-" for row in rows)]
     return [heads[place] for place in kept], [[row[place] for place in kept] for row in rows]
+
+
+def _listed(proposal: FoundPlans) -> dict[tuple[str, ...], Proposed]:
+    """The best plans by their rows. Sharding over one replica makes plans that differ in nothing that is shown."""
+    best = layout_words(proposal.best)
+    return {tuple(_other_row(one, proposal.best, best)): one for one in proposal.found[: LISTED + 1]}
 
 
 def _print_others(console: Console, proposal: FoundPlans) -> None:
@@ -388,7 +393,7 @@ def settling_lines(proposal: FoundPlans) -> list[str]:
     """What settles which plan is the fastest, where others lie within what a step of it may take."""
     best = proposal.best
     _, most_s = best.estimate.doubt.range_s(best.step_s)
-    close = sum(one.step_s <= most_s for one in proposal.found[: LISTED + 1])
+    close = sum(one.step_s <= most_s for one in _listed(proposal).values())
     if close < 2 or proposal.demand.further:  # of which no candidates are written
         return []
     count = min(close, _MEASURED)
@@ -402,7 +407,7 @@ def _other_row(one: Proposed, best: Proposed, words: LayoutWords) -> list[str]:
     simpler = own.simpler_in(words)
     spare_bytes = best.simulation.peak_memory_bytes - one.simulation.peak_memory_bytes
     if spare_bytes > 0.01 * one.simulation.memory_limit_bytes:
-        simpler.append(f"{held_text(spare_bytes)} more free")
+        simpler.append(f"{held_text(spare_bytes)} more free".replace(" ", NO_BREAK, 1))
     schedule = own.schedule if own.chunks == 1 else f"{own.schedule} x{own.chunks}"
     return [
         time_text(one.step_s, 3),
@@ -491,7 +496,10 @@ def print_against(console: Console, proposal: FoundPlans, theirs: Theirs) -> Non
         console.print()
         print_difference(
             console,
-            [ComparedPlan(theirs.name, own.plan, own.simulation), ComparedPlan("plan", best.plan, best.simulation)],
+            [
+                ComparedPlan("yours", own.plan, own.simulation),
+                ComparedPlan("plan", best.plan, best.simulation),
+            ],
         )
 
 
@@ -515,7 +523,9 @@ def why_not(proposal: FoundPlans, theirs: Theirs) -> str:
             f"it does not fit: the optimizer's state takes {held_text(node_bytes)} of a node's {there} of host memory"
         )
     if _per_sample(own) < _per_sample(best) * (1.0 - 1e-9):
-        return "it is faster: it is none of the combinations that were searched, or leaves less memory free"
+        return (
+            "it is faster: it leaves less memory free (--headroom), or was not tried (--expert-parallel, --dispatcher)"
+        )
     if _per_sample(own) <= _per_sample(best) * (1.0 + _SAME):
         return "it takes the same"
     if own.devices < best.devices:

@@ -33,13 +33,17 @@ _WHAT = {
 
 _HEADS = ("rank", "stages", "devices", "compute", "comm.", "waiting", "bubble", "in flight", "peak memory", "unused")
 
+_MOST_CHUNKS = 4
+"""More would make the column of microbatches in flight too wide."""
+
 
 def print_simulation(console: Console, simulation: Simulation, most: int | None = None) -> None:
     """Prints the simulation at the console's width. most: rows of ranks; None for all."""
-    columns = [Column(_HEADS[0]), Column(_HEADS[1], wrap=24), *(Column(head, right=True) for head in _HEADS[2:])]
+    columns = [Column(_HEADS[0]), Column(_HEADS[1], wrap=18), *(Column(head, right=True) for head in _HEADS[2:])]
     print_table(console, columns, list(_rows(simulation)), most)
     if simulation.schedule.v > 1:
-        chunks = "+".join(f"chunk {number}" for number in range(1, simulation.schedule.v + 1))
+        v = simulation.schedule.v
+        chunks = "+".join(f"chunk {number}" for number in range(1, v + 1)) if v <= _MOST_CHUNKS else "of all its chunks"
         print_lines(console, [f"in flight: microbatches whose activations a rank keeps at most, {chunks}"])
     console.print()
     print_lines(console, summary_lines(simulation))
@@ -80,7 +84,7 @@ def _cells(simulation: Simulation, rank: RankSimulation) -> list[str]:
     unused_bytes = rank.memory_limit_bytes - rank.peak_memory_bytes
     over = unused_bytes < -1e-9 * rank.memory_limit_bytes
     unused = f"over by {size_text(-unused_bytes, 3)}" if over else size_text(max(0.0, unused_bytes), 3)
-    in_flight = "+".join(str(count) for count in rank.in_flight)
+    in_flight = "+".join(map(str, rank.in_flight if len(rank.in_flight) <= _MOST_CHUNKS else [sum(rank.in_flight)]))
     return [str(rank.devices), *shares, in_flight, scale.with_unit(rank.peak_memory_bytes), unused]
 
 

@@ -82,7 +82,11 @@ def links_text(cluster: Cluster) -> str:
     """``85 GB/s, 702 GB/s within 8``."""
     *inner, outermost = cluster.links
     found = [f"{given_size_text(outermost.bandwidth_bytes_per_s)}/s"]
-    found += [f"{given_size_text(link.bandwidth_bytes_per_s)}/s within {link.devices}" for link in reversed(inner)]
+    for link in reversed(inner):
+        out = (
+            "" if link.uplink_bytes_per_s is None else f" with {given_size_text(link.uplink_bytes_per_s)}/s out of them"
+        )
+        found.append(f"{given_size_text(link.bandwidth_bytes_per_s)}/s within {link.devices}{out}")
     return ", ".join(found)
 
 
@@ -174,15 +178,15 @@ def _outcome_lines(instance: Instance, solution: Solution) -> Iterator[str | Tex
 def _why_idle(instance: Instance, kind: DeviceKind, status: Status) -> str:
     """Of a kind of devices that has no stage."""
     idle, memory_bytes = plural(kind.cluster.devices, "device"), kind.cluster.memory_bytes * (1.0 + MEMORY_TOLERANCE)
-    held = (
-        tmpc.activation_bytes + tmpc.fixed_bytes
-        for layer in instance.layers
-        for t, row in layer.tmpcs.items()
-        for tmpc in row
-        if tmpc.kind == kind.name and t <= kind.cluster.devices
-    )
+    rows = [(t, x) for layer in instance.layers for t, row in layer.tmpcs.items() for x in row if x.kind == kind.name]
+    held = [tmpc.activation_bytes + tmpc.fixed_bytes for t, tmpc in rows if t <= kind.cluster.devices]
     if not any(size_bytes <= memory_bytes for size_bytes in held):
-        return f"no plan can use its {idle}, whose memory is too small for any layer"
+        why = (
+            "whose memory is too small for any layer"
+            if held
+            else f"as its TMPCs take {min(t for t, _ in rows)} or more"
+        )
+        return f"no plan can use its {idle}, {why}"
     return f"the plan is faster without its {idle}" if status is Status.OPTIMAL else f"its {idle} are idle"
 
 

@@ -101,7 +101,7 @@ def print_fitting(
     print_table(target, [*most, replace(last, wrap=max(_LEAST_WRAP, (width or target.width) - taken))], rows)
 
 
-_LEAST_WRAP = 15
+_LEAST_WRAP = 14
 
 
 def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str]:

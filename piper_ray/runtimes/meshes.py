@@ -1,6 +1,6 @@
 """The nodes of a plan's ranks. Consecutive pipeline ranks on devices of one kind form a mesh, and each mesh has nodes
 of its own, because a launcher starts processes by the node. Devices of one kind form one mesh, unless the first node
-has fewer stages than the others.
+or group of nodes has fewer stages than the others.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ USUAL_GPUS_PER_NODE = 8
 @dataclass(frozen=True)
 class Mesh:
     """``ranks`` pipeline ranks from ``first`` on, of d replicas of t devices each. kind: of the devices; "" if there is
-    only one kind. first_rank, first_node: the first rank and node of the mesh. node: the GPUs of a node."""
+    only one kind. first_rank, first_node: the first rank and node of the mesh. node: the GPUs of a node that run. part:
+    the ranks that have whole nodes to themselves, as 60 on 8 nodes of 8 where 60 of each 72 GPUs run."""
 
     kind: str
     first: int
@@ -32,6 +33,7 @@ class Mesh:
     first_rank: int
     first_node: int
     node: int
+    part: int
 
     @property
     def devices(self) -> int:
@@ -39,26 +41,36 @@ class Mesh:
 
     @property
     def processes_per_node(self) -> int:
-        """The GPUs of a node; the last node may run fewer processes."""
+        """The GPUs of a node; the last node of each part may run fewer processes."""
         return min(self.node, self.devices)
 
     @property
+    def nodes_of_part(self) -> int:
+        return -(-self.part // self.processes_per_node)
+
+    @property
     def nodes(self) -> int:
-        return -(-self.devices // self.processes_per_node)
+        return self.last_node - self.first_node + 1
 
     @property
     def last_node(self) -> int:
-        return self.first_node + self.nodes - 1
+        return self.place(self.first_rank + self.devices - 1)[0]
 
     @property
     def processes_of_last_node(self) -> int:
         """The number of ranks on the last node."""
-        return self.devices - (self.nodes - 1) * self.processes_per_node
+        return self.place(self.first_rank + self.devices - 1)[1] + 1
+
+    @property
+    def uneven_part(self) -> int:
+        """The number of ranks on the last node of each part, if there are several parts and it is not full; else 0."""
+        return self.part % self.processes_per_node if self.devices > self.part else 0
 
     def place(self, rank: int) -> tuple[int, int]:
         """A rank's node, and its number on that node."""
-        node, local_rank = divmod(rank - self.first_rank, self.processes_per_node)
-        return self.first_node + node, local_rank
+        part, inside = divmod(rank - self.first_rank, self.part)
+        node, local_rank = divmod(inside, self.processes_per_node)
+        return self.first_node + part * self.nodes_of_part + node, local_rank
 
 
 def meshes_of(plan: Plan, schedule: Schedule, node_of: Mapping[str, int], cluster: Cluster) -> tuple[Mesh, ...]:
@@ -66,15 +78,17 @@ def meshes_of(plan: Plan, schedule: Schedule, node_of: Mapping[str, int], cluste
     found: list[Mesh] = []
     first = rank = node = 0
     of_ranks = plan.stages[: len(plan.stages) // schedule.v]
-    shared = {gpus: (used, ranks) for gpus, used, ranks in shared_groups(plan, schedule, cluster)}
+    shared = sorted(shared_groups(plan, schedule, cluster))
     for kind, stages in groupby(of_ranks, key=lambda stage: stage.kind):
         (d, t), *others = [(stage.data_parallel_degree, stage.tensor_parallel_degree) for stage in stages]
         ranks, size = 1 + len(others), node_of[kind]
-        used, in_a_node = shared.get(size, (size, 0))
-        alone = ranks % in_a_node if 0 < in_a_node < ranks else 0
+        used, in_group = next(((used, held) for gpus, used, held in shared if gpus >= size), (size, 0))
+        alone = ranks % in_group if 0 < in_group < ranks else 0
+        if alone * d * t % min(size, used) == 0:  # whole nodes, as in other groups
+            alone = 0
         for count in (alone, ranks - alone):
             if count > 0:
-                made = Mesh(kind, first, count, d, t, rank, node, used)
+                made = Mesh(kind, first, count, d, t, rank, node, min(size, used), used)
                 found.append(made)
                 first, rank, node = first + made.ranks, rank + made.devices, node + made.nodes
     return tuple(found)

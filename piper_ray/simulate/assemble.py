@@ -22,7 +22,7 @@ from piper_ray.model.plan import Plan
 from piper_ray.model.plan_rules import as_planned, unpassed_edges
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, ScheduleName
 from piper_ray.simulate.actions import ActionKind, Actions, flush_lists, gpipe, one_f_one_b
-from piper_ray.simulate.borders import best_ring, border_rates
+from piper_ray.simulate.borders import best_ring, plan_border_rates, reached_bytes_per_s
 from piper_ray.simulate.kernels.events import Floats
 from piper_ray.simulate.overlaps import sends_waited_for, with_buffers, with_joined_passes
 from piper_ray.simulate.result import PROMISE_KEPT, Interval, PathPart, RankSimulation, Simulation, pass_of
@@ -131,12 +131,11 @@ def _scene(instance: Instance, plan: Plan, schedule: Schedule, options: Simulati
     cluster, devices = instance.cluster, plan.devices // schedule.v
     kinds = [stage.kind for stage in plan.stages]
 
-    size, count = plan.stages[0].devices, len(plan.stages)
-    own_rates = border_rates(cluster, size, count) if in_groups else []
+    own_rates = plan_border_rates(cluster, plan) if in_groups else []
 
     def rate(source: int, target: int, is_unpassed: bool) -> float:
         if is_unpassed:
-            return own_rates[-target]
+            return own_rates[source]
         return transfer_bytes_per_s(cluster, devices, kinds[source], kinds[target])
 
     replicas_bandwidth = np.array(
@@ -146,7 +145,7 @@ def _scene(instance: Instance, plan: Plan, schedule: Schedule, options: Simulati
                 devices,
                 x.data_parallel_degree,
                 x.tensor_parallel_degree,
-                count if in_groups else None,
+                kinds.count(kind) if in_groups else None,
             )
             for x, kind in zip(figures, kinds, strict=True)
         ]
@@ -264,7 +263,7 @@ def _simulation(
         window_s=window_s,
         in_flight=in_flight,
         timeline=timeline,
-        notes=tuple(_pipeline_notes(scene)),
+        notes=tuple(_pipeline_notes(scene, bool(instance.cluster.kinds))),
         all_reduces=after[0],
         optimizer_steps=after[1],
     )
@@ -406,8 +405,9 @@ def _ranks(
     return tuple(found)
 
 
-def _pipeline_notes(scene: _Scene) -> list[str]:
-    """Notes on what the simulation leaves out: equal pipelines, devices of tensor parallelism, joined passes."""
+def _pipeline_notes(scene: _Scene, several_kinds: bool) -> list[str]:
+    """Notes on what the simulation leaves out: equal pipelines, devices of tensor parallelism, links that are shared,
+    joined passes."""
     lanes, figures = scene.placed.lanes, scene.figures
     devices = sum(stage.data_parallel_degree * stage.tensor_parallel_degree for stage in figures) // scene.schedule.v
     notes = []
@@ -425,6 +425,11 @@ def _pipeline_notes(scene: _Scene) -> list[str]:
     if max(degrees) > 1:
         of = f"{max(degrees)}" if len(degrees) == 1 else f"{min(degrees)} to {max(degrees)}"
         notes.append(f"a rank stands for the {of} devices that share its layers by tensor parallelism: they go in step")
+    if several_kinds:
+        notes.append(
+            "replicas of a stage are devices of one kind; transfers between kinds and sums of gradients that share a "
+            "link do not slow each other down here"
+        )
     if scene.schedule.name is ScheduleName.DUALPIPE_V and not scene.options.pass_overlap:
         notes.append(
             "passes that DualPipeV runs as one go one after the other here; --pass-overlap counts what that gains"
@@ -467,7 +472,7 @@ def _groups(cluster: Cluster, devices: int) -> list[tuple[int, float]]:
     found: list[tuple[int, float]] = []
     for level, link in enumerate(cluster.links):
         size = devices if link.devices is None else link.devices
-        found.append((size, max(x.bandwidth_bytes_per_s for x in cluster.links[level:])))
+        found.append((size, reached_bytes_per_s(cluster, level)))
         if cluster.packed and devices <= size:
             break
     return found

@@ -11,12 +11,43 @@ from functools import lru_cache
 from itertools import groupby, pairwise
 
 from piper_ray.model.cluster import Cluster
+from piper_ray.model.plan import Plan
+
+
+def plan_border_rates(cluster: Cluster, plan: Plan) -> list[float]:
+    """Bytes per second at each border, front to back. Stages on devices of one kind are a pipeline of their own there,
+    whatever lies between them."""
+    kinds = [stage.kind for stage in plan.stages]
+    of_kind = {x.kind: border_rates(cluster.of_kind(x.kind), x.devices, kinds.count(x.kind)) for x in plan.stages}
+    return [
+        of_kind[one][-sum(kind == one for kind in kinds[: place + 1])]
+        if one == other
+        else cluster.rate_between(one, other)
+        for place, (one, other) in enumerate(pairwise(kinds))
+    ]
 
 
 def border_rates(cluster: Cluster, stage_devices: int, stages: int) -> list[float]:
     """Bytes per second at each border, the last one first."""
-    outward = [max(x.bandwidth_bytes_per_s for x in cluster.links[level:]) for level in range(len(cluster.links))]
-    return [outward[level] for level in border_levels(cluster, stage_devices, stages)]
+    levels = border_levels(cluster, stage_devices, stages)
+    return [reached_bytes_per_s(cluster, level, stage_devices) for level in levels]
+
+
+def reached_bytes_per_s(cluster: Cluster, level: int, sending: int | None = None) -> float:
+    """What a device has towards the others of its group of link ``level``, by this link or one further out.
+
+    sending: the devices that share the uplinks of smaller groups; None: all. Those of this group and larger ones are
+    shared by all.
+    """
+    found = []
+    for outer in range(level, len(cluster.links)):
+        shares = [cluster.links[outer].bandwidth_bytes_per_s]
+        for inner, link in enumerate(cluster.links[:outer]):
+            if link.uplink_bytes_per_s is not None and link.devices is not None:
+                there = link.devices if sending is None or inner >= level else min(sending, link.devices)
+                shares.append(link.uplink_bytes_per_s / there)
+        found.append(min(shares))
+    return max(found)
 
 
 def border_levels(cluster: Cluster, stage_devices: int, stages: int) -> tuple[int, ...]:
@@ -79,7 +110,7 @@ def best_ring(cluster: Cluster, d: int, t: int, stages: int, ring: Callable[[Clu
     if whole:
         return ring(own, whole[0], d, t)
     found = [ring(own, held, d, t)]
-    outside = max(link.bandwidth_bytes_per_s for link in cluster.links[len(below) :])
+    outside = reached_bytes_per_s(cluster, len(below))
     runs = [n for n in range(2, d) if d % n == 0 and below]
     runs = [n for n in runs if len(_starts(held, n * t, (below[-1],))) >= stages * d // n]
     return max(found + [min(ring(own, below[-1], n, t), n * outside) for n in runs])

@@ -1,6 +1,6 @@
 """Timings inside one process, by pytest-benchmark: the solver at one thread and at all, and the paper's table.
 
-``scripts/bench`` runs these and puts them beside the yardsticks. Alone:
+``scripts/bench`` runs these and compares them with the yardsticks. Alone:
 
     python -m pytest scripts/benchmarks/bench_solve.py -o "python_functions=bench_*" -k resnet50
 """

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from scripts.benchmarks.cases import ROWS
 from scripts.benchmarks.paired import Compared, Comparison, Run, proof_text
-from scripts.benchmarks.subjects import FAMILIES, Subject, of_rows
+from scripts.benchmarks.subjects import FAMILIES, KINDS, ONE_KIND, Subject, of_rows
 from scripts.benchmarks.table import Table, ratio, seconds, size
 
 SUBJECTS: Mapping[str, Subject] = {subject.id: subject for subject in (*of_rows(ROWS), *FAMILIES)}
@@ -36,7 +36,7 @@ def origin(results: Compared) -> str:
 
 def compared_tables(rows: Sequence[Comparison]) -> Iterator[Table]:
     """Those for which something was measured, in the order in which they are shown."""
-    for table in (measured_table(rows), goals_table(rows), versions_table(rows)):
+    for table in (measured_table(rows), goals_table(rows), kinds_table(rows), versions_table(rows)):
         if table.rows:
             yield table
 
@@ -73,7 +73,7 @@ def measured_table(rows: Sequence[Comparison]) -> Table:
 
 
 def goals_table(rows: Sequence[Comparison]) -> Table:
-    """What was measured of each that has a goal, beside it."""
+    """The measurement of each case that has a goal, and the goal."""
 
     def line(row: Comparison) -> tuple[str, ...]:
         subject = SUBJECTS[row.subject]
@@ -106,6 +106,22 @@ def is_met(row: Comparison) -> bool:
 
 def _judged_s(subject: Subject, run: Run) -> float:
     return run.cpu_s if subject.threads == 1 else run.wall_s
+
+
+def kinds_table(rows: Sequence[Comparison]) -> Table:
+    """Devices of several kinds against those of one kind; empty if the latter were not measured."""
+    one_s = next((row.this.cpu_s for row in rows if row.subject == ONE_KIND), None)
+
+    def line(row: Comparison) -> tuple[str, ...]:
+        run = row.this
+        return (SUBJECTS[row.subject].title, _time(run, run.cpu_s), ratio(run.cpu_s, one_s or 0.0), proof_text(run))
+
+    return Table(
+        "Several kinds of devices",
+        "CPU seconds of one thread, and how many times those of the first row they are.",
+        ("instance", "CPU", "/ one kind", "proved"),
+        tuple(line(row) for row in rows if one_s is not None and SUBJECTS[row.subject].family == KINDS),
+    )
 
 
 def versions_table(rows: Sequence[Comparison]) -> Table:

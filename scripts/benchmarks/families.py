@@ -37,7 +37,7 @@ def towers(count: int, height: int, seed: int) -> Instance:
 
 
 def mixture(blocks: int, experts: int, seed: int) -> Instance:
-    """A dense layer, then so many blocks of experts side by side and a dense layer: blocks 2^experts + 2 downsets."""
+    """A dense layer, then parallel blocks of experts and a dense layer: blocks 2^experts + 2 downsets."""
     rng = random.Random(seed)
     size = _sizes(rng, 5, 10)
     layers: _Layers = {0: _layer(rng)}

@@ -14,7 +14,14 @@ from piper_ray.report.plots.style import save
 from piper_ray.storage.files import write_atomically
 from scripts.benchmarks.cases import ROOT, ROWS, TWINS
 from scripts.benchmarks.compared_plot import time_against_downsets
-from scripts.benchmarks.compared_table import SUBJECTS, goals_table, measured_table, origin, versions_table
+from scripts.benchmarks.compared_table import (
+    SUBJECTS,
+    goals_table,
+    kinds_table,
+    measured_table,
+    origin,
+    versions_table,
+)
 from scripts.benchmarks.paired import Compared
 from scripts.benchmarks.results import CommandRun, Compilation, PaperTable, Results, RowResult, Timing, TwinResult
 from scripts.benchmarks.subjects import YARDSTICKS
@@ -141,6 +148,7 @@ def parts_of_pages(yardsticks: Results, compared: Compared) -> dict[str, str]:
         "paper": of_yardsticks.get("Beside the paper's own table"),
         "families": measured_table(families),
         "goals": goals_table(families),
+        "kinds": kinds_table(families),
         "versions": versions_table(compared.rows),
     }
     parts = {name: table.body() for name, table in tables.items() if table is not None and table.rows}

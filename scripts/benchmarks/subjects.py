@@ -25,7 +25,7 @@ _GOALS_TO_LIMIT = 4.0
 
 TOWERS, MIXTURES, CELLS, CHAINS = "towers", "mixtures", "NAS cells", "chains"
 OPERATORS, INCEPTION_V3, IMAGEBIND, YARDSTICKS = "operators", "Inception-v3", "ImageBind", "yardsticks"
-KINDS = "several kinds"
+KINDS, ONE_KIND = "several kinds", "kinds-one"
 
 
 @dataclass(frozen=True)
@@ -110,13 +110,15 @@ def _imagebind() -> Instance:
 
 def _on_kinds(model: str, nodes: int, batch: int, gpus: Sequence[str]) -> Instance:
     of_kind = {gpu: estimate(model, gpu, nodes=nodes, global_batch=batch, microbatch_size=1) for gpu in gpus}
-    return on_several_kinds(of_kind).replace(schedule="1f1b")
+    made = on_several_kinds(of_kind) if len(gpus) > 1 else of_kind[gpus[0]]
+    return made.replace(schedule="1f1b")
 
 
 def _kinds() -> Iterable[Subject]:
-    """Under 1f1b. nodes: of each kind, 8 GPUs each."""
+    """Under 1f1b, and one kind to compare with. nodes: of each kind, 8 GPUs each."""
     two = ("A100-80", "H100-SXM")
     for name, model, nodes, batch, gpus, goal in (
+        (ONE_KIND, "llama3-70b", 64, 1024, two[1:], None),
         ("kinds-64", "llama3-70b", 8, 512, two, Goal(3)),
         ("kinds-256", "llama3-70b", 32, 1024, two, Goal(10)),
         ("kinds-3x128", "llama3-70b", 16, 1024, (*two, "H200"), Goal(60)),
@@ -125,7 +127,8 @@ def _kinds() -> Iterable[Subject]:
     ):
         words = f"{model} {' + '.join(f'{8 * nodes} {gpu}' for gpu in gpus)} N={batch}"
         make = partial(_on_kinds, model, nodes, batch, gpus)
-        yield Subject(name, KINDS, words, make, goal=goal, limit_s=_limit_s(goal), quick=goal.seconds <= 10)
+        quick = goal is None or goal.seconds <= 10
+        yield Subject(name, KINDS, words, make, goal=goal, limit_s=_limit_s(goal), quick=quick)
 
 
 def _grown() -> Iterable[Subject]:

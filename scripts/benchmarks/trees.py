@@ -24,7 +24,7 @@ class Tree:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """Of a process that runs this version, and keeps its compiled kernels beside its sources."""
+        """Of a process that runs this version, and keeps its compiled kernels next to its sources."""
         kept = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
         return {**kept, "PYTHONPATH": str(self.root)}
 

@@ -26,7 +26,7 @@ from scripts.cluster_study.page import StudyRun, write_study
 from tests.faults.machines import HEAD, USUAL, Machines, machines
 
 _RUNS = "study-runs.json"
-"""Beside the dataset's folders: what each run of this script took."""
+"""A file next to the dataset's folders: what each run of this script took."""
 
 _KILLED, _LEFT, _JOINING = 1, 2, 3
 _FEWEST = 9

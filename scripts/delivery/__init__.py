@@ -1,1 +1,1 @@
-"""README's tables of large models: what Piper's schedule promises, what 1F1B delivers, and baselines beside it."""
+"""README's tables of large models: what Piper's schedule promises, what 1F1B delivers, and baselines."""

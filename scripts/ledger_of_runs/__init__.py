@@ -1,1 +1,1 @@
-"""A ledger of published runs with a pipeline: each layout beside the best plan under its runtime's rules."""
+"""A ledger of published runs with a pipeline: each layout compared with the best plan under its runtime's rules."""

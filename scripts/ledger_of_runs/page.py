@@ -71,7 +71,7 @@ _HEAD = (
 
 
 def write_pages(rows: Sequence[Row]) -> None:
-    """The page, and the picture beside it."""
+    """The page, and its picture."""
     (DOCS / "ledger.md").write_text(page(rows), encoding="utf-8")
     draw(rows, DOCS / "ledger.svg")
 

@@ -1,4 +1,4 @@
-"""The rows of the ledger: made of runs and kept in a CSV file, with workload, plan and certificate beside it."""
+"""The rows of the ledger: made of runs and kept in a CSV file, with workload, plan and certificate next to it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ SURPRISING = 0.15
 class Row:
     """A run. Layouts are p, v, d and t, and the configurations of layers; microbatches in samples; steps in s.
 
-    layout_step_s: its layout priced link by link, transfers beside passes where its software does so, as
+    layout_step_s: its layout priced link by link, with transfers during passes where its software does so, as
     ``scripts/validate_estimates`` does. predicted_step_s: the same layout as a plan among all others. best_step_s: of
     the fastest plan known. bound_step_s: no plan that the runtime runs takes less. certified_step_s: nor does any with
     the best plan's microbatches, chunks and mode, by the certificate; None: there is none, for the reason in

@@ -31,7 +31,7 @@ IN_FLIGHT = 2
 class ClockedWorkers:
     """``workers`` of one core each. now_s: of the clock. work_s: of calls; lost_s: of those that were recalled.
 
-    driver_s: of what the search does beside its calls. cpu_s: the thread's CPU time.
+    driver_s: of what the search does apart from its calls. cpu_s: the thread's CPU time.
     """
 
     workers: int
@@ -109,7 +109,7 @@ class ClockedBackend(LocalBackend):
 
 
 def clocked(instance: Instance, schedule: str, options: SolveOptions, workers: int) -> tuple[Solution, ClockedWorkers]:
-    """A solve on so many workers, and what they did."""
+    """A solve on a number of workers, and what they did."""
     backend = ClockedBackend(workers)
     try:
         return solve(instance, schedule=schedule, options=options, backend=backend), backend.opened

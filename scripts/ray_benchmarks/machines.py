@@ -1,4 +1,4 @@
-"""The model beside real runs on 1, 2 and 3 machines, each a set of Linux namespaces. Needs root and iproute2."""
+"""The model compared with real runs on 1, 2 and 3 machines, each a set of Linux namespaces. Needs root and iproute2."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An evaluation on machines whose work takes as long as it is told to, so that several of them can share few cores.
+"""An evaluation on machines whose work takes a set time, so that several of them can share few cores.
 
 A program of its own, for the machine where Ray's head is: prints what it measured as JSON.
 """

@@ -24,7 +24,7 @@ GOAL_EFFICIENCY, GOAL_SPEED_UP, GOAL_CHOSEN = 0.95, 1.8, 0.95
 
 
 def tables_of(results: Sequence[RayResult], constants: Constants, workers_per_node: int) -> Iterator[Table]:
-    """Times, traffic, the model beside what was measured, and the model of many machines for each case."""
+    """Times, traffic, the model compared with measurements, and the model of many machines for each case."""
     yield _times(results)
     yield _traffic(results)
     yield _check(results, constants)
@@ -55,7 +55,7 @@ def simulated(constants: Constants, s_per_bound: float) -> Table:
 
 
 def checked_table(found: Sequence[Checked]) -> Table:
-    """The event model beside real runs."""
+    """The event model compared with real runs."""
     rows = [(str(one.machines), seconds(one.measured_s), seconds(one.modelled_s), f"{one.ratio:.2f}") for one in found]
     return Table(
         "The event model beside real runs on machines of one core",

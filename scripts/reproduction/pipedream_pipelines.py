@@ -1,4 +1,4 @@
-"""Section 5 of the PipeDream paper, simulated: what pipelining and replication add, GPipe beside it, memory with
+"""Section 5 of the PipeDream paper, simulated: what pipelining and replication add, GPipe, memory with
 stashed weights, bytes that are sent, and how many minibatches to keep in flight."""
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _simulated(
     vertical_sync: bool = False,
     schedule: str = "pipedream",
 ) -> Simulation:
-    """With transfers beside the passes, as PipeDream's runtime has them."""
+    """With transfers during passes, as in PipeDream's runtime."""
     options = SimulationOptions(transfers=Transfers.OVERLAPPED, in_flight=in_flight, vertical_sync=vertical_sync)
     return piper_ray.simulate(instance, plan, schedule, options=options)
 

@@ -86,7 +86,7 @@ class Setup:
 
 
 def profile(name: str, devices: int, microbatches: int = 1, bandwidth_bytes_per_s: float = 1e9) -> Instance:
-    """A published profile on so many devices, whose memory does not count."""
+    """A published profile on a number of devices without a memory limit."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{name}.graph.txt"
         path.write_text(profile_text(name), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The tables of GNMT and ResNet-50: every K and M of the authors' experiments, beside the baselines."""
+"""The tables of GNMT and ResNet-50: every K and M of the authors' experiments, with the baselines."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ MICROBATCH = 4
 COUNTING = "scripts.run_correlation.counting:counting"
 _MODELS, _ROUNDS = "models", 5
 BLOCK_S = 0.05
-"""What a block sleeps in both passes together: long beside what torch does around it."""
+"""What a block sleeps in both passes together: long compared with what torch does around it."""
 
 
 def main() -> None:

@@ -33,7 +33,7 @@ SUBJECTS = (
 
 
 class Residual(nn.Module):
-    """x + f(x), as images of so many channels."""
+    """x + f(x), on images with this number of channels."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()

@@ -17,7 +17,7 @@ from scripts.validation.price import PricedRun
 
 _FEW = 5
 _MOST_CHOICES = 3000
-"""Of five layouts: every so many-th is looked at where there are more."""
+"""The most choices of five layouts that are looked at; of more, every n-th."""
 
 _ALIKE = math.log(1.05)
 """Of the logarithm of a batch: what counts as one size."""

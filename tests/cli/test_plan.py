@@ -392,6 +392,8 @@ def test_fewer_nodes_are_planned_with_what_the_runtime_can_do_there(tmp_path: Pa
         ),
         (("--dry-run", "--expert-tensor-parallel", "2", "--runtime", "torchtitan"), "torchtitan divides no experts"),
         (("--dry-run", "--recompute", "op"), "--recompute: Megatron has no"),
+        (("--dry-run", "--tensor-parallel", "3"), "--tensor-parallel 3: 1, 2, 4 of these GPUs can share"),
+        (("--dry-run", "--stages", "64"), "--stages 64: with TP 1 they take 64 GPUs and a layer each"),
         (("--dry-run", "--zero", "3"), "--zero 3: Megatron shares the optimizer's state among all replicas"),
         (("--dry-run", "--nodes", "1..100000000"), "GPUs; expected at most 100,000"),
         (("--dry-run", "--headroom", "1.5"), "expected a size, such as 4GiB, or a share below 1"),

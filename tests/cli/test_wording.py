@@ -331,12 +331,14 @@ def test_options_by_the_names_of_runtimes_are_pointed_to_ours() -> None:
         ("--seq-length", "did you mean --tokens?"),
         ("--seq_len=4096", "did you mean --tokens?"),
         ("--micro-batch-size", "did you mean --microbatch-size?"),
-        ("--tp", "`piper-ray solve WORKLOAD --tensor-parallel ...` restricts the tensor-parallel degrees"),
+        ("--tp", "did you mean --tensor-parallel?"),
+        ("--pp", "did you mean --stages?"),
         ("--glbal-batch", "did you mean --global-batch?"),
     ):
         found = run("plan", "llama3-8b", "--gpu", "h100", "--nodes", "1", option)
         assert (found.exit_code, words in said(found)) == (2, True), said(found)
-    assert "did you mean --tensor-parallel?" in said(run("solve", "x.toml", "--tp", "8"))
+    words = "`piper-ray solve WORKLOAD --tensor-parallel ...` restricts the tensor-parallel degrees"
+    assert words in said(run("estimate", "llama3-8b", "--gpu", "h100", "--nodes", "1", "--tp", "8"))
 
 
 def test_what_is_no_plan_and_what_is_empty_is_told(small: Path, tmp_path: Path) -> None:

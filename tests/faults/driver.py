@@ -64,7 +64,7 @@ class Driver:
         )
 
     def until_all_join(self, count: int) -> None:
-        """Holds the solve amid its first large evaluation until it has so many workers."""
+        """Holds the solve in its first large evaluation until it has this number of workers."""
         self.until_level(60, evaluation=3)
         self.until_workers(count)
 
@@ -73,7 +73,7 @@ class Driver:
         until(lambda: self._asked("workers") == count, f"{count} workers")
 
     def until_left_out(self, count: int) -> None:
-        """Holds the solve where it is while so many machines are found to be no good."""
+        """Holds the solve while this number of machines is found to be unusable."""
         until(lambda: self._asked("left_out") == count, f"{count} machines left out")
 
     def until_note(self, text: str) -> Event:

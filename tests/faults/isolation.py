@@ -88,7 +88,7 @@ class Isolation:
         process.wait(_END_S)
 
     def cut(self, machine: int) -> None:
-        """No packet comes or goes, and nobody is told: the bridge drops them."""
+        """The bridge drops all packets without notice."""
         self._in_bridge("link", "set", self._port(machine), "nomaster")
 
     def heal(self, machine: int) -> None:

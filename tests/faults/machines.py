@@ -79,7 +79,7 @@ class Machines:
         self.run(dict.fromkeys(range(1, self.count + 1), USUAL))
 
     def run(self, setups: Mapping[int, Setup]) -> None:
-        """These machines beside the head, and no others; they reach each other."""
+        """These machines and the head, and no others; they reach each other."""
         for machine in range(1, self.count + 1):
             self.heal(machine)
             if self.is_up(machine) and setups.get(machine) != self._setups[machine]:
@@ -169,7 +169,7 @@ class Machines:
         return f"{self._isolation.host(machine)} ({self._isolation.ip(machine)})"
 
     def wait_for_machines(self, *machines: int) -> None:
-        """Until exactly these have joined the cluster, beside the head."""
+        """Until exactly these and the head are in the cluster."""
         names = sorted(self._isolation.ip(machine) for machine in (HEAD, *machines))
         self.ask(
             "import time\n"

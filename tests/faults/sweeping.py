@@ -46,7 +46,7 @@ class Sweep:
     words: queue.SimpleQueue[Word | None] = field(default_factory=queue.SimpleQueue)
 
     def until_done(self, points: int) -> None:
-        """Lets it go on until so many points are done, and holds it there; what workers have they go on with."""
+        """Lets it go on until this number of points is done, and holds it; workers go on with the points they have."""
         while True:
             done = self._next()
             assert done is not None, self.text
@@ -146,7 +146,7 @@ def _say(**word: object) -> None:
 
 
 def _slow_down(folder: Path, hanging: int) -> None:
-    """Makes workers wait for the test, and so many hang as Ctrl-Z would."""
+    """Makes workers wait for the test, and a number of them hang as Ctrl-Z would."""
 
     # Local, so that Ray ships it whole.
     def solve(
@@ -165,7 +165,7 @@ def _slow_down(folder: Path, hanging: int) -> None:
 
 
 def _wait_for_workers(joined: int) -> None:
-    """No point is handed out before so many are there."""
+    """No point is handed out before this number of workers is there."""
     give = ClusterWorkers.give
 
     def patient(workers: ClusterWorkers, call: Call) -> None:

@@ -102,7 +102,7 @@ def test_what_ran_fits(name: str) -> None:
 
 
 OUT_OF_MEMORY = [
-    # layers, width, t, p, d, microbatch, fp32 gradients beside bf16 ones
+    # layers, width, t, p, d, microbatch, fp32 gradients in addition to bf16 ones
     (72, 14336, 8, 1, 48, 1, False),
     (72, 14336, 2, 6, 32, 2, False),
     (72, 14336, 2, 6, 32, 1, False),

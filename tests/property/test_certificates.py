@@ -117,7 +117,7 @@ def test_groups_with_links_of_their_own(seed: int) -> None:
 
 
 def with_free_layers(rng: random.Random, instance: Instance) -> Instance:
-    """And layers that cost nothing beside those, between them and at their ends."""
+    """And layers that cost nothing parallel to those, between them and at their ends."""
     free = {t: (Tmpc("free", 0.0),) for t in instance.degrees}
     layers, edges = list(instance.layers), list(instance.edges)
     tensors = list(instance.tensors)

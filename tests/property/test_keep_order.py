@@ -159,7 +159,7 @@ def test_an_order_where_the_file_has_none() -> None:
 
 @pytest.mark.long
 def test_with_other_constraints() -> None:
-    """One d and one t, and recomputation one-for-all beside it: as good as the better of both settings."""
+    """One d and one t, and one recomputation for all layers: as good as the better of both settings."""
     for seed in range(20):
         instance = random_instance(seed, most_layers=5)
         rules = Restrictions(recompute="one-for-all", constraints=[KeepOrder(), SameDegrees()])

@@ -22,7 +22,7 @@ from piper_ray.planners import plan as baseline
 from piper_ray.workloads.formats.upstream import to_upstream
 from piper_ray.workloads.formats.workload_writer import to_toml
 from tests.data import goldens
-from tests.kinds_brute_force import least_batch_s, random_kinds
+from tests.kinds_brute_force import least_batch_s, levelled_kinds, random_kinds
 from tests.lengths import long_after
 
 SCHEDULES = ("1f1b", "gpipe")
@@ -35,12 +35,17 @@ def solved(instance: Instance, schedule: str = "1f1b", threads: int = 1) -> Solu
 @pytest.mark.parametrize("schedule", long_after(1, SCHEDULES))
 @pytest.mark.parametrize("seeds", long_after(1, [range(start, start + 20) for start in range(0, 80, 20)]), ids=str)
 def test_two_kinds(seeds: range, schedule: str) -> None:
-    assert sum(assert_best(random_kinds(seed), schedule) for seed in seeds) > 6
+    assert sum(assert_best(with_levels_or_not(seed), schedule) for seed in seeds) > 6
 
 
 @pytest.mark.parametrize("schedule", long_after(1, SCHEDULES))
 def test_three_kinds(schedule: str) -> None:
-    assert sum(assert_best(random_kinds(seed, kinds=3), schedule) for seed in range(12)) > 3
+    assert sum(assert_best(with_levels_or_not(seed, kinds=3), schedule) for seed in range(12)) > 3
+
+
+def with_levels_or_not(seed: int, kinds: int = 2) -> Instance:
+    """In turns."""
+    return (levelled_kinds if seed % 2 else random_kinds)(seed, kinds)
 
 
 def assert_best(instance: Instance, schedule: str) -> bool:
@@ -176,7 +181,7 @@ def test_one_t_for_all_kinds_is_the_best_of_each_t(schedule: str) -> None:
 
 def test_threads_and_forms_of_files_give_the_same_plan(tmp_path: Path) -> None:
     for seed in range(6):
-        made = random_kinds(seed)
+        made = with_levels_or_not(seed)
         path = tmp_path / f"{seed}.toml"
         path.write_text(to_toml(made), encoding="utf-8")
         read, other = piper_ray.load(path), piper_ray.load(to_upstream(made))
@@ -191,7 +196,7 @@ def test_certificates_are_of_every_plan_and_no_more_is_proved(kinds: int, schedu
     """The check's own look at all plans agrees with trying and simulating each; what is above it is refused."""
     plans = 0
     for seed in range(18 // kinds):
-        made = random_kinds(seed, kinds=kinds)
+        made = with_levels_or_not(seed, kinds=kinds)
         certificate = piper_ray.certify(made, solved(made, schedule), threads=1)
         assert not certificate.prices
         bound_s, expected_s = (
@@ -225,7 +230,7 @@ def test_nobody_by_hand_is_faster_than_the_solver() -> None:
                 slower += found > best_s * 1.001
                 as_good += found <= best_s * 1.001
         assert baseline(made, "piper", schedule="1f1b").time_per_sample_s == best_s
-        with pytest.raises(UsageError, match="a planner that shares layers out among alike devices: not with devices"):
+        with pytest.raises(UsageError, match="for devices that are alike, and these are of several kinds"):
             baseline(made, "megatron", schedule="1f1b")
     assert min(slower, as_good) > 3
     with pytest.raises(UsageError, match="for devices of several kinds, and these are alike"):

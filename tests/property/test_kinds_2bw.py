@@ -51,6 +51,12 @@ def test_three_kinds(seeds: range) -> None:
     assert sum([assert_best(made) for made in small(seeds, kinds=3)]) > 3
 
 
+def test_a_faster_link_between_kinds_than_within_each() -> None:
+    """Seed 3 has an edge whose rate no single stage tells."""
+    for made in small(range(3, 6)):
+        assert_best(replace(made, cluster=Cluster.of_kinds(made.cluster.kinds, 100.0)))
+
+
 def test_nodes_with_a_link_of_their_own() -> None:
     for made in small(range(16)):
         kinds = [

@@ -13,16 +13,18 @@ import pytest
 import piper_ray
 from piper_ray.engine.ledger import Limits
 from piper_ray.evaluate import replicas_bytes_per_s
-from piper_ray.model.cluster import Cluster, Link
+from piper_ray.model.borders import stage_borders
+from piper_ray.model.cluster import Cluster, DeviceKind, Link
 from piper_ray.model.constraints import AllDevices, DataParallelDegrees, KeepOrder, SameDegrees, StageCount
 from piper_ray.model.errors import CertificateRefused, InvalidPlan
 from piper_ray.model.instance import Instance
+from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.solution import Solution, Status
 from piper_ray.model.stop import StoppedBy, StopSearch
 from piper_ray.simulate.assemble import replicas_bytes_per_s as simulated_bytes_per_s
-from piper_ray.simulate.borders import border_rates, listed_places
+from piper_ray.simulate.borders import border_rates, listed_places, plan_border_rates
 from tests.brute_force import brute_force
 from tests.chunks_brute_force import least_step_s
 from tests.flush_brute_force import brute_force as flush_brute_force
@@ -316,10 +318,12 @@ def random_pipelines(draws: int) -> Iterator[tuple[Cluster, int, int]]:
 
 def test_all_who_charge_a_border_charge_the_same() -> None:
     """The cluster by a formula, the simulation by where stages begin, and the rule in words."""
-    for cluster, stage_devices, stages in random_pipelines(2000):
+    for number, (drawn, stage_devices, stages) in enumerate(random_pipelines(600)):
+        cluster = with_uplinks(number, drawn) if number % 2 else drawn
         periods = cluster.border_periods(stage_devices, stages)
         expected = list(map(float, borders(equal_chain(2).replace(cluster=cluster), stage_devices, stages)))
-        assert [cluster.border_bytes_per_s(q, periods) for q in range(1, stages)] == expected
+        levels = [cluster.border_level(q, periods) for q in range(1, stages)]
+        assert [cluster.level_bytes_per_s(level, stage_devices) for level in levels] == expected
         assert border_rates(cluster, stage_devices, stages) == expected
         d = max(d for d in range(1, 5) if stage_devices % d == 0)
         degrees = d, stage_devices // d, stages
@@ -352,29 +356,91 @@ def test_stages_are_listed_in_order_with_the_borders_that_are_charged() -> None:
     assert gaps > 100
 
 
+def enumerated_borders(cluster: Cluster, size: int, stages: int) -> tuple[list[float], bool] | None:
+    """What each border has, the last one first, and whether stages lie whole in groups: devices one by one, group after
+    group from the back. The slowest pair counts: by the least group that both are in, and by its share of each uplink
+    on the way, among all that send through it. Stages that are spread are in order without gaps; None: they may be
+    whole in some groups and not in others."""
+    groups = [(link.devices or cluster.devices, link.bandwidth_bytes_per_s) for link in cluster.links]
+    held, top = next(((n, rate) for n, rate in groups if size * stages <= n), groups[-1])
+    there = min(held, cluster.devices)
+    inner = [group for group in groups if group[0] < there]
+    large = [n for n, _ in inner if size <= n]
+    whole = starts(there, size, large)
+    is_whole = len(whole) >= stages
+    if not is_whole and len(large) > 1:
+        return None
+    first, found = whole if is_whole else [k * size for k in range(stages)], []
+    for behind, ahead in pairwise(first[:stages]):
+        ends = [(ahead + k, behind + k) for k in range(size)]  # who sends, and who receives
+        left = [[n for n, _ in inner if one // n != other // n] for one, other in ends]
+        sending = Counter((n, one // n) for (one, _), crossed in zip(ends, left, strict=True) for n in crossed)
+        rates = [next((rate for n, rate in inner if one // n == other // n), top) for one, other in ends]
+        for (one, _), crossed in zip(ends, left, strict=True):
+            rates += [
+                x.uplink_bytes_per_s / sending[x.devices, one // x.devices]
+                for x in cluster.links
+                if x.uplink_bytes_per_s is not None and x.devices in crossed
+            ]
+        found.append(min(rates))
+    return found, is_whole
+
+
 def test_borders_have_the_links_of_where_their_devices_lie() -> None:
-    """Devices of whole stages one by one, group after group from the back: each border has the link of the least group
-    that both stages are in. Of stages that are spread none is charged less than in order without gaps."""
-    exact = spread = within = 0
-    for cluster, size, stages in random_pipelines(2000):
-        groups = [(link.devices or cluster.devices, link.bandwidth_bytes_per_s) for link in cluster.links]
-        held, top = next(((n, rate) for n, rate in groups if size * stages <= n), groups[-1])
-        there = min(held, cluster.devices)
-        inner = [group for group in groups if group[0] < there]
-        large = [n for n, _ in inner if size <= n]
-        whole = starts(there, size, large)
-        is_whole = len(whole) >= stages
-        if not is_whole and len(large) > 1:
-            continue  # they may be whole in some of these groups
-        first = whole if is_whole else [k * size for k in range(stages)]
-        for q, charged in enumerate(border_rates(cluster, size, stages), start=1):
-            ends = [(first[q] + k, first[q - 1] + k) for k in range(size)]  # who sends, and who receives
-            found = min(next((rate for n, rate in inner if one // n == other // n), top) for one, other in ends)
-            assert charged == found if is_whole else charged <= found
-            exact, spread = exact + is_whole, spread + (not is_whole)
-            within += is_whole and found > top
+    """Of stages that are spread none is charged less than in order without gaps. A half of the clusters has uplinks: of
+    groups smaller than a stage, all devices count as sending."""
+    exact = spread = within = shared = 0
+    for number, (cluster, size, stages) in enumerate(random_pipelines(2000)):
+        used = with_uplinks(number, cluster) if number % 2 else cluster
+        enumerated = enumerated_borders(used, size, stages)
+        if enumerated is None:
+            continue
+        found, is_whole = enumerated
+        charged, is_exact = border_rates(used, size, stages), is_whole and (used is cluster or shares_alike(used, size))
+        assert charged == found if is_exact else all(x <= y for x, y in zip(charged, found, strict=True))
+        exact, spread = exact + is_whole * len(found), spread + (not is_whole) * len(found)
+        within += is_whole * sum(rate > cluster.links[-1].bandwidth_bytes_per_s for rate in found)
+        shared += used is not cluster and is_exact and found != border_rates(cluster, size, stages)
     assert min(exact, within) > 1000
     assert spread > 100
+    assert shared > 50
+
+
+def shares_alike(cluster: Cluster, size: int) -> bool:
+    """Whether a stage is in one group of each level."""
+    return size <= (cluster.links[0].devices or cluster.devices)
+
+
+def with_uplinks(seed: int, cluster: Cluster) -> Cluster:
+    rng = Random(f"uplinks {seed}")
+    inner = (replace(link, uplink_bytes_per_s=float(rng.randint(1, 100))) for link in cluster.links[:-1])
+    return replace(cluster, links=(*inner, cluster.links[-1]))
+
+
+def test_borders_on_several_kinds_have_the_links_of_where_their_devices_lie() -> None:
+    """Stages of two kinds in any order, each with nodes of its own: 100 placements, enumerated for each kind."""
+    rng, draws, placements, within = Random("kinds"), random_pipelines(2000), 0, 0
+    while placements < 100:
+        (one, *of_one), (other, *of_other) = next(draws), next(draws)
+        drawn = {"a": (with_uplinks(placements, one), of_one[0], of_one[1]), "b": (other, of_other[0], of_other[1])}
+        found = {kind: enumerated_borders(*those) for kind, those in drawn.items() if shares_alike(*those[:2])}
+        left = {kind: x[0] for kind, x in found.items() if x is not None and x[1]}
+        if len(left) < 2:
+            continue
+        placements += 1
+        cluster = Cluster.of_kinds([DeviceKind(kind, own) for kind, (own, _, _) in drawn.items()], 0.25)
+        order = [kind for kind, (_, _, stages) in drawn.items() for _ in range(stages)]
+        rng.shuffle(order)
+        plan = Plan(tuple(Stage((k,), drawn[kind][1], 1, {k: "plain"}, kind) for k, kind in enumerate(order)))
+        expected = []
+        for place, (here, ahead) in enumerate(pairwise(order)):
+            expected.append(left[here][order[place + 1 :].count(here) - 1] if here == ahead else 0.25)
+        within += sum(rate > 0.25 for rate in expected)
+        if any(len(x.links) > 1 for x in cluster.alike):
+            assert plan_border_rates(cluster, plan) == expected
+            charged = stage_borders(cluster, plan, Schedule(ScheduleName.ONE_F_ONE_B))
+            assert [border.bandwidth_bytes_per_s for border in charged] == expected
+    assert within > 100
 
 
 def test_rings_have_the_links_of_where_their_replicas_lie() -> None:
@@ -385,16 +451,20 @@ def test_rings_have_the_links_of_where_their_replicas_lie() -> None:
     assert [domains.replicas_link(d, 8, 1).bandwidth_bytes_per_s for d in (16, 32, 40)] == [800.0] * 3
     assert domains.replicas_link(8, 8).bandwidth_bytes_per_s == 100.0
     rng, whole, runs = Random("whole rings"), 0, 0
-    for cluster, size, stages in random_pipelines(2000):
+    for number, (drawn, size, stages) in enumerate(random_pipelines(1200)):
+        cluster = with_uplinks(number, drawn) if number % 2 else drawn
         degrees = [d for d in range(2, size + 1) if size % d == 0]
         if not degrees:
             continue
         instance, d = equal_chain(2).replace(cluster=cluster), rng.choice(degrees)
         t = size // d
         expected = float(ring_where_stages_lie(instance, d, t, stages))
-        assert cluster.replicas_link(d, t, stages).bandwidth_bytes_per_s == expected
-        used = (cluster, size * stages, d, t, stages)
-        assert replicas_bytes_per_s(*used) == simulated_bytes_per_s(*used) == expected
+        charged, used = (
+            cluster.replicas_link(d, t, stages).bandwidth_bytes_per_s,
+            (cluster, size * stages, d, t, stages),
+        )
+        assert charged == replicas_bytes_per_s(*used) == simulated_bytes_per_s(*used)
+        assert charged == pytest.approx(expected, rel=1e-12)
         found = max(_shares_of_placements(instance, d, t, stages))
         assert expected <= found
         before = float(ring(instance, size * stages, d, t))

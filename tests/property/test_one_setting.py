@@ -210,6 +210,22 @@ def test_no_plan_of_a_setting_is_faster_than_its_bound(seed: int, schedule: str 
         assert worth.least_s <= found.time_per_sample_s
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_stages_in_order_rule_out_only_what_no_plan_takes(schedule: str) -> None:
+    """Against solves of each setting, within the time of its best plan and within a little less."""
+    rules, under, feasible, ruled_out = Restrictions(constraints=[SameDegrees()]), Schedule.of(schedule), 0, 0
+    for instance in map(instance_of, range(8)):
+        for one in settings_of(instance, rules.adding(OneMode())).worth_a_solve:
+            found = piper_ray.solve(one.instance, restrictions=rules, schedule=schedule, options=ONE_THREAD)
+            if found.time_per_sample_s is None:
+                continue
+            assert one.may_take(found.time_per_sample_s, rules, under)
+            feasible += 1
+            ruled_out += not one.may_take(0.9 * found.time_per_sample_s, rules, under)
+    assert feasible > 10
+    assert ruled_out > 3
+
+
 @pytest.mark.long
 def test_settings_are_begun_in_the_order_of_their_promise_and_few_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a mixture with context and expert parallelism and shared state, bounds rule out most settings."""

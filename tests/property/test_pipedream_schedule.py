@@ -115,7 +115,7 @@ def test_by_hand() -> None:
     # Both replicas hand over 2 bytes at 2 a second, and sum 5 bytes of gradients after a microbatch each.
     assert first.time_s == pytest.approx(12 / 2 + 2 / (2 * 2) + 4 * (1 / 2) * 5 / (2 * 2))
     assert last.time_s == pytest.approx(6 + 2 / 2)
-    # 2 microbatches in flight of the first stage, 1 of the last; one byte beside two versions of the weights.
+    # 2 microbatches in flight of the first stage, 1 of the last; one byte in addition to two versions of the weights.
     assert [stage.in_flight_microbatches for stage in valued.stages] == [2, 1]
     assert [stage.memory_bytes for stage in valued.stages] == [2 * 3 + 1 + 2 * 5, 3 + 1 + 5]
     promised = piper_ray.evaluate(instance, plan, schedule="2bw").stages[0]

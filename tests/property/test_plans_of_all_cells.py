@@ -64,7 +64,7 @@ def all_plans(instance: Instance, name: ScheduleName, rule: OneMode) -> Iterator
 
 
 def schedules_of(name: ScheduleName, most: int, layers: int) -> Iterator[tuple[Schedule, int]]:
-    """On at most so many ranks, with their numbers of stages."""
+    """On at most a number of ranks, with their numbers of stages."""
     if name not in CHUNKED:
         yield from ((Schedule(name), p) for p in range(1, min(most, layers) + 1))
         return

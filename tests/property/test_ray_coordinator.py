@@ -184,7 +184,7 @@ class World(RuleBasedStateMachine):
                 self.reply(HERE, chunk)
 
     def finish_with_one_worker(self) -> None:
-        """All others hang, and nobody is told: they may have been given anything first."""
+        """All others hang, without notice: they may have been given anything first."""
         one = self.names
         self.names += 1
         self.held[one] = []

@@ -22,7 +22,7 @@ from tests.simulate_support import chain, cut, placed, run
 
 
 def _stream(times_s: Sequence[float], degrees: Sequence[int], forward: float = 1 / 3) -> Stream:
-    """Stages that take so long for each microbatch of all, on so many replicas."""
+    """Stages with these times for each microbatch, on these numbers of replicas."""
     pairs = [(time_s * d * forward, time_s * d * (1 - forward)) for time_s, d in zip(times_s, degrees, strict=True)]
     hops = tuple(Hop(j, j + 1, 0.0, 0.0) for j in range(len(degrees) - 1))
     return Stream(tuple(f for f, _ in pairs), tuple(b for _, b in pairs), tuple(degrees), hops)

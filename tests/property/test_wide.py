@@ -115,7 +115,7 @@ class Log:
 def solved_with_many(
     instance: Instance, monkeypatch: pytest.MonkeyPatch, listener: Listener = silent, **options: Any
 ) -> Solution:
-    """As if 20 downsets were so many that it is better not to list them all."""
+    """As if 20 downsets were too many to list them all."""
     with monkeypatch.context() as patch:
         patch.setattr(layers, "_MANY", 20)
         patch.setattr(layers, "_MANY_A_LAYER", 1)
@@ -191,7 +191,7 @@ def test_why_there_is_no_plan_is_told_where_all_fit(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("seen", [0, 1, 3, 30, 100])
 def test_a_limit_leaves_a_bound_that_holds(seen: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reached at the so manyth look at it."""
+    """The limit is reached after ``seen`` looks at it."""
     whole = piper_ray.solve(MANY, options=ONE_THREAD)
     looks = 0
 

@@ -111,7 +111,8 @@ def test_small_ones_have_the_optimum_of_brute_force(family: str, seed: int) -> N
 def test_titles_say_what_is_measured(subject: Subject) -> None:
     instance = subject.make()
     if subject.family == KINDS:
-        words = " + ".join(f"{kind.cluster.devices} {kind.name}" for kind in instance.cluster.kinds)
+        kinds = {kind.name: kind.cluster.devices for kind in instance.cluster.kinds} or {"H100-SXM": instance.devices}
+        words = " + ".join(f"{devices} {name}" for name, devices in kinds.items())
         assert subject.title.endswith(f" {words} N={instance.microbatches}")
         assert instance.schedule == Schedule.of("1f1b")
         return

@@ -1,4 +1,4 @@
-"""Calls on threads: each is answered once, hears of better bounds, and ends when it is told to."""
+"""Calls on threads: each is answered once, hears of better bounds, and ends on request."""
 
 from __future__ import annotations
 

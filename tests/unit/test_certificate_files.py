@@ -130,7 +130,7 @@ def test_a_named_pipe_is_not_waited_for(tmp_path: Path) -> None:
 
 
 def many_rows(path: Path, rows: int) -> None:
-    """The file with its first row so many times, and its header as it was."""
+    """The file with its first row repeated, and its header as it was."""
     table = pq.read_table(path)
     pq.write_table(table.take(pa.array(np.zeros(rows, np.int64))), path, compression="zstd")
 

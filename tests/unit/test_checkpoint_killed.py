@@ -74,7 +74,7 @@ class Killed(BaseException):
 
 @dataclass
 class Countdown:
-    """Lets a driver do so many operations on the storage."""
+    """Lets a driver do a number of operations on the storage."""
 
     left: int
     done: list[str] = field(default_factory=list)
@@ -203,7 +203,7 @@ def tell(child: subprocess.Popen[str], text: str) -> None:
 
 @pytest.mark.long
 def test_killed_at_any_moment_a_driver_loses_nothing_it_confirmed(tmp_path: Path) -> None:
-    """Killed after so many confirmations, at whatever it was doing then, and succeeded at once."""
+    """Killed after a number of confirmations, at whatever it was doing, and succeeded at once."""
     rng = random.Random(1)
     there = (0, 0)
     for _ in range(4):

@@ -50,8 +50,8 @@ def test_no_plan_whose_turns_take_whole_layers_is_better_than_the_quick_one(sche
 
 
 def test_branches_are_shared_out_by_moves_that_no_order_of_layers_allows() -> None:
-    """A tower of four heavy layers beside one of eight light ones: halves of equal work take two heavy and four light
-    ones each, or all light ones with one heavy one, as edges cost.
+    """A tower of four heavy layers parallel to one of eight light ones: halves of equal work take two heavy and four
+    light ones each, or all light ones with one heavy one, as edges cost.
     """
     tmpcs = {v: {1: [tmpc(6 if v < 4 else 3)]} for v in range(12)}
     edges = {(v, v + 1): 1 for v in (0, 1, 2, *range(4, 11))}

@@ -236,7 +236,7 @@ def test_of_plans_that_take_the_same_that_of_fewest_devices() -> None:
 
 
 def interrupted_at(number: int) -> Listener:
-    """Ctrl-C when so many events of progress were told."""
+    """Ctrl-C after a number of progress events."""
     seen = 0
 
     def listener(event: Event) -> None:

@@ -62,7 +62,7 @@ def test_the_same_plan_with_and_without(seed: int, memory_bytes: float, monkeypa
 
 
 def ladder(layers: int) -> Instance:
-    """A chain in which every tenth layer has another beside it."""
+    """A chain in which every tenth layer has another one parallel to it."""
     edges = {(v, v + 1): 0.5 for v in range(layers - 1) if v % 10 not in (4, 5)}
     for v in range(4, layers - 2, 10):
         edges |= {(v - 1, v + 1): 0.5, (v, v + 2): 0.5, (v + 1, v + 2): 0.5}

@@ -90,7 +90,7 @@ def test_a_free_layer_joins_the_last_of_its_predecessors_if_the_others_cost_noth
 
 
 def test_free_layers_between_others_join_if_their_edges_cost_nothing() -> None:
-    """A constant that feeds one free layer beside each step of a chain."""
+    """A constant that feeds one free layer parallel to each step of a chain."""
     layers = {0: FREE, 1: FREE, 2: FREE, 3: WORK, 4: WORK}
     edges = {(0, 1): 0, (0, 2): 0, (1, 3): 0, (2, 4): 0, (3, 4): 1}
     assert all_merged(build(layers, edges)) == {0: 3, 1: 3, 2: 4}

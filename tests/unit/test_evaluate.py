@@ -215,7 +215,7 @@ def test_a_tmpc_needs_as_many_replicas_as_it_says() -> None:
 
 
 def test_a_tensor_is_paid_once_in_each_stage_with_some_of_its_ends() -> None:
-    """B = 8: a tensor of 24 + 8 bytes costs 4 more wherever it is cut, beside what the edges cost."""
+    """B = 8: a tensor of 24 + 8 bytes costs 4 more wherever it is cut, in addition to the edges."""
     plain = chain(devices=3)
     tensor = Tensor((10, 20, 30), 24.0, 8.0)
     together = Plan((stage({10: "vanilla"}), stage({20: "vanilla", 30: "wide"})))

@@ -1,4 +1,4 @@
-"""All forms of launch files beside each other: which take which models, and that what they say is read back.
+"""All forms of launch files: which take which models, and that what they say is read back.
 
 That an accepted model is the planned one is held by the runtimes' own code: ``test_export_models`` (Megatron),
 ``test_export_titan``, ``test_export_deepspeed``, ``test_export_torch``.

@@ -52,7 +52,7 @@ def sharing(zero: int, fsdp: int = 1) -> Instance:
     [
         (f"{TWO} --use-distributed-optimizer", {}, "the optimizer's state in 4 shards: the workload has no such TMPCs"),
         ("Et*6|t*6L", {"optimizer_shards": 2}, "the optimizer's state in 2 shards: the workload has no such TMPCs"),
-        (f"{TWO} --sequence-parallel", {}, "sequence parallelism does nothing at tensor-parallel degree 1"),
+        (f"{TWO} --sequence-parallel", {}, "sequence parallelism has no effect at tensor-parallel degree 1"),
         (f"{TWO} --recompute-num-layers 3", {}, "--recompute-num-layers 3 does nothing in Megatron without"),
         (f"{TWO} --recompute-method block", {}, "--recompute-method block does nothing in Megatron without"),
         (
@@ -66,8 +66,8 @@ def sharing(zero: int, fsdp: int = 1) -> Instance:
             "optimizer state in 4 shards: the workload has no such",
         ),
         (f"{TWO} --optimizer-cpu-offload", {}, "the optimizer's state is in host memory: the workload has it on GPUs"),
-        (f"{TWO} --shiny-new-thing 3", {}, "--shiny-new-thing: not known here, and ignored"),
-        ("Et*6|t*6L", {"data_parallel": 2}, "12 of the workload's 16 devices are left over"),
+        (f"{TWO} --shiny-new-thing 3", {}, "unknown, and ignored: --shiny-new-thing"),
+        ("Et*6|t*6L", {"data_parallel": 2}, "it leaves 12 of the 16 devices idle"),
     ],
 )
 def test_what_a_plan_does_not_hold_is_noted(text: str, given: dict[str, object], told: str) -> None:
@@ -82,7 +82,7 @@ def test_what_a_plan_does_not_hold_is_noted(text: str, given: dict[str, object],
         (
             f"{TWO} --recompute-granularity full --recompute-method block --recompute-num-layers 99",
             {},
-            "99 layers of a stage are to recompute; no stage has more than 6 layers",
+            "99 layers of a stage are recomputed; no stage has more than 6 layers",
         ),
         (f"{TWO} --recompute-granularity full --recompute-num-layers 1", {}, "full without --recompute-method"),
         (f"{TWO} --recompute-granularity full --recompute-method block", {}, "full without --recompute-num-layers"),
@@ -91,7 +91,11 @@ def test_what_a_plan_does_not_hold_is_noted(text: str, given: dict[str, object],
         ("Et*6|t*6L", {"recomputed_layers": 2}, "are for full recomputation alone"),
         ("Et*6|t*6L", {"optimizer_shards": 8}, "8 shards of the optimizer's state, but 4 replicas"),
         ("Et*6|t*6L", {"tensor_parallel": 3, "data_parallel": None}, "no configuration at tensor-parallel degree 3; "),
-        ("Et*4|t*4|t*4L", {"data_parallel": None}, "5 replicas do not divide the 32 microbatches of a batch, as 16"),
+        (
+            "Et*4|t*4|t*4L",
+            {"data_parallel": None},
+            "5 replicas do not divide the 32 microbatches of a batch (of 16 devices, 3 in each)",
+        ),
         (f"{TWO} --seq-length 4096", {}, "samples of 4096 tokens; the workload's have 1024"),
         ("--pipeline-model-parallel-size 99999999999", {}, "99999999999 pipeline ranks, but the workload has 16"),
     ],
@@ -151,13 +155,13 @@ def test_torchtitan_keeps_what_sequence_parallelism_gathers() -> None:
         exported = export_plan(both, plan, ONE, Target.TORCHTITAN, 8)
         assert not any("gathers" in note for note in exported.notes)
         found = import_plan(both, exported.files["torchtitan.json"], RunAs())
-        assert (found.plan, found.notes) == (plan, ("12 of the workload's 16 devices are left over",))
+        assert (found.plan, found.notes) == (plan, ("it leaves 12 of the 16 devices idle",))
     again = plan_of(llama(), [7, 7], t=2, setting=Mode(sequence_parallel=True))
     exported = export_plan(llama(), again, ONE, Target.TORCHTITAN, 8)
     assert any("torchtitan keeps what sequence parallelism gathers" in note for note in exported.notes)
     found = import_plan(llama(), exported.files["torchtitan.json"], RunAs())
     assert found.plan == again
-    assert "gathered tensors kept: the workload has no such TMPCs at these degrees" in found.notes
+    assert "read without gathered tensors kept: layers have no such configuration at these degrees" in found.notes
 
 
 def test_the_group_of_an_interleaved_schedule_comes_back_from_torchtitan() -> None:
@@ -362,7 +366,7 @@ TITAN = '{{"parallelism": {{"pipeline_parallel_degree": 2, {}}}}}'
         ),
         (
             f"torchrun --nproc-per-node 3 --nnodes 1 pretrain_gpt.py {TWO}",
-            "3 ranks are started, of which a replica takes 2",
+            "the launch starts 3 ranks, no multiple of the 2 of a replica",
         ),
         ("model: {tensor_model_parallel_size: 1, pipeline_model_parallel_siz: 2}", "did you mean --pipeline-model"),
         ("model: {tensor_model_parallel_size: 1, pp: 2}", "pp 2 is not understood"),
@@ -477,7 +481,7 @@ def test_ranks_that_torchrun_starts_are_the_replicas() -> None:
     """Whatever the workload's cluster has."""
     found = read(f"torchrun --nproc_per_node=4 --nnodes 2 pretrain_gpt.py {TWO}")
     assert found.plan.devices == 8
-    assert "8 of the workload's 16 devices are left over" in found.notes
+    assert "it leaves 8 of the 16 devices idle" in found.notes
 
 
 def test_modules_without_a_granularity_are_noted() -> None:
@@ -502,8 +506,9 @@ def test_what_ends_a_list_or_a_command_is_no_part_of_an_option(text: str) -> Non
 
 
 def test_other_precision_and_schedules_of_ones_own_are_noted() -> None:
-    told = "the launch trains in fp8, and times and memory are of bf16"
-    assert f"{told} (--precision says another)" in read(f"{TWO} --fp8-format hybrid").notes
+    told = "the launch trains in fp8, and times and memory are for bf16; --precision fp8 is for that"
+    assert told in read(f"{TWO} --fp8-format hybrid").notes
+    assert told.replace("fp8", "fp16") in read(f"{TWO} --fp16").notes
     bridge = (
         "cfg.model.tensor_model_parallel_size = 1\ncfg.model.pipeline_model_parallel_size = 2\ncfg.mixed_precision = "
     )

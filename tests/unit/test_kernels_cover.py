@@ -1,4 +1,4 @@
-"""The dearest stage is at least as dear as all, and the dual prices in a box are the best for the stages known."""
+"""The most expensive stage costs at least as much as all; dual prices in a box are the best for the known stages."""
 
 from __future__ import annotations
 

@@ -94,11 +94,19 @@ def test_all_faults_are_told_at_once() -> None:
     document = changed("no rate")
     del document["kinds"][0]["maxDevices"]
     document["kinds"][1]["bandwidth"] = "fast"
-    assert [fault.partition(":")[0] for fault in faults(document)][:3] == [
-        "kinds[0].maxDevices",
-        "kinds[1].bandwidth",
-        "bandwidthBetween",
+    del document["nodes"][0]["TMPCs"]["b"]
+    document["nodes"][1]["TMPCs"] = {"b": {"1": []}, "c": {}}
+    assert [fault.partition(";")[0] for fault in faults(document)] == [
+        "kinds[0].maxDevices: missing",
+        'kinds[1].bandwidth: not a number ("fast")',
+        "bandwidthBetween: missing",
+        "nodes[0].TMPCs.b: missing",
+        "nodes[1].TMPCs.c: unknown kind",
+        "nodes[1].TMPCs.a: missing",
+        'nodes[1].TMPCs: no TMPC for devices of kind "b"',
     ]
+    document["kinds"][0]["name"] = 3
+    assert not [fault for fault in faults(document) if "nodes" in fault], "names of kinds are not known"
 
 
 WORKLOAD = """
@@ -127,21 +135,26 @@ def test_faults_of_a_cluster_and_of_layers_are_told_at_once(tmp_path: Path) -> N
         piper_ray.load(path)
     assert [str(fault).partition(";")[0] for fault in caught.value.faults] == [
         "cluster.between: zero (0)",
-        'layers.block: a TMPC for devices of kind "newest"',
-        'layers.block: no TMPC for devices of kind "new"',
+        'types.block.tmpcs: a TMPC for devices of kind "newest"',
+        'types.block.tmpcs: no TMPC for devices of kind "new"',
     ]
 
 
 @pytest.mark.parametrize(
-    ("memory", "why"),
-    [("1GB", "no plan can use its 4 devices, whose memory is too small for any layer"), ("3GB", "")],
+    ("changed", "why"),
+    [
+        (("1GB", "1GB"), "no plan can use its 4 devices, whose memory is too small for any layer"),
+        (("1GB", "3GB"), ""),
+        (('t = 1, id = "v", kind = "new"', 't = 8, id = "v", kind = "new"'), "as its TMPCs take 8 or more"),
+    ],
 )
-def test_devices_that_no_plan_can_use_are_told(memory: str, why: str, tmp_path: Path) -> None:
+def test_devices_that_no_plan_can_use_are_told(changed: tuple[str, str], why: str, tmp_path: Path) -> None:
     path = tmp_path / "kinds.toml"
-    path.write_text(WORKLOAD.replace('"1GB", bandwidth', f'"{memory}", bandwidth'))
+    path.write_text(WORKLOAD.replace('"1GB/s"', '"1.0GB/s"').replace(*changed))
     found = run("solve", path)
     assert found.exit_code == 0
-    assert (f"no stage is on new: {why}" in found.output) == bool(why)
+    assert ("no stage is on new: no plan" in found.output) == bool(why)
+    assert why in found.output
 
 
 def test_faults_of_objects() -> None:
@@ -219,35 +232,42 @@ def test_plans_are_checked_for_kinds() -> None:
 
 @pytest.mark.parametrize("most", [(3,), (2, 3), (1, 0), (2, 1, 2)])
 def test_mixes_follow_from_each_other(most: tuple[int, ...]) -> None:
-    """As loops over all mixes and stages say."""
+    """As loops over all mixes and stages say. Each kind has two rates at its borders: every other border is faster."""
     kinds, stages = len(most), range(2, 5)
-    task = with_mixes(bare_task(kinds), MixLimits(most, stages, uses_all=False))
+    last = tuple(2 * g + 1 for g in range(kinds))
+    borders = tuple(tuple(last[g] - q % 2 for q in range(n + 1)) for g, n in enumerate(most))
+    near = [[*range(last[g] - 1, last[g] + 1), *(x for x in last if x != last[g])] for g in range(kinds)]
+    moves = [(g, *pair) for g in range(kinds) for pair in product(near[g], repeat=2)]
+    of_kinds = tuple(range(min(n, 1), n + 1) for n in most)
+    task = with_mixes(bare_task(moves), MixLimits(stages, of_kinds, borders, last, tuple(moves)))
     counts = [x for x in product(*(range(n + 1) for n in most)) if 0 < sum(x) < stages.stop]
     counts.sort(key=lambda x: (sum(x), x))
     mixes: list[tuple[tuple[int, ...], int, int]] = [((0,) * kinds, -1, -1)]
     mixes += [(x, first, promised) for first, promised in product(range(kinds), repeat=2) for x in counts]
-    assert task.next_mix.shape == (len(mixes), kinds**3)
+    assert task.next_mix.shape == (len(mixes), len(moves))
     for mix, (x, first, promised) in enumerate(mixes):
-        for kind, behind, ahead in product(range(kinds), repeat=3):
-            move = (kind * kinds + behind) * kinds + ahead
+        for move, (kind, *neighbours) in enumerate(moves):
+            behind, ahead = (number // 2 for number in neighbours)
             more = tuple(n + (g == kind) for g, n in enumerate(x))
             may = behind == kind if mix == 0 else (first, promised) == (behind, kind)
+            for other, number, q in zip((behind, ahead), neighbours, (x[kind], x[kind] + 1), strict=True):
+                may = may and (other != kind or number == (*borders[kind], -1)[min(q, most[kind] + 1)])
             expected = mixes.index((more, kind, ahead)) if may and more in counts else -1
             assert task.next_mix[mix, move] == expected
             if expected >= 0:
                 assert task.previous_mix[expected, move] == mix
-        assert task.is_whole[mix] == (mix > 0 and first == promised and sum(x) in stages)
+        ends = first == promised and sum(x) in stages and all(n >= min(m, 1) for n, m in zip(x, most, strict=True))
+        assert task.is_whole[mix] == (mix > 0 and ends)
         if kinds > 1:
             left = sum((most[g] - n) / (g + 1) for g, n in enumerate(x))
             assert task.share_left[mix] == pytest.approx(left)
 
 
-def bare_task(kinds: int) -> FlushTask:
+def bare_task(moves: list[tuple[int, int, int]]) -> FlushTask:
     """With a variant for each move, of whose kind a second is the whole, half, a third of all work."""
-    moves = np.arange(kinds**3)
-    fields = dict.fromkeys(FlushTask._fields, 0) | {"move": moves, "variants": moves}
-    share = 1.0 / (1.0 + moves // kinds**2)
-    return FlushTask(**fields | {"share_of_s": share})  # type: ignore[arg-type]
+    kind = np.array([move[0] for move in moves])
+    fields = dict.fromkeys(FlushTask._fields, 0) | {"ends_behind": kind, "variants": np.arange(len(moves))}
+    return FlushTask(**fields | {"share_of_s": 1.0 / (1.0 + kind)})  # type: ignore[arg-type]
 
 
 def run(*arguments: object) -> Result:
@@ -282,6 +302,12 @@ def test_estimate_of_several_kinds(tmp_path: Path) -> None:
         (("--gpu", "A100-80:2", "--gpu", "A100-80:3"), "--gpu A100-80:3: expected each kind of GPU once"),
         (("--gpu", "A100-80:2", "--gpu", "H100-SXM"), "--gpu H100-SXM: expected each kind of GPU once, with its nodes"),
         (("--gpu", "A100-80:2", "--gpu", "H100-SXM:x"), "--gpu H100-SXM:x: expected"),
+        (("--gpu", "A100-80:2", "--gpu", "A100-80:2"), "--gpu A100-80:2: expected each kind of GPU once"),
+        (("--gpu", "A100-80:0", "--gpu", "H100-SXM:x"), "--gpu A100-80:0, --gpu H100-SXM:x: expected each kind of GPU"),
+        (
+            ("--gpu", "H100-SXM", "--site", "east:2"),
+            "as --gpu H100-SXM --site east:64 --site west:64\n--between is missing; expected the rate",
+        ),
         (
             ("--gpu", "A100-80:2", "--gpu", "H100-SXM:2", "--nodes", "2"),
             "--nodes: --gpu A100-80:2 says how many nodes",

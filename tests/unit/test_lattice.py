@@ -89,7 +89,7 @@ def test_parent_and_added_vertex() -> None:
 
 @pytest.mark.parametrize("layers", [63, 64, 65, 130])
 def test_more_layers_than_a_word_has_bits(layers: int) -> None:
-    # A chain with one more layer beside it: 2 (n + 1) downsets, however the sets are stored.
+    # A chain and one more layer parallel to it: 2 (n + 1) downsets, however the sets are stored.
     lattice = lattice_of(graph_only(range(layers + 1), [(v, v + 1) for v in range(layers - 1)]))
     assert lattice.size == 2 * (layers + 1)
     assert lattice.arrays.bits.shape[1] == (layers + 1 + 63) // 64

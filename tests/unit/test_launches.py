@@ -119,6 +119,8 @@ def test_what_hangs_on_the_unknown_is_unseen() -> None:
     assert [bool(causes(word)) for word in one] == [True, False, True, True]
     kept = own_words("while read line; do P=3; done\nfor i in 1 2; do (P=9); done\nP=${P:-1}\nrun $P")
     assert list(map(readable, kept[0])) == ["P (see line 1)"]
+    (quiet,) = own_words("C='run 1'\nsbatch <<EOF\nsrun -l bash -x -c \"$C\"\nEOF")
+    assert quiet == ["1"]
 
 
 @pytest.mark.parametrize(
@@ -126,7 +128,7 @@ def test_what_hangs_on_the_unknown_is_unseen() -> None:
     [
         ("torchrun x.py --tensor-model-parallel-size 2 $EXTRA_ARGS", "behind $EXTRA_ARGS cannot be seen here; say it"),
         ("for t in 2 4; do torchrun x.py --tensor-model-parallel-size $t; done", "comes to 2 launches; say which"),
-        ("echo hello --tensor-model-parallel-size", "starts no training software that is known"),
+        ("echo hello --tensor-model-parallel-size", "no command of the script has options of Megatron"),
         ("f() { f; }; f --zero-stage 1", "goes round too often"),
         ("deepspeed x.py --zero-stage 5", "zero stage 5: expected 0, 1, 2 or 3"),
         (
@@ -247,7 +249,7 @@ def test_all_that_the_file_of_deepspeed_or_gpt_neox_says_is_read_or_noted() -> N
         "--gradient-accumulation-steps 16 is of each replica: global_batch_size is not compared" in one
         for one in found.notes
     )
-    for name in ("--zero-quantized-weights", "--fp16", "--optimizer-onebitadam", "--cpu-checkpointing"):
+    for name in ("--zero-quantized-weights", "--optimizer-onebitadam", "--cpu-checkpointing"):
         assert any(name in note for note in found.notes), name
     shared = facts_of(neox.replace("stage: 1", "stage: 0").replace("fp16", "bf16"))
     assert shared is not None
@@ -324,7 +326,7 @@ def test_a_recipe_of_a_file_in_python() -> None:
     assert (found.settings["tensor_model_parallel_size"], found.settings["global_batch_size"]) == (8, 32)
     assert found.model == "acme/Small-1B"
     assert not [name for name in found.settings if name.startswith("_")]
-    assert "what _pretrain_common sets is in another file, which is not read" in found.notes
+    assert "what _pretrain_common sets is not read, as its file is not in this or a folder above" in found.notes
     assert causes(found.settings["recompute_granularity"]) == ("a value that depends on line 19",)
     assert found.settings["use_distributed_optimizer"] is True  # as Megatron-Bridge has it where one section has
     assert found.settings["pipeline_model_parallel_layout"] == [
@@ -335,6 +337,16 @@ def test_a_recipe_of_a_file_in_python() -> None:
         read(RECIPES)
     with pytest.raises(UsageError, match="recipe tiny: the file has none of that name; it has small_config"):
         read(RECIPES, Asked("tiny"))
+
+
+def test_recipes_of_mixtures_set_their_dispatcher_by_a_call() -> None:
+    text = (
+        "def mixture():\n    cfg = _pretrain_common()\n    cfg.model.tensor_model_parallel_size = 2\n"
+        '    cfg.model.moe_token_dispatcher_type = "alltoall"\n    apply_flex_dispatcher_backend(cfg.model, {})\n'
+        "    return cfg\n"
+    )
+    for backend, dispatcher in (('"deepep"', "flex"), ("None", "alltoall")):
+        assert read(text.format(backend)).settings["moe_token_dispatcher_type"] == dispatcher
 
 
 REGISTRY = """
@@ -407,7 +419,7 @@ def test_documents_of_megatron_primus_and_flagscale(tmp_path: Path) -> None:
         "num_layers": 2,
         "tensor_model_parallel_size": 4,
     }
-    assert primus.notes == ("variables of the environment are taken as not set: TP (as 4) (--set NAME=VALUE)",)
+    assert primus.notes == ("environment variables, read as unset: TP (as 4); --set NAME=VALUE sets one",)
     flagscale = read((tmp_path / "conf/train.yaml").read_text(), path=tmp_path / "conf/train.yaml")
     assert (flagscale.settings["tensor_model_parallel_size"], flagscale.ranks) == (2, 16)
     nemo = read("model: {tensor_model_parallel_size: 2, micro_batch_size: 1, optim: {name: distributed_fused_adam}}")

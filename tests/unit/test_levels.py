@@ -14,12 +14,16 @@ from piper_ray.engine.request import SolveRequest
 from piper_ray.engine.subproblems import least_s, solve_on_levels
 from piper_ray.model.cluster import Cluster, Link, SpreadCluster
 from piper_ray.model.constraints import AllDevices
+from piper_ray.model.errors import InputError
 from piper_ray.model.events import silent
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Solution, Status
 from piper_ray.model.stop import Stop, StoppedBy, StopSearch
+from piper_ray.report.summary import links_text
+from piper_ray.workloads.formats.upstream import to_upstream
+from piper_ray.workloads.formats.workload_writer import to_toml
 from tests.instances import equal_chain
 from tests.solver_support import ONE_THREAD
 
@@ -66,6 +70,32 @@ def test_levels_end_with_all_devices() -> None:
     assert levelled(devices=2).cluster.levels() == (Cluster(2, 1e6, (Link(4e9),)),)
     one = Cluster(8, 1e6, (Link(1.0),))
     assert one.levels() == (one,)
+
+
+def test_shared_uplinks_are_kept_in_files_and_tell_workloads_apart(tmp_path: Path) -> None:
+    plain, path = levelled(), tmp_path / "shared.toml"
+    links = (replace(LINKS[0], uplink_bytes_per_s=3e9), *LINKS[1:])
+    shared = plain.replace(cluster=replace(plain.cluster, links=links))
+    path.write_text(to_toml(shared), encoding="utf-8")
+    for read in (piper_ray.load(path), piper_ray.load(to_upstream(shared))):
+        assert read.cluster.links == links
+        assert read.digest == shared.digest != plain.digest
+    assert links_text(shared.cluster) == "1 GB/s, 2 GB/s within 4, 4 GB/s within 2 with 3 GB/s out of them"
+    path.write_text(to_toml(shared).replace('uplink = "3GB/s"', "uplink = 0"), encoding="utf-8")
+    with pytest.raises(InputError, match=r"cluster.links\[0\].uplink: zero"):
+        piper_ray.load(path)
+    wrong = (*LINKS[:2], replace(LINKS[2], uplink_bytes_per_s=-1.0))
+    with pytest.raises(InputError, match=r"links\[2\].uplink_bytes_per_s: expected None"):
+        piper_ray.solve(plain.replace(cluster=replace(plain.cluster, links=wrong)))
+
+
+def test_who_sends_shares_an_uplink() -> None:
+    """Two stages on nodes of 4: the devices of one send at the border, all of the node in a ring."""
+    cluster = Cluster(8, 1.0, (Link(100.0, 4, uplink_bytes_per_s=12.0), Link(8.0)))
+    assert [cluster.level_bytes_per_s(1, sending) for sending in (1, 2, 4, 8)] == [8.0, 6.0, 3.0, 3.0]
+    assert cluster.bandwidth_bytes_per_s == cluster.holding(8).bandwidth_bytes_per_s == 3.0
+    assert cluster.holding(4).bandwidth_bytes_per_s == 100.0
+    assert cluster.replicas_link(8, 1).bandwidth_bytes_per_s == 12.0  # what leaves a node together
 
 
 def test_a_slower_inner_link_is_none() -> None:

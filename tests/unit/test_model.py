@@ -1,4 +1,4 @@
-"""What the model holds beside the paper's figures: passes, paths, links, samples and tokens."""
+"""What the model holds in addition to the paper's figures: passes, paths, links, samples and tokens."""
 
 from __future__ import annotations
 

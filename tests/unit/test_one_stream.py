@@ -1,4 +1,4 @@
-"""Transfers on one stream: against a plain twin, against torch's own lists, and beside what has no such stream."""
+"""Transfers on one stream: against a plain twin, torch's own lists, and runs without such a stream."""
 
 from __future__ import annotations
 

@@ -123,6 +123,24 @@ def test_usual_room_is_given_up_where_nothing_fits_and_that_is_said(tmp_path: Pa
         propose(replace(asked, headroom=Headroom(share=0.999)))
 
 
+def test_degrees_that_are_asked_for_are_the_only_ones(config: Path) -> None:
+    """Those of context parallelism are not counted."""
+    with_chosen = {"tensor_parallel": [2], "stages": 2, "context_parallel": [2], "schedule": "1f1b", **GPUS}
+    best = piper_ray.plan(config, "A100-80", **with_chosen)  # type: ignore[arg-type]
+    for one in (best, *best.runners_up):
+        assert len(one.plan.stages) == 2
+        modes = {x.mode.context for row in one.instance.layers[1].tmpcs.values() for x in row}
+        assert {stage.tensor_parallel_degree for stage in one.plan.stages} <= {2 * context for context in modes}
+    every = {"schedule": "1f1b", "context_parallel": [2], **GPUS}
+    assert piper_ray.plan(config, "A100-80", **every).step_s <= best.step_s  # type: ignore[arg-type]
+    for wrong, words in (
+        ({"tensor_parallel": [3]}, "tensor_parallel 3: 1, 2, 4 of"),
+        ({"stages": 5}, "stages 5: "),
+    ):
+        with pytest.raises(UsageError, match=words):
+            piper_ray.plan(config, "A100-80", **wrong, **GPUS)  # type: ignore[arg-type]
+
+
 def test_all_options_of_the_command_are_there() -> None:
     """By the same names, but for those of files, of the screen, and of several plans."""
     text = (ROOT / "docs" / "reference" / "command-line.md").read_text(encoding="utf-8")

@@ -370,7 +370,7 @@ def test_a_usual_batch_is_one_that_the_devices_divide(tmp_path: Path) -> None:
         found = propose(replace(asked, request=request), tell=told.append)
         assert found.best.batch == batch
     assert [text for text in told if "batch" in text.split()] == [
-        "a batch of 1,008 samples, as 3 divides the 12 GPUs and not the usual 1,024 (--global-batch says another)"
+        "a batch of 1,008 samples, as 3 divides the 12 GPUs and not the usual 1,024 (--global-batch sets another)"
     ]
 
 
@@ -420,7 +420,7 @@ def tight(folder: Path) -> PlanDemand:
 
 
 def test_recomputation_is_what_is_asked_of_layers_that_have_not_all_parts() -> None:
-    """Experts that compute their activation again beside dense layers that have none to compute."""
+    """Experts recompute their activation; the dense layers of the same model have none to recompute."""
     none, acts, norms = (Recomputation.of_parts(parts) for parts in ((), ("moe_act",), ("layernorm", "moe_act")))
     plain, act, norm, full = (
         Tmpc(f"{number}", 1.0, mode=Mode(recomputation=kind))

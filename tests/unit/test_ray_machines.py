@@ -1,4 +1,4 @@
-"""Machines that come, go, answer and do not: who may work, who is left out, and what the user is told of it, once."""
+"""Machines that come, go, answer and do not: who may work, who is left out, and what the user reads about it, once."""
 
 from __future__ import annotations
 

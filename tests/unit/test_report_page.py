@@ -316,10 +316,10 @@ def test_little_memory_has_a_scale_of_its_own() -> None:
     assert full.picture.count('class="limit"') == 2
 
 
-@pytest.mark.parametrize("node", [None, 1, 2, 8, 72, 100])
+@pytest.mark.parametrize("groups", [(), (1,), (2,), (8,), (72,), (100,), (8, 72, 576), (4, 500)])
 @pytest.mark.parametrize("devices", [1, 7, 64, 1000, 16_384, 100_001])
-def test_every_device_has_its_place(node: int | None, devices: int) -> None:
-    grid = _Grid.of(devices, node)
+def test_every_device_has_its_place(groups: tuple[int, ...], devices: int) -> None:
+    grid = _Grid.of(devices, groups)
     assert grid.cells <= 1024
     rng = random.Random(devices)
     cuts = sorted({0, devices, *(rng.randrange(devices) for _ in range(20))})
@@ -344,6 +344,33 @@ def test_nodes_replicas_and_what_is_left_over() -> None:
     assert "4 devices left over: 8-11" in found.picture
     assert found.picture.count('class="node"') == 3
     assert found.picture.count('class="c0"') == 2
+
+
+@pytest.mark.parametrize(("devices", "cell", "groups"), [(128, 1, (8, 32)), (144, 1, (8, 72)), (2048, 8, (64, 512))])
+def test_groups_of_groups_have_frames_around_those_of_smaller_ones(
+    devices: int, cell: int, groups: tuple[int, int]
+) -> None:
+    inner = () if cell == 1 else (Link(200 * GIB, cell),)
+    links = (*inner, Link(100 * GIB, groups[0]), Link(50 * GIB, groups[1]), Link(GIB))
+    instance = chain([3.0] * 2, microbatches=devices // 2, devices=devices)
+    cluster = Cluster(devices, 8 * GIB, links)
+    found = placement(cluster, simulate(instance, cut([1, 1], devices // 2, 1), "1f1b"), range(2))
+    boxes = [
+        tuple(map(float, box))
+        for box in re.findall(
+            r'<rect x="([\d.]+)" y="([\d.]+)" width="([\d.]+)" height="([\d.]+)" class="node"', found.picture
+        )
+    ]
+    frames = sorted(boxes, key=lambda box: box[2] * box[3])
+    count = devices // groups[0]
+    assert len(frames) == count + devices // groups[1]
+    for x, y, width, height in frames[:count]:
+        around = [
+            box for box in frames[count:]
+            if box[0] < x and box[1] < y and x + width < box[0] + box[2] and y + height < box[1] + box[3]
+        ]  # fmt: skip
+        assert len(around) == 1
+    assert f"groups of {'64 and 512' if cell > 1 else groups[1]}." in found.legend
 
 
 def test_each_kind_of_devices_has_a_picture_with_its_own_frames() -> None:

@@ -1,4 +1,4 @@
-"""Which rank is told of when one is lost, and what of its error reaches the launcher."""
+"""Which rank is named when one is lost, and what of its error reaches the launcher."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def test_no_scheme_costs_less_at_any_price(graph: OperatorGraph, seed: int) -> N
 
 
 def _every_choice(counts: Sequence[int], rows: Sequence[Sequence[Taken]], most_bytes: float) -> float:
-    """The least time of so many layers of each kind, each choice in turn."""
+    """The least time of a number of layers of each kind, each choice in turn."""
     of_kinds = [itertools.combinations_with_replacement(of, n) for n, of in zip(counts, rows, strict=True)]
     sums = [[(sum(x for x, _ in some), sum(y for _, y in some)) for some in of] for of in of_kinds]
     return min(

@@ -76,7 +76,7 @@ def test_files_and_ids_are_checked(tmp_path: Path) -> None:
 
 
 class _Packed(nn.Module):
-    """Cut in two parts, and viewed as so many heads."""
+    """Cut in two parts, and viewed as heads."""
 
     def __init__(self, heads: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Nothing here reads a file outside the repository: a clone with nothing beside it is all that anybody needs.
+"""Nothing here reads a file outside the repository: a clone alone is enough.
 
 ``.ci/run`` shows it too, by running all tests in a copy that lies alone; this says where the fault is.
 """

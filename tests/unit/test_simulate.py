@@ -54,7 +54,7 @@ def test_options_by_hand() -> None:
     step_s = (4 + 2 - 1) * 3.5
     assert _simulated("1f1b", all_reduce="ring").step_s == pytest.approx(step_s + 1.0)
     assert _simulated("1f1b", optimizer_s=0.5).step_s == pytest.approx(step_s + 2.5)
-    # Half of the 2 s hides beside backward passes.
+    # Half of the 2 s overlaps with backward passes.
     half = _simulated("1f1b", all_reduce_overlap=0.5)
     assert half.step_s == pytest.approx(step_s + 1.0)
     assert _simulated("1f1b", all_reduce_overlap=1.0).step_s == pytest.approx(step_s)
@@ -275,7 +275,7 @@ def test_pipedream_keeps_versions() -> None:
     versions = [rank.versions for rank in found.ranks]
     assert [kept.stashed for kept in versions if kept is not None] == [4, 3, 2, 1]
     assert [kept.vertical_sync for kept in versions if kept is not None] == [4, 4, 4, 4]
-    # Fixed memory, of one version, has nothing beside it.
+    # Fixed memory is of one version, without additions.
     assert found.ranks[0].peak_memory_bytes == 4 * GIB + 4 * GIB / 4
     assert found.ranks[3].peak_memory_bytes == GIB + GIB / 4
     assert all(rank.versions is None for rank in simulate(instance, cut([1] * 4), "2bw").ranks)

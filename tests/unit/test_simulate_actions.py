@@ -200,7 +200,7 @@ def test_groups_pass_through_chunk_after_chunk(ranks: int, microbatches: int, ch
 
 @pytest.mark.parametrize(("p", "m", "v"), [(2, 4, 2), (4, 8, 2), (4, 12, 3), (3, 3, 2)])
 def test_experts_that_overlap_take_a_pass_more_ahead(p: int, m: int, v: int) -> None:
-    """As many as Megatron counts; each backward pass then stands beside a forward pass of another microbatch."""
+    """As many as Megatron counts; each backward pass then comes with a forward pass of another microbatch."""
     usual, more = (flush_lists(Schedule(ScheduleName.INTERLEAVED, v, ahead=ahead), p, m) for ahead in (0, 1))
     for rank, (before, after) in enumerate(zip(usual, more, strict=True)):
         assert sorted(map(tuple, before.tolist())) == sorted(map(tuple, after.tolist()))

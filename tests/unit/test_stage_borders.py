@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+from collections import Counter
+
+import pytest
+
+from piper_ray.export.job import ExportJob
 from piper_ray.model.borders import StageBorder, stage_borders
 from piper_ray.model.cluster import Cluster, DeviceKind, Link
 from piper_ray.model.instance import Instance
@@ -9,6 +16,7 @@ from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, ScheduleName
 from piper_ray.report.summary import border_texts
 from piper_ray.runtimes.meshes import shared_groups
+from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName
 from piper_ray.workloads.formats.plans import stage_documents
 from tests.instances import equal_chain
 
@@ -55,3 +63,31 @@ def test_nothing_is_said_where_links_do_not_differ() -> None:
     one = Cluster(24, 1e9, (Link(50e9),))
     assert "to_next" not in stage_documents(on(one), plan_of("", ""), ONE_F_ONE_B)[0]
     assert stage_borders(NODES, plan_of("", "", "", ""), Schedule(ScheduleName.INTERLEAVED, 2)) == ()
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+@pytest.mark.parametrize(
+    ("d", "stages", "told"),
+    [
+        (60, 3, ([8] * 7 + [4]) * 3),  # a stage of 60 in each domain of 72
+        (12, 8, [8] * 12),  # two stages in the first domain, and six in the other
+        (12, 7, [8, 4] + [8] * 9),  # one in the first
+        (120, 1, ([8] * 7 + [4]) * 2),  # half a stage in each
+        (150, 1, ([8] * 6 + [2]) * 3),
+        (100, 1, ([8] * 6 + [2]) * 2),
+        (68, 1, [8] * 8 + [4]),
+    ],
+)
+def test_nodes_of_launch_files_lie_in_one_group_each(d: int, stages: int, told: list[int]) -> None:
+    """The processes of each node of 8, as torchrun is told them and as ranks.csv has them."""
+    cluster = Cluster(288, 1e9, (Link(900e9, 72), Link(5e9)), node_devices=8)
+    instance = equal_chain(stages).replace(cluster=cluster)
+    plan = Plan(tuple(Stage((k,), d, 1, {k: "plain"}) for k in range(stages)))
+    job = ExportJob(instance, plan, ONE_F_ONE_B, RUNTIMES[RuntimeName.MEGATRON], 8)
+    placed = Counter(
+        mesh.place(rank)[0] for mesh in job.meshes for rank in range(mesh.first_rank, mesh.first_rank + mesh.devices)
+    )
+    assert [placed[node] for node in range(job.nodes)] == told
+    processes = job.torchrun.split("--nproc-per-node ")[1].split(" --node-rank")[0]
+    script = f"for NODE_RANK in {' '.join(map(str, range(job.nodes)))}; do echo {processes}; done"
+    assert [int(word) for word in subprocess.check_output(["bash", "-c", script]).split()] == told

@@ -160,7 +160,7 @@ def _add_until_killed(confirmed: list[str]) -> bool:
 
 
 class _Store(ObjectStore):
-    """Allows so many writes and deletes."""
+    """Allows a number of writes and deletes."""
 
     def __init__(self) -> None:
         super().__init__(before=self._count)

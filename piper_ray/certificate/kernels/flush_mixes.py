@@ -51,44 +51,41 @@ def share_left(mix: int, shape: FlushShape) -> float:
 def ends_whole(mix: int, shape: FlushShape) -> bool:
     """Whether nothing has to be in front: the first stage counts as having one of its own kind there."""
     kinds = shape.share.size
-    return bool(mix % kinds == mix // kinds % kinds and stages_of(mix, shape) >= shape.fewest_stages)
-
-
-@leaf_kernel
-def _is_between_borders(behind: int, r: int, tables: StageTables, shape: FlushShape) -> bool:
-    """With one kind: whether a stage with ``behind`` stages behind it has the borders of a way."""
-    if not 0 <= behind < shape.most_stages:
-        return False
-    return bool(tables.behind[r] == shape.borders[behind] and tables.ahead[r] == shape.borders[behind + 1])
+    for kind in range(kinds):
+        if _count_on(mix, kind, shape) < shape.fewest_of_kind[kind]:
+            return False
+    return bool(mix % kinds == mix // kinds % kinds)
 
 
 @leaf_kernel
 def put_on(mix: int, r: int, tables: StageTables, shape: FlushShape) -> int:
     """Returns the mix with a stage of a way in front; -1 if the stage cannot be there."""
-    if shape.borders.size > 0:
-        is_there = _is_between_borders(stages_of(mix, shape), r, tables, shape)
-        return int(mix + shape.mix_unit[0] + shape.mix_unit[-1]) if is_there else -1
-    kinds, kind = shape.share.size, tables.kind[r]
-    first, wanted = mix // kinds % kinds, mix % kinds
+    kinds, kind, ahead = shape.share.size, tables.kind[r], tables.ahead[r]
+    first, wanted, count = mix // kinds % kinds, mix % kinds, _count_on(mix, kind, shape)
     if mix == 0:  # the last stage counts as having one of its own kind behind it
         first = wanted = kind
-    if kind != wanted or tables.behind[r] != first or _count_on(mix, kind, shape) == shape.most_of_kind[kind]:
+    if kind != wanted or count == shape.most_of_kind[kind]:
+        return -1
+    behind = shape.borders[kind, count] if first == kind else first
+    if tables.behind[r] != behind or (ahead % kinds == kind and ahead != shape.borders[kind, count + 1]):
         return -1
     counts = mix // kinds**2 * kinds**2 + shape.mix_unit[kind] + shape.mix_unit[-1]
-    return int(counts + kind * kinds + tables.ahead[r])
+    return int(counts + kind * kinds + ahead % kinds)
 
 
 @leaf_kernel
 def taken_off(mix: int, r: int, tables: StageTables, shape: FlushShape) -> int:
     """Returns the mix without its first stage, which runs in a way; -1 if that is impossible. The inverse of
     ``put_on``."""
-    if shape.borders.size > 0:
-        is_there = _is_between_borders(stages_of(mix, shape) - 1, r, tables, shape)
-        return int(mix - shape.mix_unit[0] - shape.mix_unit[-1]) if is_there else -1
-    kinds, kind = shape.share.size, tables.kind[r]
-    if mix // kinds % kinds != kind or mix % kinds != tables.ahead[r]:
+    kinds, kind, ahead = shape.share.size, tables.kind[r], tables.ahead[r]
+    if mix // kinds % kinds != kind or mix % kinds != ahead % kinds:
+        return -1
+    count, first = _count_on(mix, kind, shape) - 1, tables.behind[r] % kinds
+    if ahead % kinds == kind and ahead != shape.borders[kind, count + 1]:
+        return -1
+    if first == kind and tables.behind[r] != shape.borders[kind, count]:
         return -1
     counts = mix // kinds**2 * kinds**2 - shape.mix_unit[kind] - shape.mix_unit[-1]
     if counts == 0:
-        return 0 if tables.behind[r] == kind else -1
-    return int(counts + tables.behind[r] * kinds + kind)
+        return 0 if first == kind else -1
+    return int(counts + first * kinds + kind)

@@ -45,30 +45,28 @@ StageKey = tuple[int, int, int]
 
 class FlushShape(NamedTuple):
     """Of all plans that are looked at. room: float64[most_stages + 1], of the last so many positions together: no stage
-    takes more than a position's room times what the batch takes beyond the work of all stages. most_of_kind, share:
-    of each kind of devices, the stages that there may be on it, and what a second counts there. mix_unit: see
-    ``flush_mixes``. borders: with one kind, int64[most_stages + 1] where borders differ: see ``flush_kinds``;
-    then plans have fewest_stages or more."""
+    takes more than a position's room times what the batch takes beyond the work of all stages. most_of_kind,
+    fewest_of_kind, share: of each kind of devices, the stages that there may be on it, and what a second counts there.
+    mix_unit: see ``flush_mixes``. borders: int64[kinds, stages + 1], see ``flush_kinds.AlikeRanks``."""
 
     gpipe: bool
     microbatches: int
     most_stages: int
     most_of_kind: Ints
+    fewest_of_kind: Ints
     limit_s: float
     work_s: float
     room: Floats
     share: Floats
     mix_unit: Ints
     borders: Ints
-    fewest_stages: int
 
 
 class StageTables(NamedTuple):
     """Downsets by rising ``own_s``, their layers' least f + b, and the choices of their layers. m downsets, n vertices,
     e edges.
 
-    kind, behind, ahead: int64[r], the kinds of a way's devices, and of those of the stages behind and in front of it;
-    with one kind, the borders there.
+    kind, behind, ahead: int64[r], the kind of a way's devices, and the numbers of its neighbours.
     memory_bytes: float64[r]. sums: float64[r, m, columns]; rounding: float64[r, columns]. edges: tail, head; in_rate,
     out_rate: float64[r, e], in bytes per second, for the stage of the head and of the tail; in_s, out_s: their least
     cost, in each direction. choices: float64[choices, 5], f, b, R, bytes for each microbatch and once, of vertex v from

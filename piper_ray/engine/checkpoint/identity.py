@@ -101,6 +101,9 @@ def _links(instance: Instance) -> dict[str, str]:
     """Returns the links of smaller groups, if there are any."""
     inner = instance.cluster.links[:-1]
     texts = [f"{_figure(link.bandwidth_bytes_per_s)} bytes/s within {link.devices}" for link in inner]
+    texts += [
+        f"{_figure(x.uplink_bytes_per_s)} bytes/s out of {x.devices}" for x in inner if x.uplink_bytes_per_s is not None
+    ]
     return {_LINKS: ", ".join(texts)} if texts else {}
 
 

@@ -173,7 +173,7 @@ class Candidates:
                 self._cut(index, order, fastest_s, np.ones(self._task.shape.stages))
 
     def move(self, moves: int, control: FloatArray) -> None:
-        """So many moves for the best plan of each choice that has one, after a look at more orders."""
+        """Moves for the best plan of each choice that has one, after a look at more orders."""
         if moves > 0 and not self._moved:
             self._moved = True
             self._cut_orders(self._orders[_FIRST_ORDERS:])
@@ -231,7 +231,7 @@ class Candidates:
         return left
 
     def try_all(self, most_steps: int, target_s: float, control: FloatArray) -> bool:
-        """Looks for the best of all plans that take less than ``target_s``; whether it could in so many steps."""
+        """Looks for the best of all plans that take less than ``target_s``; whether the steps were enough for that."""
         found = all_plans(self._task, self._program, most_steps, target_s, control)
         if found is None:
             return False
@@ -373,7 +373,7 @@ def _mean_held(program: ChunkProgram) -> FloatArray:
 
 
 def _patterns(shape: PipelineShape, layers: int) -> Iterator[FloatArray]:
-    """What chunks may want of so many layers, float64[stages], where all chunks of a turn want as many.
+    """What chunks may want of a number of layers, float64[stages], where all chunks of a turn want as many.
 
     A turn goes at the pace of its largest chunk. Where layers differ, turns of some take more of them than others.
     """

@@ -1,4 +1,4 @@
-"""What the chunks of any plan send and receive at least, beside their passes."""
+"""What the chunks of any plan send and receive at least, in addition to their passes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _least_between_pieces_s(layer_s: list[float], chain: _Chain, room_s: float) 
     """Of all ways to cut a chain into pieces that each take at most ``room_s``; inf if there is none."""
     n = len(layer_s)
     sent_s, received_s = [*chain.sent_s, 0.0], [0.0, *chain.received_s]
-    least_s = [0.0] + [np.inf] * n  # of the first so many layers in pieces
+    least_s = [0.0] + [np.inf] * n  # of the first layers, by their number, in pieces
     for first in range(n):
         piece_s = 2.0 * received_s[first]  # forward and backward
         for last in range(first, n):

@@ -71,8 +71,8 @@ class Case:
 @dataclass
 class Relaxation:
     """``lower_s``: no batch of the case takes less; it rises. kinds: by which prices are looked for, merged ones unless
-    chunks have limits; members: their layers. beside_s: what all transfers together take at least, less what is counted
-    with the chunks.
+    chunks have limits; members: their layers. uncounted_s: what all transfers together take at least, less what is
+    counted with the chunks.
 
     counts, rank: of the paths through the event graph so far, as in ``Paths``. layers_in, units: how many layers of
     each kind each chunk has, float64[kinds, s], and units of time each rank, in the last fractional plan, which keeps
@@ -87,7 +87,7 @@ class Relaxation:
     exact_kinds: LayerKinds
     kinds: LayerKinds
     members: list[IndexArray]
-    beside_s: float
+    uncounted_s: float
     unit: TimeUnit
     lower_s: float
     counts: list[FloatArray] = field(default_factory=list)
@@ -129,8 +129,8 @@ class Relaxation:
         if np.isinf(forced_s):
             forced_s, lower_s = 0.0, target_s  # no plan is quick enough
         # All transfers together are as many as are forced, and those of each chunk as its borders make them.
-        beside_s = max(0.0, forced_s - float(crossing_s.sum()))
-        exact, kinds = (with_transfers(one, beside_s, shape.stages) for one in (exact, kinds))
+        uncounted_s = max(0.0, forced_s - float(crossing_s.sum()))
+        exact, kinds = (with_transfers(one, uncounted_s, shape.stages) for one in (exact, kinds))
         unit = TimeUnit.of(exact, task)
         none = Paths(np.zeros((0, shape.stages, PASSES)), np.zeros(0, np.int64))
         byte_each = 1.0 / np.bincount(moment_rank)[moment_rank]
@@ -139,7 +139,7 @@ class Relaxation:
         if chunk_bound.least_priced_s(exact, limits, none, nothing)[0] > 0.0:
             return None
         exact, kinds = (unit.told(one, task) for one in (exact, kinds))
-        found = cls(task, Case(), program, limits, exact, kinds, members, beside_s, unit, lower_s)
+        found = cls(task, Case(), program, limits, exact, kinds, members, uncounted_s, unit, lower_s)
         found.aim(target_s)
         if not found._is_over:
             found._add_first_paths()
@@ -160,7 +160,7 @@ class Relaxation:
         if case.least_layers is not None and case.most_layers is not None:
             d, stages = self.task.data_parallel_degree, self.task.shape.stages
             one, members = self.task.tables.kinds(d, case.least_layers, case.most_layers, merged=False)
-            exact = self.unit.told(with_transfers(one, self.beside_s, stages), self.task)
+            exact = self.unit.told(with_transfers(one, self.uncounted_s, stages), self.task)
             kinds = _own(exact, "first_chunk", "last_chunk")
         found = replace(
             self,
@@ -263,7 +263,7 @@ class Relaxation:
                     yield replace(self.case, least_layers=least_layers, most_layers=most_layers, splits=splits)
 
     def _with_full_rank(self, units: float, most_units: FloatArray) -> Iterator[Case]:
-        """One of the ranks has so many."""
+        """The cases in which one rank has at least ``units``, for each rank in turn."""
         for rank in np.flatnonzero(self.limits.most_units >= units).tolist():
             least_units = np.zeros(most_units.size)
             least_units[rank] = units
@@ -276,7 +276,7 @@ class Relaxation:
         return float(np.ceil(kinds.layers @ least / self.task.shape.ranks))
 
     def improve(self, rounds: int) -> None:
-        """Looks for better prices: so many times for the best ones of the paths known, then for a longer path."""
+        """Looks for better prices: this many times for the best of the known paths, then for a longer path."""
         if self._is_over or self.is_best:
             return
         if np.isinf(self._evaluate(self._even_prices())):
@@ -399,7 +399,7 @@ class Relaxation:
         return float(found_s - _ROUNDING * (abs(found_s) + priced_s)) if np.isfinite(found_s) else float(found_s)
 
     def _narrow(self) -> None:
-        """Windows beside a hub whose chunk is given."""
+        """Windows next to a hub whose chunk is given."""
         hub = self.case.hub
         if hub is None:
             hub = next(iter(self.hub_chunks()), -1) if len(self.hub_chunks()) == 1 else -1

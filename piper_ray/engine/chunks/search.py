@@ -53,7 +53,7 @@ _Turn = tuple[int, float]
 
 @dataclass(frozen=True)
 class _Phase:
-    """Turns of one kind, of so many nodes at most."""
+    """Turns of one kind, of a limited number of nodes."""
 
     kind: TurnKind
     moves: int
@@ -181,7 +181,7 @@ class ChunkSearch:
         return min(self.ledger.upper_s, self.ledger.within_s * (1.0 + TIE))
 
     def _promising(self, within: float) -> list[int]:
-        """Nodes by the times of their plans, which take at most so many times the best one's, or what is asked for."""
+        """Nodes by the times of their plans, which take at most a multiple of the best one's, or what is asked for."""
         most_s = within * min(self.ledger.upper_s, self.ledger.within_s)
         found = sorted((best.value_s, index) for index, best in self._found.items())
         return [index for value_s, index in found if value_s <= most_s]
@@ -189,7 +189,7 @@ class ChunkSearch:
     def _bound(self, efforts: int | None = None) -> Generator[None, None, None]:
         """It is always the least bound's turn, with the best time known when the node's turn before was over.
 
-        efforts: so many for each node at most, whatever gap is good enough; None: as many as it takes.
+        efforts: the most for each node, whatever gap is good enough; None: as many as it takes.
         """
         waiting = [(node.lower_s, index, self._target_s) for index, node in self._nodes.items()]
         heapq.heapify(waiting)

@@ -112,7 +112,7 @@ class ShareProgram:
         self._highs.addRows(count, np.zeros(count), np.full(count, np.inf), row.size, start, column, value)
 
     def require_units(self, rank: int, units: float) -> None:
-        """The rank has so many at least."""
+        """Requires at least ``units`` of this rank."""
         self._highs.changeRowBounds(int(self._rows[7]) + rank, units, np.inf)
 
     def solve(self, enough_s: float) -> FractionalPlan | None:

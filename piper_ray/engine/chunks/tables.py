@@ -272,7 +272,7 @@ class DegreeTables:
         return found
 
     def held_layers(self, data_parallel_degree: int, microbatches: int, sync_of_byte_s: float) -> HeldLayers:
-        """For a bound on a batch of so many microbatches a replica. sync_of_byte_s: of a rank's weights."""
+        """For a bound on a batch with these microbatches for each replica. sync_of_byte_s: of a rank's weights."""
         alike = self._alike(data_parallel_degree)
         rows = [np.frombuffer(options).reshape(-1, len(FIGURE)) for _, options in alike]
         seconds = [

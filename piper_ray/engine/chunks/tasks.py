@@ -46,7 +46,7 @@ class PipelineShape:
 
     @property
     def runs(self) -> bool:
-        """Whether the schedule can run so many microbatches on so many ranks."""
+        """Whether the schedule can run these microbatches on these ranks."""
         try:
             check_shape(self.schedule, self.ranks, self.microbatches)
         except UsageError:

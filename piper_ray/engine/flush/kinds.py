@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from piper_ray.cost.tolerances import PROOF
-from piper_ray.engine.flush.mixes import possible_kinds
+from piper_ray.engine.flush.mixes import possible_kinds, unpassed_edges
 from piper_ray.engine.flush.tables import FlushWorkload
 from piper_ray.engine.flush.task_search import ChosenStages, of_batch_s
 from piper_ray.engine.kernels.types import FloatArray
@@ -115,6 +115,7 @@ def charged_truly(instance: Instance, workload: FlushWorkload, chosen: ChosenSta
         for v, o in options.tolist():
             stage_of[v], tmpc_of[v] = k, workload.tmpcs[r][v][o]
     kind_of = [names[workload.placed[r].kind] for r in chosen.variant]
+    unpassed = unpassed_edges(graph)
     seconds, missed_s = np.zeros_like(chosen.seconds), np.zeros(graph.size)
     seconds[:, 2] = chosen.seconds[:, 2]
     for v, k in stage_of.items():
@@ -124,10 +125,10 @@ def charged_truly(instance: Instance, workload: FlushWorkload, chosen: ChosenSta
         one, other, edge = stage_of[tail], stage_of[head], instance.edges[index]
         if one == other:
             continue
-        rate = instance.cluster.rate_between(kind_of[one], kind_of[other])
+        counted = workload.rates.go_out[chosen.variant[one], e], workload.rates.come_in[chosen.variant[other], e]
+        rate = counted[0] if unpassed[e] else instance.cluster.rate_between(kind_of[one], kind_of[other])
         sent = edge.communication_bytes + tmpc_of[tail].backward_sync_bytes.get(edge.target, 0.0)
         received = edge.communication_bytes + tmpc_of[head].forward_sync_bytes.get(edge.source, 0.0)
-        counted = workload.rates.go_out[chosen.variant[one], e], workload.rates.come_in[chosen.variant[other], e]
         for k, size, assumed, end in ((one, sent, counted[0], head), (other, received, counted[1], tail)):
             seconds[k, :2] += size / rate
             missed_s[end] += size / rate - size / assumed

@@ -1,17 +1,17 @@
 """Which stages may come before which, and the rates at which their borders are charged: on devices of several kinds,
-and on one kind with faster links within groups.
+and with faster links within groups.
 
-The rates at a stage's borders follow from its own kind and those of its neighbours. So there is a copy of a variant for
-each kind of the stage behind it and of the one in front; a tail *promises* the kind of the stage that comes in front.
-With one kind nothing is promised: there is a copy of a variant for each rate behind it and in front of it, and the
-number of stages behind determines which of them a stage has.
+The rates at a stage's borders follow from its own kind, from those of its neighbours, and within a kind from where the
+border lies. So there is a copy of a variant for each neighbour behind it and in front: a rate within its kind, or
+another kind. A tail *promises* the kind of the stage that comes in front; the numbers of stages on each kind behind a
+border determine its rate.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby, product
+from itertools import groupby, pairwise, product
 from math import prod
 from typing import NamedTuple
 
@@ -19,21 +19,20 @@ import numpy as np
 import numpy.typing as npt
 
 from piper_ray.cost.variants import Variant
-from piper_ray.engine.kernels.flush_mixes import MixTables, mix_tables
+from piper_ray.engine.kernels.flush_mixes import MixRules, mix_tables
 from piper_ray.engine.kernels.flush_types import FlushTask
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
 from piper_ray.engine.lattice.layer_graph import LayerGraph, ancestors, descendants
 from piper_ray.model.cluster import Cluster, Link
-from piper_ray.model.instance import Instance
+from piper_ray.model.instance import Instance, divisors
 from piper_ray.model.schedule import FLUSHED, Schedule
 
 
 @dataclass(frozen=True)
 class Placed:
-    """A variant between stages on devices of given kinds, by their numbers in the cluster.
+    """A variant between stages of given numbers in ``BorderRates``. kind: the number of its devices' kind.
 
-    The last stage counts as having one of its own kind behind it, and the first one as having one in front. With one
-    kind of devices, ``behind`` and ``ahead`` are the rates of the borders, by their numbers in ``BorderRates``.
+    The last stage counts as having one of its own kind behind it, and the first one as having one in front.
     """
 
     variant: Variant
@@ -44,57 +43,112 @@ class Placed:
 
 @dataclass(frozen=True)
 class BorderRates:
-    """On devices of one kind. rates: of borders, in bytes per second, the fastest first. Edges that may skip stages go
-    at the last one, that of the outermost link. by_stages: whether the links of borders, or of replicas, depend on how
-    many stages there are."""
+    """rates: of borders within each kind of devices, in bytes per second, the fastest first. Edges that may skip stages
+    go at the last one, that of the outermost link. by_stages: whether the links of borders, or of replicas, depend on
+    how many stages there are. sizes: the numbers of devices that stages may have.
 
-    rates: tuple[float, ...] = ()
+    All rates are numbered, those of the first kind first. The last number of a kind also stands for a neighbour on this
+    kind of a stage on another one.
+    """
+
+    rates: tuple[tuple[float, ...], ...]
     by_stages: bool = False
+    sizes: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, instance: Instance, graph: LayerGraph, schedule: Schedule) -> BorderRates:
-        """Returns one rate alone if borders are alike: with one link, under 2bw, or if all edges may skip stages."""
-        rates, cluster = instance.cluster.border_rates, instance.cluster
-        by_stages = len(cluster.links) > 1 and schedule.name in FLUSHED and not cluster.kinds
-        return cls(rates if by_stages and unpassed_edges(graph).any() else rates[-1:], by_stages)
+        """Returns one rate for each kind if its borders are alike: with one link, under 2bw, or if all edges may skip
+        stages."""
+        alike = instance.cluster.alike
+        by_stages = any(len(own.links) > 1 for own in alike) and schedule.name in FLUSHED
+        first = 0 if by_stages and unpassed_edges(graph).any() else -1
+        sizes = tuple(sorted({d * t for d in divisors(instance.microbatches) for t in instance.degrees}))
+        return cls(tuple(own.border_rates(sizes)[first:] for own in alike), by_stages, sizes)
 
-    def numbers(self, cluster: Cluster, degree: int) -> range:
-        """Returns the numbers of the rates that borders between stages of at least ``degree`` devices may have."""
-        if len(self.rates) == 1:
-            return range(1)
-        shared = next(k for k, x in enumerate(cluster.links) if x.devices is None or 2 * degree <= x.devices)
-        return range(self.rates.index(cluster.level_bytes_per_s(shared)), len(self.rates))
+    @classmethod
+    def outermost(cls, cluster: Cluster) -> BorderRates:
+        """Returns one rate for each kind."""
+        return cls(tuple((own.bandwidth_bytes_per_s,) for own in cluster.alike))
 
-    def parts(self, cluster: Cluster, d: int, t: int, stages: range) -> Iterator[tuple[range, tuple[int, ...]]]:
-        """The numbers of stages with the same rates at their borders and of their replicas; and the numbers of the
-        borders' rates, by the stages behind: behind the last stage the slowest of all. None where all are alike."""
-        if not self.by_stages:
-            yield stages, ()
+    @property
+    def kinds(self) -> list[int]:
+        """The kind of each number."""
+        return [g for g, rates in enumerate(self.rates) for _ in rates]
+
+    @property
+    def last(self) -> list[int]:
+        """The last number of each kind."""
+        return [int(x) - 1 for x in np.cumsum([len(rates) for rates in self.rates])]
+
+    def between(self, cluster: Cluster) -> FloatArray:
+        """Returns float64[kinds, numbers]: rates between stages of each kind and their neighbours."""
+        names, own = cluster.kind_names, [rate for rates in self.rates for rate in rates]
+        return np.array(
+            [
+                [own[x] if g == h else cluster.rate_between(names[g], names[h]) for x, h in enumerate(self.kinds)]
+                for g in range(len(names))
+            ]
+        )
+
+    def neighbours(self, cluster: Cluster, kind: int, degree: int) -> list[int]:
+        """Returns the numbers of the neighbours that stages of ``degree`` devices or a multiple may have."""
+        others, last = [x for x in self.last if x != self.last[kind]], self.last[kind]
+        own, found = cluster.alike[kind], {last}
+        for size in self.sizes if len(self.rates[kind]) > 1 else ():
+            if size % degree == 0:
+                shared = next(k for k, x in enumerate(own.links) if x.devices is None or 2 * size <= x.devices)
+                found |= {self._number(own, kind, level, size) for level in range(shared, len(own.links))}
+        return sorted([*others, *found])
+
+    def _number(self, own: Cluster, kind: int, level: int, size: int) -> int:
+        """Returns the number of the rate at a border of this level between stages of so many devices."""
+        rates = self.rates[kind]
+        return self.last[kind] + 1 - len(rates) + rates.index(own.level_bytes_per_s(level, size))
+
+    def parts(
+        self, cluster: Cluster, d: int, degrees: Sequence[int], stages: range
+    ) -> Iterator[tuple[range, tuple[range, ...], tuple[tuple[int, ...], ...]]]:
+        """The numbers of stages in all, and on each kind, with the same rates at their borders and of their replicas;
+        and for each kind the numbers of these rates, by the stages of the kind behind: behind the last one the slowest
+        of all."""
+        most = [
+            min(stages[-1], own.devices // (d * t)) if t > 0 else 0
+            for own, t in zip(cluster.alike, degrees, strict=True)
+        ]
+        for each in product(*(self._alike(cluster, kind, d, degrees[kind], most[kind]) for kind in range(len(most)))):
+            of_kinds, numbers = tuple(x for x, _ in each), tuple(x for _, x in each)
+            least = max(stages.start, sum(x.start for x in of_kinds))
+            if least <= (end := min(stages[-1], sum(x[-1] for x in of_kinds))):
+                yield range(least, end + 1), of_kinds, numbers
+
+    def _alike(self, cluster: Cluster, kind: int, d: int, t: int, most: int) -> Iterator[tuple[range, tuple[int, ...]]]:
+        """The same of one kind. With no more stages than have the same links there may also be none."""
+        own, last = cluster.alike[kind], self.last[kind]
+        if not self.by_stages or most == 0:
+            yield range(most + 1), (last,) * (most + 1)
             return
 
         def links(count: int) -> tuple[tuple[int, ...], Link]:
-            return cluster.border_periods(d * t, count), cluster.replicas_link(d, t, count)
+            return own.border_periods(d * t, count), own.replicas_link(d, t, count)
 
-        for (periods, _), counts in groupby(stages, key=links):
-            part = [*counts]
-            found = [0] * part[-1]
-            if len(self.rates) > 1:
-                found = [self.rates.index(cluster.border_bytes_per_s(q, periods)) for q in range(1, part[-1] + 1)]
-            yield range(part[0], part[-1] + 1), (max(found[:-1], default=found[-1]), *found)
+        least = 0
+        for (periods, _), counts in groupby(range(1, most + 1), key=links):
+            end = [*counts][-1]
+            found = [last] * end
+            if len(self.rates[kind]) > 1:
+                found = [self._number(own, kind, own.border_level(q, periods), d * t) for q in range(1, end + 1)]
+            yield range(least, end + 1), (max(found[:-1], default=found[-1]), *found)
+            least = end + 1
 
 
-def placed_variants(
-    variants: Sequence[Variant], cluster: Cluster, borders: BorderRates = BorderRates()
-) -> list[Placed]:
+def placed_variants(variants: Sequence[Variant], cluster: Cluster, borders: BorderRates) -> list[Placed]:
     """Returns each variant with all neighbours that its stages may have."""
-    names = cluster.kind_names
-    if len(names) > 1:
-        pairs = list(product(range(len(names)), repeat=2))
-        return [Placed(variant, names.index(variant.kind), *pair) for variant in variants for pair in pairs]
+    kind_of = {name: g for g, name in enumerate(cluster.kind_names)}
     return [
-        Placed(variant, 0, *pair)
+        Placed(variant, kind, *pair)
         for variant in variants
-        for pair in product(borders.numbers(cluster, variant.degree), repeat=2)
+        for kind in [kind_of[variant.kind]]
+        for pair in product(borders.neighbours(cluster, kind, variant.degree), repeat=2)
     ]
 
 
@@ -108,30 +162,24 @@ class EdgeRates(NamedTuple):
     are_exact: bool
 
 
-def edge_rates(
-    graph: LayerGraph, placed: Sequence[Placed], cluster: Cluster, borders: BorderRates = BorderRates()
-) -> EdgeRates:
+def edge_rates(graph: LayerGraph, placed: Sequence[Placed], cluster: Cluster, borders: BorderRates) -> EdgeRates:
     """Returns the rates of edges. If no stage can lie between the ends of an edge, it goes to a neighbour. Any other
-    edge may go to a stage further on, on devices of any kind that can run the layer there. borders: for one kind of
-    devices.
+    edge may go to a stage further on, on devices of any kind that can run the layer there.
     """
-    names, shape = cluster.kind_names, (len(placed), len(graph.edges))
+    shape = len(placed), len(graph.edges)
     own, behind, ahead = (np.array([getattr(x, name) for x in placed]) for name in ("kind", "behind", "ahead"))
-    unpassed = unpassed_edges(graph)
-    if len(names) == 1:
-        of_border = np.array(borders.rates)
-        come_in, go_out = (np.where(unpassed, of_border[at][:, None], of_border[-1]) for at in (ahead, behind))
-        return EdgeRates(come_in, go_out, are_exact=True)
-    rates = np.array([[cluster.rate_between(one, other) for other in names] for one in names])
+    at_border = borders.between(cluster)
+    rates, unpassed = at_border[:, borders.last], unpassed_edges(graph)
     come_in, go_out = np.empty(shape), np.empty(shape)
     kinds, are_exact = possible_kinds(graph, placed), True
     for e, (tail, head, _) in enumerate(graph.edges):
         if unpassed[e]:
-            come_in[:, e], go_out[:, e] = rates[own, ahead], rates[own, behind]
+            come_in[:, e], go_out[:, e] = at_border[own, ahead], at_border[own, behind]
         else:
             come_in[:, e], go_out[:, e] = (rates[own][:, list(kinds[v])].max(axis=1) for v in (tail, head))
             are_exact = are_exact and len(kinds[tail]) == len(kinds[head]) == 1
-    return EdgeRates(come_in, go_out, are_exact and all(len(kinds[v]) == 1 for ends, _ in graph.tensors for v in ends))
+    are_exact = are_exact and all(len(kinds[v]) == 1 for ends, _ in graph.tensors for v in ends)
+    return EdgeRates(come_in, go_out, are_exact)
 
 
 def unpassed_edges(graph: LayerGraph) -> npt.NDArray[np.bool_]:
@@ -162,66 +210,70 @@ def possible_kinds(graph: LayerGraph, placed: Sequence[Placed]) -> list[frozense
 
 
 class MixLimits(NamedTuple):
-    """Limits on the mixes of a task. most: stages on devices of each kind. stages: the numbers that a plan may have.
-    uses_all: whether a plan must have the most stages of each kind. moves: with one kind of devices and different
-    borders, the only move of a stage, by the number of stages behind it.
+    """Limits on the mixes of a task. stages: the numbers that a plan may have, and of_kinds those on devices of each
+    kind. borders: for each kind the numbers of the rates at borders, by the stages of the kind behind. last: of
+    ``BorderRates``. moves: those that stages may have, by ``FlushTask.move``: a stage's kind, and the numbers of its
+    neighbours behind and in front.
     """
 
-    most: tuple[int, ...]
     stages: range
-    uses_all: bool
-    moves: tuple[int, ...] = ()
+    of_kinds: tuple[range, ...]
+    borders: tuple[tuple[int, ...], ...]
+    last: tuple[int, ...]
+    moves: tuple[tuple[int, int, int], ...]
+
+    @property
+    def most(self) -> IndexArray:
+        """The most stages on devices of each kind."""
+        return np.array([found[-1] for found in self.of_kinds])
 
     @property
     def most_mixes(self) -> int:
         """An upper bound on the number of mixes."""
-        return prod(x + 1 for x in self.most) * len(self.most) ** 2
+        return prod(len(range(found.stop)) for found in self.of_kinds) * len(self.of_kinds) ** 2
 
 
-def moves_of(placed: Sequence[Placed], neighbours: int) -> IndexArray:
-    """Returns int64[r]: ``FlushTask.move``. neighbours: the number of kinds of devices, or of rates of borders."""
-    return np.array([(x.kind * neighbours + x.behind) * neighbours + x.ahead for x in placed], np.int64)
+def moves_between(borders: Sequence[Sequence[int]], last: Sequence[int]) -> set[tuple[int, int, int]]:
+    """Returns the moves that stages may have. borders, last: as in ``MixLimits``."""
+    found: set[tuple[int, int, int]] = set()
+    for kind, numbers in enumerate(borders):
+        others = [x for x in last if x != last[kind]]
+        pairs = {*pairwise(numbers), *product(others, repeat=2), *product(numbers, others), *product(others, numbers)}
+        found |= {(kind, behind, ahead) for behind, ahead in pairs}
+    return found
 
 
 def with_mixes(task: FlushTask, limits: MixLimits) -> FlushTask:
     """Returns the task with the mixes that its tails may have."""
-    most, stages, uses_all, moves = limits
-    kinds = len(most)
+    most, kinds, (of_moves, behind, ahead) = limits.most, len(limits.of_kinds), np.array(limits.moves).T
     grid = np.stack(np.meshgrid(*(np.arange(x + 1) for x in most), indexing="ij"), axis=-1).reshape(-1, kinds)
     total = grid.sum(axis=1)
     order = np.argsort(total, kind="stable")
-    counts = grid[order[total[order] < stages.stop]]
+    counts = grid[order[total[order] < limits.stages.stop]]
     cell_of = np.full(tuple(x + 2 for x in most), -1, np.int64)
     cell_of[tuple(counts.T)] = np.arange(len(counts))
     grown = np.stack([cell_of[tuple((counts + one).T)] for one in np.eye(kinds, dtype=np.int64)], axis=1)
-    ends_here = counts.sum(axis=1) >= stages.start
-    if uses_all:
-        ends_here &= (counts == np.array(most)).all(axis=1)
+    least = [found.start for found in limits.of_kinds]
+    ends_here = (counts.sum(axis=1) >= limits.stages.start) & (counts >= least).all(axis=1)
     left = np.empty(0)
     if kinds > 1:
-        of_counts = (np.array(most) - counts) @ _share_of_kinds(task, kinds)
+        of_counts = (most - counts) @ _share_of_kinds(task, kinds)
         left = np.concatenate([of_counts[:1], np.tile(of_counts[1:], kinds**2)])
-    tables = mix_tables(grown, ends_here)
-    if moves:
-        tables = _by_position(tables, np.array(moves))
+    move_of = np.full((kinds, limits.last[-1] + 1, limits.last[-1] + 1), -1, np.int64)
+    move_of[of_moves, behind, ahead] = np.arange(len(limits.moves))
+    borders = np.zeros((kinds, int(most.max()) + 1), np.int64)
+    for row, found in zip(borders, limits.borders, strict=True):
+        row[: len(found)] = found
+    tables = mix_tables(MixRules(grown, ends_here, counts, borders, np.array(limits.last), move_of), len(limits.moves))
     return task._replace(**tables._asdict(), share_left=left)
-
-
-def _by_position(tables: MixTables, moves: IndexArray) -> MixTables:
-    """Returns the mixes by position, for one kind of devices. moves: int64[stages], as in ``MixLimits``."""
-    position, columns = np.arange(moves.size), int(moves.max()) + 1
-    following, previous = (np.full((len(tables.next_mix), columns), -1, np.int64) for _ in range(2))
-    following[position, moves] = tables.next_mix[:-1, 0]
-    previous[position + 1, moves] = tables.previous_mix[1:, 0]
-    return MixTables(following, previous, tables.is_whole)
 
 
 def share_within(task: FlushTask, limits: MixLimits) -> float:
     """Returns ``FlushTask.share_left`` of the empty tail."""
-    return float(np.array(limits.most) @ _share_of_kinds(task, len(limits.most)))
+    return float(limits.most @ _share_of_kinds(task, len(limits.of_kinds)))
 
 
 def _share_of_kinds(task: FlushTask, kinds: int) -> FloatArray:
     found = np.zeros(kinds)
-    found[task.move[task.variants] // kinds**2] = task.share_of_s[task.variants]
+    found[task.ends_behind[task.variants] % kinds] = task.share_of_s[task.variants]
     return found

@@ -62,6 +62,27 @@ def room(schedule: int, microbatches: int, most_stages: int) -> FloatArray:
     return np.append(0.0, np.cumsum(1.0 / times)) if (times > 0.0).all() else np.zeros(0)
 
 
+def fits_in_order(
+    seconds: FloatArray, held_bytes: FloatArray, room_s: FloatArray, in_flight: FloatArray, memory_bytes: float
+) -> bool:
+    """Returns whether stages can hold a chain's layers. seconds: float64[layers], from the back. held_bytes:
+    float64[layers, 2], fixed, and for each microbatch in flight. room_s, in_flight: float64[stages] each, from the
+    back: the time that a stage may take, and its microbatches in flight.
+
+    A stage's limits hold for each part of it, so no plan is further with its last stages than one that fills each.
+    """
+    ends_s = np.append(0.0, np.cumsum(seconds))
+    fixed_bytes, activation_bytes = np.vstack([np.zeros(2), np.cumsum(held_bytes, axis=0)]).T
+    end = 0
+    for stage_s, microbatches in zip(room_s.tolist(), in_flight.tolist(), strict=True):
+        ends_bytes = fixed_bytes + microbatches * activation_bytes
+        in_time = np.searchsorted(ends_s, ends_s[end] + stage_s, side="right")
+        end = min(int(in_time), int(np.searchsorted(ends_bytes, ends_bytes[end] + memory_bytes, side="right"))) - 1
+        if end >= seconds.size:
+            return True
+    return False
+
+
 def _of_gpipe(m: int, forward_s: FloatArray, backward_s: FloatArray) -> list[PassPath]:
     """Returns paths through all forward passes and through the backward passes up to each position."""
     found = []

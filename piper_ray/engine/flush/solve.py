@@ -161,7 +161,7 @@ class _Problem:
             return impossible
         borders = BorderRates.of(instance, graph, schedule)
         expected, limit_bytes = count_downsets(graph), request.options.memory_limit_bytes
-        neighbours = len(borders.rates) ** 2
+        neighbours = len(borders.kinds) ** 2
         most = min(downsets_within(graph, len(variants) * neighbours, limit_bytes), _MOST_LISTED)
         labelling = Labelling.of(graph) if expected is None or expected > _MOST_DOWNSETS else None
         is_wide = expected is None or expected > most or labelling is not None
@@ -257,7 +257,7 @@ class _Problem:
 
     def needed_devices(self, chosen: ChosenStages, cluster: Cluster) -> int:
         """Those without which the plan takes longer, or is none."""
-        if not self.workload.border_rates.by_stages:
+        if not self.workload.border_rates.by_stages or cluster.kinds:
             return chosen.devices
         d = chosen.task.data_parallel_degree
         return cluster.needed_devices(d, chosen.devices // (chosen.stages * d), chosen.stages)

@@ -434,7 +434,8 @@ class TaskMemo:
 
 def _key(task: DegreePair, cutoff_s: float) -> str:
     d, *degrees = task.degrees
-    from_stages = f" p={task.mixes.stages.start}" if task.mixes.moves else ""
+    fewest = [found.start for found in task.mixes.of_kinds]
+    from_stages = f" p={','.join(map(str, fewest))}" if any(fewest) else ""
     return f"d={d} t={','.join(map(str, degrees))}{from_stages} {float(cutoff_s).hex()}"
 
 

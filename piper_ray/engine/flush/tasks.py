@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import pairwise
 
 import numpy as np
 
 from piper_ray.cost.schedules import degree_choices, rank_counts, sync_s_per_byte
 from piper_ray.cost.tolerances import MEMORY_TOLERANCE
 from piper_ray.engine.flush.border_bound import BorderBound
-from piper_ray.engine.flush.mixes import MixLimits, moves_of, share_within, with_mixes
+from piper_ray.engine.flush.mixes import MixLimits, moves_between, share_within, with_mixes
 from piper_ray.engine.flush.path_prices import PathPrices
 from piper_ray.engine.flush.paths import room
 from piper_ray.engine.flush.tables import FlushWorkload
@@ -25,7 +24,7 @@ from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName, StepTerms
 
 _NO_MIXES: IndexArray = np.empty((0, 0), np.int64)
-_CODES = {ScheduleName.GPIPE: GPIPE, ScheduleName.ONE_F_ONE_B: ONE_F_ONE_B, ScheduleName.TWO_BW: TWO_BW}
+TASK_CODES = {ScheduleName.GPIPE: GPIPE, ScheduleName.ONE_F_ONE_B: ONE_F_ONE_B, ScheduleName.TWO_BW: TWO_BW}
 
 
 @dataclass(frozen=True)
@@ -64,8 +63,8 @@ class DegreePair:
 
     @property
     def key(self) -> tuple[int, ...]:
-        """Identifies the task: its degrees and the fewest stages."""
-        return *self.degrees, self.mixes.stages.start
+        """Identifies the task: its degrees, and the fewest stages in all and on each kind of devices."""
+        return *self.degrees, self.mixes.stages.start, *(found.start for found in self.mixes.of_kinds)
 
 
 def list_tasks(
@@ -77,31 +76,34 @@ def list_tasks(
 ) -> list[DegreePair]:
     """Lists the pairs that fit the cluster and the constraints, by rising bound."""
     found: list[DegreePair] = []
-    code, cluster, placed = _CODES[schedule.name], instance.cluster, workload.placed
+    code, cluster, placed = TASK_CODES[schedule.name], instance.cluster, workload.placed
     is_fixed = restrictions.all_devices or restrictions.stage_count is not None
     of_kind = {name: cluster.of_kind(name) for name in cluster.kind_names}
     memory_bytes = np.array([of_kind[x.variant.kind].memory_bytes * (1.0 + MEMORY_TOLERANCE) for x in placed])
     tensor_parallel_degrees = np.array([x.variant.degree for x in placed])
     borders, has_kinds = workload.border_rates, len(of_kind) > 1
-    ends_behind = np.array([x.behind * len(of_kind) + x.kind if has_kinds else 0 for x in placed])
-    move = moves_of(placed, len(of_kind) if has_kinds else len(borders.rates))
+    kinds, last = borders.kinds, tuple(borders.last)
+    ends_behind = np.array([kinds[x.behind] * len(of_kind) + x.kind for x in placed])
+    moves_of = [(x.kind, x.behind, x.ahead) for x in placed]
 
     @cache
-    def sync_of(d: int, count: int | None) -> FloatArray:
+    def sync_of(d: int, fewest: tuple[int, ...]) -> FloatArray:
+        counts = dict(zip(of_kind, fewest, strict=True)) if borders.by_stages else {}
         alike = {(x.variant.kind, x.variant.degree) for x in placed}
-        found = {(kind, t): sync_s_per_byte(step, of_kind[kind], d, t, count) for kind, t in alike}
+        found = {(kind, t): sync_s_per_byte(step, of_kind[kind], d, t, counts.get(kind)) for kind, t in alike}
         return np.array([found[x.variant.kind, x.variant.degree] for x in placed])
 
-    for d, degrees, usable, stages, of_borders in _parts(instance, workload, schedule, restrictions):
-        moves = tuple(behind * len(borders.rates) + ahead for behind, ahead in pairwise(of_borders))
-        variants = tuple(r for r in usable if not moves or move[r] in moves)
-        fastest = min(of_borders, default=0)
-        bounding = tuple(r for r in usable if not moves or placed[r].behind == placed[r].ahead == fastest)
-        most = [
-            min(stages[-1], own.devices // (d * t)) if t > 0 else 0
-            for own, t in zip(of_kind.values(), degrees, strict=True)
-        ]
-        mixes = MixLimits(tuple(most), stages, restrictions.all_devices, moves)
+    for d, degrees, usable, (stages, of_kinds, of_borders) in _parts(instance, workload, schedule, restrictions):
+        allowed = moves_between(of_borders, last)
+        variants = tuple(r for r in usable if moves_of[r] in allowed)
+        fastest = min(of_borders[0])
+        bounding = variants
+        if not has_kinds:
+            bounding = tuple(r for r in usable if placed[r].behind == placed[r].ahead == fastest)
+        moves = sorted({moves_of[r] for r in variants})
+        number_of = {one: number for number, one in enumerate(moves)}
+        move = np.array([number_of.get(one, -1) for one in moves_of])
+        mixes = MixLimits(stages, of_kinds, of_borders, last, tuple(moves))
         arrays = FlushTask(
             schedule=code,
             data_parallel_degree=d,
@@ -110,7 +112,7 @@ def list_tasks(
             stages=stages[-1] if is_fixed else 0,
             most_memory_bytes=float(memory_bytes[list(variants)].max()),
             memory_bytes=memory_bytes,
-            sync_s_per_byte=sync_of(d, stages[0] if borders.by_stages else None),
+            sync_s_per_byte=sync_of(d, tuple(max(1, found.start) for found in of_kinds)),
             tensor_parallel_degrees=tensor_parallel_degrees,
             variants=np.array(variants, np.int64),
             bounding=np.array(bounding, np.int64),
@@ -154,7 +156,9 @@ def list_tasks(
 
 def _parts(
     instance: Instance, workload: FlushWorkload, schedule: Schedule, restrictions: Restrictions
-) -> Iterator[tuple[int, tuple[int, ...], tuple[int, ...], range, tuple[int, ...]]]:
+) -> Iterator[
+    tuple[int, tuple[int, ...], tuple[int, ...], tuple[range, tuple[range, ...], tuple[tuple[int, ...], ...]]]
+]:
     """Each choice of degrees with the numbers of its variants, for all numbers of stages with the same rates at their
     borders and of their replicas: see ``BorderRates.parts``."""
     for d, degrees, usable in degree_choices(instance, restrictions, [x.variant for x in workload.placed]):
@@ -162,8 +166,8 @@ def _parts(
         if schedule.name is ScheduleName.TWO_BW:  # Piper's bound on the sum of d
             stages = range(stages.start, min(stages.stop, instance.data_parallel_limit // d + 1))
         if stages:
-            for part in workload.border_rates.parts(instance.cluster, d, degrees[0], stages):
-                yield d, degrees, usable, *part
+            for part in workload.border_rates.parts(instance.cluster, d, degrees, stages):
+                yield d, degrees, usable, part
 
 
 def _share_of_s(workload: FlushWorkload, variants: Sequence[int]) -> FloatArray:

@@ -10,11 +10,11 @@ from typing import Any
 from piper_ray.engine.frontier.ranges import parse_numbers
 from piper_ray.engine.frontier.walk import settled
 from piper_ray.engine.solve import solve
+from piper_ray.model.borders import lies_in_groups
 from piper_ray.model.cluster import Cluster
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
-from piper_ray.model.plan import Plan
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName, StepTerms
 from piper_ray.model.solution import Solution, Status
@@ -87,14 +87,21 @@ def kind_table(
         more = [(after_first[one], other)] if one in after_first else []
         return [*more, (one, after_second[other])] if other in after_second else more
 
+    def on(counts: Counts) -> Cluster:
+        return with_devices(instance.cluster, dict(zip(numbers, counts, strict=True)))
+
     for counts in sorted(product(first, second), reverse=True):
-        more = [found[other] for other in next_of(counts)]
-        same = [one for one in more if one.status is Status.OPTIMAL and _fits(one.plan, numbers, counts)]
-        same += [one for one in more if one.status is Status.INFEASIBLE]
+        more = [(found[other], other) for other in next_of(counts)]
+        same = [
+            one
+            for one, there in more
+            if one.status is Status.OPTIMAL and _is_as_fast(one, on(there), dict(zip(numbers, counts, strict=True)))
+        ]
+        same += [one for one, _ in more if one.status is Status.INFEASIBLE]
         if same:
             found[counts] = same[0]
         else:
-            some = instance.replace(cluster=with_devices(instance.cluster, dict(zip(numbers, counts, strict=True))))
+            some = instance.replace(cluster=on(counts))
             part = None if stop is None else stop.part()
             found[counts] = solve(
                 some, restrictions=restrictions, options=options, schedule=schedule, step=step, stop=part
@@ -107,11 +114,19 @@ def kind_table(
     return tuple(KindPoint(counts, one, counts in solved) for counts, one in known.items())
 
 
-def _fits(plan: Plan | None, numbers: Mapping[str, Sequence[int]], counts: Counts) -> bool:
-    used = dict.fromkeys(numbers, 0)
-    for stage in () if plan is None else plan.stages:
-        used[stage.kind] += stage.devices
-    return all(used[name] <= there for name, there in zip(numbers, counts, strict=True))
+def _is_as_fast(found: Solution, cluster: Cluster, fewer: Mapping[str, int]) -> bool:
+    """Whether the best plan for a cluster has the same links on fewer devices of each kind."""
+    assert found.plan is not None
+    in_groups = lies_in_groups(cluster, found.plan, found.schedule)
+    for kind in cluster.kinds:
+        stages = [stage for stage in found.plan.stages if stage.kind == kind.name]
+        needed = sum(stage.devices for stage in stages)
+        if in_groups and stages:
+            d, t = stages[0].data_parallel_degree, stages[0].tensor_parallel_degree
+            needed = kind.cluster.needed_devices(d, t, len(stages))
+        if needed > fewer[kind.name]:
+            return False
+    return True
 
 
 def with_devices(cluster: Cluster, devices: Mapping[str, int]) -> Cluster:

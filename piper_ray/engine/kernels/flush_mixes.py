@@ -19,32 +19,45 @@ class MixTables(NamedTuple):
     is_whole: BitArray
 
 
+class MixRules(NamedTuple):
+    """What decides which mixes there are, for c combinations of numbers of stages on each of g kinds; the first has
+    none. borders, last, move_of: see ``flush.mixes.MixLimits``."""
+
+    grown: IndexArray  # int64[c, g]: the combination with one more of a kind; -1: too many
+    ends_here: npt.NDArray[np.bool_]  # bool[c]: whether a plan may have these numbers
+    counts: IndexArray  # int64[c, g]
+    borders: IndexArray  # int64[g, most + 1]
+    last: IndexArray  # int64[g]
+    move_of: IndexArray  # int64[g, numbers, numbers]: by a stage's kind, behind it and in front; -1: none
+
+
 @kernel
-def mix_tables(grown: IndexArray, ends_here: npt.NDArray[np.bool_]) -> MixTables:
-    """Makes the tables. grown: int64[counts, kinds], for each combination of numbers of stages the one with one more of
-    a kind; -1: too many. The first has none. ends_here: bool[counts], whether a plan may have these numbers.
-    """
-    counts, kinds = grown.shape
-    mixes = 1 + kinds * kinds * (counts - 1)
-    next_mix = np.full((mixes, kinds**3), -1, np.int64)
-    previous_mix = np.full((mixes, kinds**3), -1, np.int64)
+def mix_tables(rules: MixRules, moves: int) -> MixTables:
+    """Makes the tables."""
+    cells, kinds = rules.grown.shape
+    mixes = 1 + kinds * kinds * (cells - 1)
+    next_mix = np.full((mixes, moves), -1, np.int64)
+    previous_mix = np.full((mixes, moves), -1, np.int64)
     is_whole = np.zeros(mixes, np.uint8)
     for first in range(kinds):
         for promised in range(kinds):
-            start = (first * kinds + promised) * (counts - 1)
-            for cell in range(counts):
+            start = (first * kinds + promised) * (cells - 1)
+            for cell in range(cells):
                 mix = 0
                 if cell > 0:
                     mix = start + cell
-                    is_whole[mix] = first == promised and ends_here[cell]
+                    is_whole[mix] = first == promised and rules.ends_here[cell]
                 elif first != promised:
                     continue  # nothing is behind: it counts as being of the same kind
-                more = grown[cell, promised]
+                more, count = rules.grown[cell, promised], rules.counts[cell, promised]
                 if more < 0:
                     continue
+                behind = rules.borders[promised, count] if first == promised else rules.last[first]
                 for ahead in range(kinds):
-                    move = (promised * kinds + first) * kinds + ahead
-                    found = (promised * kinds + ahead) * (counts - 1) + more
-                    next_mix[mix, move] = found
-                    previous_mix[found, move] = mix
+                    in_front = rules.borders[promised, count + 1] if ahead == promised else rules.last[ahead]
+                    move = rules.move_of[promised, behind, in_front]
+                    if move >= 0:
+                        found = (promised * kinds + ahead) * (cells - 1) + more
+                        next_mix[mix, move] = found
+                        previous_mix[found, move] = mix
     return MixTables(next_mix, previous_mix, is_whole)

@@ -67,7 +67,7 @@ COLOURS = 8
 _MOST_CELLS = 1024
 """Devices that are drawn one by one. Of more, several share a cell."""
 
-_WIDTH, _MARGIN = 960.0, 3.0
+_WIDTH, _MARGIN = 960.0, 4.0
 _CELL_HEIGHT = 20.0
 _LEAST_CELL, _MOST_CELL = 13.0, 30.0
 _NODE_GAP = 6.0
@@ -121,11 +121,9 @@ def places_of(simulation: Simulation, cluster: Cluster, within: Sequence[int]) -
     return tuple(found)
 
 
-def _node_devices(cluster: Cluster) -> int | None:
-    """The devices of a node, which is the smallest group with a link of its own; None where the input knows no
-    groups."""
-    inner = cluster.links[:-1]
-    return inner[0].devices if inner else None
+def _groups(cluster: Cluster) -> list[int]:
+    """The devices of the groups with a link of their own, the smallest first; none where the input knows none."""
+    return [link.devices for link in cluster.links[:-1] if link.devices is not None]
 
 
 @dataclass(frozen=True)
@@ -138,34 +136,43 @@ class Placement:
 
 @dataclass(frozen=True)
 class _Grid:
-    """Cells in rows, in blocks (nodes) with a gap between them where a cell is less than a node.
+    """Cells in rows, in blocks with a gap between them: the smallest groups that are more than a cell.
 
-    cell_devices: of one cell. in_block, in_row: cells. cell, gap: widths.
+    cell_devices: of one cell. in_row: cells. framed: the cells of groups that have a frame, those of a block first. A
+    row has whole groups, or a group whole rows. cell: width.
     """
 
     devices: int
     cell_devices: int
-    in_block: int
     in_row: int
+    framed: tuple[int, ...]
     cell: float
-    gap: float
 
     @classmethod
-    def of(cls, devices: int, node: int | None) -> _Grid:
-        """A device a cell while those are few, else a node, or some of them."""
+    def of(cls, devices: int, groups: Sequence[int]) -> _Grid:
+        """A device a cell while those are few, else a node, or some of them. groups: sizes, in ascending order."""
         size = 1
         if devices > _MOST_CELLS:
-            size = node or 1
+            size = groups[0] if groups else 1
             while devices > size * _MOST_CELLS:
                 size *= 2
         cells = -(-devices // size)
-        in_block = node // size if node is not None and size < node else 1
-        gap = _NODE_GAP if in_block > 1 else 0.0
+        framed = [group // size for group in groups if group > size and group % size == 0]
+        framed = framed[:1] + [group for group in framed[1:] if group < cells]
+        in_block = framed[0] if framed else 1
+        gap = _NODE_GAP if framed else 0.0
         blocks = 1
         while blocks * in_block < cells and 2 * blocks * (in_block * _LEAST_CELL + gap) <= _WIDTH:
             blocks *= 2
+        while any(blocks * in_block % group and group % (blocks * in_block) for group in framed):
+            blocks -= 1
         cell = (_WIDTH - 2 * _MARGIN - (blocks - 1) * gap) / (blocks * in_block)
-        return cls(devices, size, in_block, blocks * in_block, min(_MOST_CELL, cell), gap)
+        return cls(devices, size, blocks * in_block, tuple(framed), min(_MOST_CELL, cell))
+
+    @property
+    def in_block(self) -> int:
+        """The cells of a block; 1: there are none."""
+        return self.framed[0] if self.framed else 1
 
     @property
     def cells(self) -> int:
@@ -188,7 +195,8 @@ class _Grid:
     def corner(self, device: int) -> tuple[float, float]:
         whole, inside = divmod(device, self.cell_devices)
         row, column = divmod(whole, self.in_row)
-        x = _MARGIN + (column + inside / self.cell_devices) * self.cell + column // self.in_block * self.gap
+        gaps = column // self.in_block if self.framed else 0
+        x = _MARGIN + (column + inside / self.cell_devices) * self.cell + gaps * _NODE_GAP
         return x, _MARGIN + row * (_CELL_HEIGHT + _ROW_GAP)
 
 
@@ -205,8 +213,8 @@ def placements(instance: Instance, plan: Plan, simulation: Simulation) -> list[P
 def placement(cluster: Cluster, simulation: Simulation, within: Sequence[int], colour: str | None = None) -> Placement:
     """Of some stages. Devices of no stage stay empty. colour: of all; None: each stage has its own."""
     places = places_of(simulation, cluster, within)
-    node = _node_devices(cluster)
-    grid = _Grid.of(cluster.devices, node)
+    groups = _groups(cluster)
+    grid = _Grid.of(cluster.devices, groups)
     pieces = [_drawn(grid, place, colour or f"c{index % COLOURS}") for index, place in enumerate(places)]
     ends = [0, *(place.first_device + place.devices for place in places)]
     for first, end in zip(ends, [*(place.first_device for place in places), cluster.devices], strict=True):
@@ -214,22 +222,23 @@ def placement(cluster: Cluster, simulation: Simulation, within: Sequence[int], c
             boxes = [rect(x, y, width, _CELL_HEIGHT, "unused") for x, y, width in grid.spans(first, end)]
             pieces.append(titled(boxes, f"{plural(end - first, 'device')} left over: {first}-{end - 1}"))
     used = sum(place.devices for place in places)
-    if grid.in_block > 1:
-        pieces += list(_frames(grid))
+    pieces += _frames(grid)
     words = f"{plural(len(within), 'stage')} on {used:,} of {plural(cluster.devices, 'device')}"
     name = "node" if cluster.node_devices is None else "domain"
-    return Placement(picture(_WIDTH, grid.height, pieces, words, "placement"), _legend(name, node, grid.cell_devices))
+    return Placement(picture(_WIDTH, grid.height, pieces, words, "placement"), _legend(name, groups, grid))
 
 
-def _legend(name: str, node: int | None, cell_devices: int) -> str:
-    if node is None:
-        of_nodes = "; the input does not say which of them share a node"
-    elif cell_devices < node:
-        of_nodes = f"; frames are {name}s of {node}"
-    else:
-        of_nodes = f", {plural(cell_devices // node, name)} of {node}"
-    cell = "A cell is one device" if cell_devices == 1 else f"A cell is {cell_devices:,} devices"
-    return f"{cell}{of_nodes}. Numbers are those of stages."
+def _legend(name: str, groups: Sequence[int], grid: _Grid) -> str:
+    size = grid.cell_devices
+    told = "" if groups else "; the input does not say which of them share a node"
+    if groups and size >= groups[0]:
+        told = f", {plural(size // groups[0], name)} of {groups[0]}"
+    framed = [f"{x * size:,}" for x in grid.framed]
+    names = [f"{name}s of {framed.pop(0)}"] if groups and size < groups[0] else []
+    names += [f"groups of {' and '.join(framed)}"] if framed else []
+    frames = f"; frames are {' and '.join(names)}" if names else ""
+    cell = "A cell is one device" if size == 1 else f"A cell is {size:,} devices"
+    return f"{cell}{told}{frames}. Numbers are those of stages."
 
 
 def _drawn(grid: _Grid, place: StagePlace, colour: str) -> Markup:
@@ -260,10 +269,14 @@ def _drawn(grid: _Grid, place: StagePlace, colour: str) -> Markup:
 
 
 def _frames(grid: _Grid) -> Iterator[Markup]:
-    for first in range(0, grid.cells, grid.in_block):
-        x, y = grid.corner(first)
-        width = min(grid.in_block, grid.cells - first) * grid.cell
-        yield rect(x - 1.5, y - 1.5, width + 3.0, _CELL_HEIGHT + 3.0, "node")
+    """Of each group, around those of smaller ones."""
+    for level, group in enumerate(grid.framed, start=1):
+        for first in range(0, grid.cells, group):
+            last = min(first + group, grid.cells) - 1
+            ends = first, min(last, first + grid.in_row - 1), last
+            (left, top), (right, _), (_, bottom) = (grid.corner(cell * grid.cell_devices) for cell in ends)
+            width, height, out = right - left + grid.cell, bottom - top + _CELL_HEIGHT, 1.5 * level
+            yield rect(left - out, top - out, width + 2 * out, height + 2 * out, "node")
 
 
 _LITTLE = 0.25

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from markupsafe import Markup
 
+from piper_ray.model.borders import lies_in_groups, stage_borders
+from piper_ray.model.constraints import choices_made
 from piper_ray.model.figures import given_size_text, plural, printable
 from piper_ray.model.instance import Instance
 from piper_ray.model.passes import passes_of
@@ -80,24 +82,22 @@ def _origin(subject: Subject) -> str:
 
 def assumptions(instance: Instance, plan: Plan, simulation: Simulation) -> tuple[str, ...]:
     """What the figures assume of the schedule, the times and the cluster: sentences, the schedule's first."""
-    chosen = [
-        passes_of(tmpc)
-        for stage in plan.stages
-        for layer, wanted in stage.tmpc_ids.items()
-        for tmpc in instance.layer_by_id[layer].tmpcs[stage.tensor_parallel_degree]
-        if tmpc.id == wanted
-    ]
-    rate = instance.cluster.holding(simulation.devices).bandwidth_bytes_per_s
-    inner = [f"{given_size_text(x.bandwidth_bytes_per_s)}/s within {x.devices}" for x in instance.cluster.links[:-1]]
+    chosen = [passes_of(tmpc) for stage in plan.stages for _, _, tmpc in choices_made(instance, stage)]
+    cluster, schedule = instance.cluster, simulation.schedule
+    rates = {x.bandwidth_bytes_per_s for x in stage_borders(cluster, plan, schedule)}
+    rates = rates or {cluster.holding(simulation.devices).bandwidth_bytes_per_s}
+    inner = [f"{given_size_text(x.bandwidth_bytes_per_s)}/s within {x.devices}" for x in cluster.links[:-1]]
     sentences = template(__package__, "assumptions.txt.jinja").render(
         plan=plan,
-        schedule=simulation.schedule,
+        schedule=schedule,
         options=simulation.options,
-        chunked=simulation.schedule.name in CHUNKED,
+        chunked=schedule.name in CHUNKED,
         replicated=any(stage.data_parallel_degree > 1 for stage in simulation.stages),
         assumed=sum(passes.assumed for passes in chosen),
         unsplit=any(passes.weight_s is None for passes in chosen),
-        bandwidth=f"{given_size_text(rate)}/s",
+        rates=[f"{given_size_text(rate)}/s" for rate in sorted(rates)],
         groups=", ".join(inner),
+        in_groups=lies_in_groups(cluster, plan, schedule),
+        kinds=cluster.kinds,
     )
     return tuple(sentences.splitlines())

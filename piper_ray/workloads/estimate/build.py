@@ -55,8 +55,10 @@ from piper_ray.workloads.estimate.software import (
 class EstimateRequest:
     """What is to be estimated besides the model. None: what the model's own training or the GPU's node has.
 
-    nodes, gpus_per_node: the cluster. domain: GPUs that share the fast link, where it joins several nodes. tokens,
-    samples: the samples of a microbatch. batch: those of a batch, over all replicas. fused: attention as one kernel.
+    nodes, gpus_per_node: the cluster. domain: GPUs that share the fast link, where it joins several nodes.
+    uplink_bytes_per_s: what these together send to others and receive; None: each has a network link of its own.
+    tokens, samples: the samples of a microbatch. batch: those of a batch, over all replicas. fused: attention is one
+    kernel.
     software, precision: a generation (``software.toml``); bf16, fp16 or fp8. offer: further ways to run layers;
     recomputations: besides those that suit the software.
     context_exchange: how context parallelism attends to all tokens (``software.ContextExchange``); overlaps:
@@ -73,6 +75,7 @@ class EstimateRequest:
     nodes: int
     gpus_per_node: int | None = None
     domain: int | None = None
+    uplink_bytes_per_s: float | None = None
     tokens: int | None = None
     samples: int | None = None
     batch: int | None = None
@@ -218,6 +221,10 @@ def estimate(model: ModelConfig, hardware: Hardware, gpu_key: str, request: Esti
 def estimate_on(stack: Stack, model: ModelConfig, hardware: Hardware, request: EstimateRequest) -> Estimate:
     """The same with GPUs and software that are no entries of tables; ``request`` says nothing of these."""
     gpu, domain, devices = stack.gpu, stack.domain, request.devices_of(stack.gpu)
+    links = links_of(gpu, domain, request.uplink_bytes_per_s)
+    share = 0.5 * links[0].share_bytes_per_s() / gpu.network_fraction  # in exchanges all GPUs send at once
+    gpu = gpu.model_copy(update={"network_bytes_per_s": min(gpu.network_bytes_per_s, share)})
+    stack = replace(stack, gpu=gpu)
     samples, batch = request.samples or model.samples, request.batch or model.batch
     if batch % samples:
         raise UsageError(f"--global-batch {batch} is no multiple of the microbatch's {samples} samples; expected one")
@@ -238,7 +245,6 @@ def estimate_on(stack: Stack, model: ModelConfig, hardware: Hardware, request: E
         for kind in architecture.kinds
     }
     modes, left_out = _gathering_little(architecture.kinds, modes, hardware.training, stack)
-    links = links_of(gpu, domain)
     setting = Setting(
         stack=stack,
         training=hardware.training,
@@ -305,15 +311,18 @@ def _architecture(model: ModelConfig, microbatch: Microbatch, request: EstimateR
     return with_adapters(architecture, request.lora) if request.lora else architecture
 
 
-def links_of(gpu: Gpu, domain: int) -> tuple[Link, ...]:
-    """That of a domain, if it has several GPUs, and the network's, whatever the number of nodes.
+def links_of(gpu: Gpu, domain: int, uplink_bytes_per_s: float | None = None) -> tuple[Link, ...]:
+    """That of a domain, if it has several GPUs, and the network's, whatever the number of nodes. Raises UsageError for
+    an uplink of one GPU.
 
     The planner's formulas count what goes out and what comes in, so B counts both directions too.
     """
     network = Link(2.0 * gpu.network_bytes_per_s * gpu.network_fraction)
+    if uplink_bytes_per_s is not None and (domain == 1 or uplink_bytes_per_s <= 0.0):
+        raise UsageError("--uplink: expected a rate above 0, as 100GB/s, of several GPUs that share a fast link")
     if domain == 1:
         return (network,)
-    return (Link(2.0 * gpu.link_bytes_per_s * gpu.link_fraction, domain), network)
+    return (Link(2.0 * gpu.link_bytes_per_s * gpu.link_fraction, domain, uplink_bytes_per_s), network)
 
 
 def _backward_bytes(kind: LayerKind, mode: LayerMode, training: Training, traits: Traits) -> tuple[float, float]:
@@ -356,7 +365,7 @@ def _gathering_little(
     gpu, traits = stack.gpu, stack.traits
     large: dict[int, float] = {}
     for kind in kinds:
-        for mode in modes[kind.key]:
+        for mode in filter(lambda mode: mode.sharding is Sharding.WEIGHTS, modes[kind.key]):
             needed, gathered = _backward_bytes(kind, mode, training, traits)
             if gathered and needed > _GATHERED * gpu.device_bytes:
                 large[mode.degree] = max(large.get(mode.degree, 0.0), needed)

@@ -155,10 +155,16 @@ def check_kinds(layers: Iterable[tuple[str, Layer]], cluster: Cluster, faults: F
         used = dict.fromkeys(tmpc.kind for row in layer.tmpcs.values() for tmpc in row)
         for kind in used:
             if kind not in (names or [""]):
-                faults.at(path, f"a TMPC for devices of kind {quoted(kind)}; expected {expected}")
+                said = f"for devices of kind {quoted(kind)}" if kind else "without a kind"
+                faults.at(path, f"a TMPC {said}; expected {expected}")
         for name in names:
             if name not in used:
-                faults.at(path, f"no TMPC for devices of kind {quoted(name)}; expected at least one for each kind")
+                note_no_tmpc_on(name, path, faults)
+
+
+def note_no_tmpc_on(kind: str, path: str, faults: Faults) -> None:
+    """Notes a layer without a TMPC for a kind of devices."""
+    faults.at(path, f"no TMPC for devices of kind {quoted(kind)}; expected at least one for each kind")
 
 
 def check_passes(tmpc: Tmpc, path_to: Callable[[str], str], faults: Faults) -> None:

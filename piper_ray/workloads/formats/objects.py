@@ -247,9 +247,13 @@ def _check_cluster(cluster: Cluster, faults: Faults) -> None:
         path = f"cluster.links[{index}]"
         where = "bandwidth_bytes_per_s" if len(links) == 1 else f"{path}.bandwidth_bytes_per_s"
         _check_quantity("bandwidth_bytes_per_s", link.bandwidth_bytes_per_s, where, faults)
+        if link.uplink_bytes_per_s is not None:
+            _check_quantity("bandwidth_bytes_per_s", link.uplink_bytes_per_s, f"{path}.uplink_bytes_per_s", faults)
         if index == len(links) - 1:
             if link.devices is not None:
                 faults.at(f"{path}.devices", f"{shown(link.devices)}; expected None: the last link joins all devices")
+            if link.uplink_bytes_per_s is not None:
+                faults.at(f"{path}.uplink_bytes_per_s", "expected None: nothing leaves all devices")
         elif not _is_degree(link.devices):
             _DEGREE.note(link.devices, f"{path}.devices", faults)
         elif link.devices is not None:

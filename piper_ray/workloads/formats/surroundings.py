@@ -31,6 +31,7 @@ from pydantic import Field, TypeAdapter
 from piper_ray.model import arguments
 from piper_ray.model.cluster import Cluster, DeviceKind, Link
 from piper_ray.model.errors import UsageError
+from piper_ray.model.figures import plural
 from piper_ray.model.instance import Batch, Instance, TrainedModel
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.units import doubtful
@@ -82,7 +83,7 @@ _OF_BATCH = ("microbatches",)
 _PER_SECOND = {"memory_bytes": "", "bandwidth_bytes_per_s": "/s"}
 _COUNT: TypeAdapter[int] = TypeAdapter(Count)
 _COUNTS = ("samples_per_microbatch", "tokens_per_sample", "measured_threads")
-_LINKS_WORDS = "a list of objects with devices and bandwidth, the smallest groups first"
+_LINKS_WORDS = "a list of objects with devices, bandwidth and maybe uplink, the smallest groups first"
 
 
 class InnerLink(Closed):
@@ -90,6 +91,9 @@ class InnerLink(Closed):
 
     devices: Degree
     bandwidth: PositiveRate = Field(description="a finite rate > 0 in bytes per second, such as 900GB/s")
+    uplink: PositiveRate | None = Field(
+        default=None, description="a finite rate > 0 in bytes per second, such as 50GB/s, of all devices of a group"
+    )
 
 
 def read_surroundings(
@@ -161,6 +165,7 @@ def surroundings_of(instance: Instance) -> dict[str, object]:
             for quantity in CLUSTER_RULES
             if quantity in _OF_BATCH or not cluster.kinds
         },
+        **({} if cluster.kinds else {"bandwidth_bytes_per_s": cluster.links[-1].bandwidth_bytes_per_s}),
         "samples_per_microbatch": instance.batch.samples_per_microbatch,
         "tokens_per_sample": instance.batch.tokens_per_sample,
         **({} if instance.schedule is None else instance.schedule.to_dict()),
@@ -175,9 +180,12 @@ def surroundings_of(instance: Instance) -> dict[str, object]:
 
 
 def kind_names(listed: object) -> list[str]:
-    """The names of a document's kinds, as far as they are valid."""
-    found = [x.get("name") for x in listed if isinstance(x, Mapping)] if isinstance(listed, (list, tuple)) else []
-    return list(dict.fromkeys(name for name in found if isinstance(name, str) and name))
+    """The names of a document's kinds; none where one of them is not valid."""
+    found = (
+        [x.get("name") if isinstance(x, Mapping) else None for x in listed] if isinstance(listed, (list, tuple)) else []
+    )
+    names = list(dict.fromkeys(name for name in found if isinstance(name, str) and name))
+    return names if len(names) == len(found) else []
 
 
 def kinds_of(cluster: Cluster, paths: Mapping[str, str]) -> list[dict[str, object]]:
@@ -186,6 +194,7 @@ def kinds_of(cluster: Cluster, paths: Mapping[str, str]) -> list[dict[str, objec
     for kind in cluster.kinds:
         own = kind.cluster
         given = {quantity: getattr(own, quantity) for quantity in _OF_CLUSTER}
+        given["bandwidth_bytes_per_s"] = own.links[-1].bandwidth_bytes_per_s
         given |= {"links": _inner_links(own) or None, "node_devices": own.node_devices}
         said = {_key(paths, what): value for what, value in given.items() if value is not None}
         found.append({"name": kind.name, **said})
@@ -193,7 +202,11 @@ def kinds_of(cluster: Cluster, paths: Mapping[str, str]) -> list[dict[str, objec
 
 
 def _inner_links(cluster: Cluster) -> list[dict[str, object]]:
-    return [{"devices": x.devices, "bandwidth": x.bandwidth_bytes_per_s} for x in cluster.links[:-1]]
+    found: list[dict[str, object]] = []
+    for link in cluster.links[:-1]:
+        shared = {} if link.uplink_bytes_per_s is None else {"uplink": link.uplink_bytes_per_s}
+        found.append({"devices": link.devices, "bandwidth": link.bandwidth_bytes_per_s, **shared})
+    return found
 
 
 def _key(paths: Mapping[str, str], what: str) -> str:
@@ -225,14 +238,16 @@ def _read_kinds(
     for what in _OF_KIND:
         if getattr(overrides, what, None) is not None:
             *_, option = CLUSTER_RULES[what]
-            faults.at(paths["kinds"], f"each kind has its own figure; expected no {option}")
+            counts = " (frontier: NAME=NUMBERS of each kind)" if what == "devices" else ""
+            faults.at(paths["kinds"], f"each kind has its own figure; expected no {option}{counts}")
         elif given.get(what) is not None:
             faults.at(
                 paths[what], f"not for a cluster of several kinds of devices; expected it in each of {paths['kinds']}"
             )
     listed, path = given["kinds"], paths["kinds"]
     if not isinstance(listed, (list, tuple)) or len(listed) < 2:
-        faults.at(path, f"{shown(listed)}; expected a list of at least two kinds of devices")
+        given_words = plural(len(listed), "kind") if isinstance(listed, (list, tuple)) else shown(listed)
+        faults.at(path, f"{given_words}; expected a list of at least two kinds of devices")
         listed = ()
     keys = {what: _key(paths, what) for what in _OF_KIND}
     found: list[DeviceKind] = []
@@ -245,7 +260,8 @@ def _read_kinds(
             faults.at(path_of(where, str(key)), "unknown key; expected name, " + ", ".join(keys.values()))
         name = item.get("name")
         if not isinstance(name, str) or not name or name in [kind.name for kind in found]:
-            faults.at(f"{where}.name", f"{shown(name)}; expected a text that no other kind has")
+            found_words = "missing" if name is None else shown(name)
+            faults.at(f"{where}.name", f"{found_words}; expected a text that no other kind has")
             continue
         own = {what: item[key] for what, key in keys.items() if key in item}
         at = {what: f"{where}.{key}" for what, key in keys.items()}
@@ -330,7 +346,7 @@ def _read_links(path: str, value: object, faults: Faults) -> Sequence[Link]:
         before = links[-1].devices if links and links[-1].devices is not None else 1
         if link.devices % before:
             faults.at(f"{path}[{index}].devices", f"{link.devices}; expected a multiple of {before}, the group before")
-        links.append(Link(link.bandwidth, link.devices))
+        links.append(Link(link.bandwidth, link.devices, link.uplink))
     return links
 
 

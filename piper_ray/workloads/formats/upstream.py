@@ -11,10 +11,10 @@ of experts that its tokens are routed to, ``keyHeads``, of keys and values in it
 multi-token prediction; ``model``, the trained model and how it is trained (see ``surroundings``);
 ``samplesPerMicrobatch`` and ``tokensPerSample``; ``schedule``, ``chunks`` and ``group``; ``measuredThreads``, of the
 CPU that times were measured on; ``innerLinks``, a list of ``{"devices": 8, "bandwidth": x}`` for links within groups of
-devices, while ``bandwidth`` belongs to the link that joins all; and ``devicesPerNode`` if the first of these joins
-several nodes. Devices of several kinds are a list ``kinds``, which replaces ``maxDevices`` and so on; each kind has
-these keys and a ``name``. ``bandwidthBetween`` joins stages on different kinds, and a node's ``TMPCs`` are then an
-object of such objects, one for each kind.
+devices, maybe with an ``uplink`` that a group shares, while ``bandwidth`` belongs to the link that joins all; and
+``devicesPerNode`` if the first of these joins several nodes. Devices of several kinds are a list ``kinds``, which
+replaces ``maxDevices`` and so on; each kind has these keys and a ``name``. ``bandwidthBetween`` joins stages on
+different kinds, and a node's ``TMPCs`` are then an object of such objects, one for each kind.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from typing import Any
 from pydantic import Field
 
 from piper_ray.model import limits
-from piper_ray.model.cluster import Cluster
 from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
 from piper_ray.model.passes import RECOMPUTE_ID
 from piper_ray.workloads.formats import graph
@@ -132,11 +131,8 @@ def read_upstream(document: Mapping[str, object], overrides: Quantities, name: s
     if nodes is None or edges is None or not graph.check_size(len(nodes), len(edges), faults, "nodes", "edges"):
         return None
     neighbours = _read_graph(nodes, edges, faults)
-    cluster: Cluster = surroundings["cluster"]
     kinds = kind_names(document["kinds"]) if "kinds" in document else [""]
     layers = [_read_node(node, f"nodes[{index}]", neighbours, kinds, faults) for index, node in enumerate(nodes)]
-    if cluster.kinds or not faults:
-        graph.check_kinds(((f"nodes[{k}].TMPCs", x) for k, x in enumerate(layers) if x is not None), cluster, faults)
     drawn = [faults.model(_UpstreamEdge, edge, f"edges[{index}]") for index, edge in enumerate(edges)]
     tensors = _read_tensors(document, [layer.id for layer in layers if layer is not None], faults)
     if faults:
@@ -266,7 +262,7 @@ def _id_at(item: object, key: str) -> int | None:
 def _read_node(
     raw: object, path: str, neighbours: graph.Neighbours | None, kinds: Sequence[str], faults: Faults
 ) -> Layer | None:
-    """kinds: names of the cluster's kinds of devices; [""] if all are equal."""
+    """kinds: names of the cluster's kinds of devices; [""] if all are equal, and none if a name is not valid."""
     node = faults.model(_UpstreamNode, raw, path)
     if not isinstance(raw, Mapping):
         return None
@@ -274,9 +270,11 @@ def _read_node(
     sync = None if node is None or neighbours is None else _SyncEdges(node.id, neighbours)
     tmpcs: dict[int, tuple[Tmpc, ...]] = {}
     rows: list[object] = []
-    if kinds != [""] and isinstance(given, Mapping):
-        for name in given.keys() - set(kinds):
-            faults.at(path_of(path_of_tmpcs, str(name)), f"unknown kind; expected one of {', '.join(kinds)}")
+    found_before, names = len(faults.found), [kind for kind in kinds if kind]
+    if names and isinstance(given, Mapping):
+        for name in given:
+            if name not in names:
+                faults.at(path_of(path_of_tmpcs, str(name)), f"unknown kind; expected one of {', '.join(names)}")
     for kind in kinds:
         by_degree, where = given, path_of_tmpcs
         if kind and isinstance(given, Mapping):
@@ -284,11 +282,16 @@ def _read_node(
         if not isinstance(by_degree, Mapping):
             problem = "missing" if by_degree is None else f"not an object ({shown(by_degree)})"
             faults.at(where, f"{problem}; expected an object of lists of TMPCs, one for each degree")
-            return None
+            if where == path_of_tmpcs:
+                break
+            continue
+        if kind and not any(by_degree.values()):
+            graph.note_no_tmpc_on(kind, path_of_tmpcs, faults)
         rows += by_degree.values()
         for t, row in _read_degrees(by_degree, where, sync, kind, faults).items():
             tmpcs[t] = tmpcs.get(t, ()) + row
-    graph.check_some_tmpc(rows, path_of_tmpcs, faults)
+    if len(faults.found) == found_before and kinds:
+        graph.check_some_tmpc(rows, path_of_tmpcs, faults)
     if node is None:
         return None
     name = str(node.id) if node.name is None else node.name

@@ -37,8 +37,10 @@ def read_workload(document: Mapping[str, object], overrides: Quantities, name: s
     chains = _read_layers(tables["layers"], types, faults)
     drawn = _read_graph(tables["graph"], tables["layers"], faults)
     expanded = None if chains is None or drawn is None else expand(chains, drawn, types, faults)
-    if expanded is not None and (surroundings["cluster"].kinds or not around):
-        placed = ((path_of("layers", layer.name), layer) for layer in expanded[0])
+    if chains is not None and expanded is not None and (surroundings["cluster"].kinds or not around):
+        type_of = {layer: chain.type_key for chain in chains for layer in chain.layer_ids()}
+        of_type = {type_of[layer.id]: layer for layer in expanded[0]}
+        placed = ((path_of("types", key, "tmpcs"), layer) for key, layer in of_type.items())
         graph.check_kinds(placed, surroundings["cluster"], faults)
     faults.found[before:before] = around.found
     faults.notes += around.notes

@@ -59,9 +59,10 @@ A layer's ``path`` is the module's name in the user's model; that of a chain is 
 1, 2, ... from the first layer that the entry adds. ``tied`` is a name for weights that the entry's layers share with
 all others of that name, such as an embedding that is also the head's projection. ``links`` of [cluster] are those
 within smaller groups of devices, such as ``[{ devices = 8, bandwidth = "900GB/s" }]``; ``bandwidth`` belongs to the
-link that joins all. Replicas of a stage that lie within a group have its link, and so have stages of a plan that does.
-``devices_per_node`` of [cluster]: the devices of a node, on which a launcher starts processes, if the first link joins
-several nodes.
+link that joins all. ``uplink`` of one is what all devices of its group together send out of it and receive; without
+it each has a link of its own there. Replicas of a stage that lie within a group have its link, and so have stages of a
+plan that does. ``devices_per_node`` of [cluster]: the devices of a node, on which a launcher starts processes, if the
+first link joins several nodes.
 
 Devices of several kinds are [[cluster.kinds]] tables, each with a ``name``, ``devices``, ``memory``, ``bandwidth`` and
 ``links`` of its own, and ``between`` of [cluster] is the rate between stages on different kinds. Each row then names

@@ -56,7 +56,12 @@ def _surroundings(instance: Instance) -> Iterator[str]:
     said, schedule, links = surroundings_of(instance), instance.schedule, instance.cluster.links
     if schedule is not None and (schedule.chunks_are_open or schedule.v == 1):
         del said["chunks"]
-    inner = (f"{{ devices = {x.devices}, bandwidth = {_size(x.bandwidth_bytes_per_s, '/s')} }}" for x in links[:-1])
+    inner = (
+        f"{{ devices = {x.devices}, bandwidth = {_size(x.bandwidth_bytes_per_s, '/s')}"
+        + (f", uplink = {_size(x.uplink_bytes_per_s, '/s')}" if x.uplink_bytes_per_s else "")
+        + " }"
+        for x in links[:-1]
+    )
     sizes = {
         "between": _size(instance.cluster.between_bytes_per_s or 0.0, "/s"),
         "memory_bytes": _size(instance.memory_bytes) + _in_words(instance.memory_bytes),

@@ -44,8 +44,8 @@ def least_time(
     cheapest: Callable[[int, float], Cheapest],
     enough_s: float,
 ) -> LeastTime:
-    """Of so many layers of each kind within the memory. known: what may be chosen for a layer of each kind. cheapest:
-    of a kind, by its number, at a price of a byte in s. The search ends where the bound is ``enough_s``."""
+    """For a number of layers of each kind, within the memory. known: what may be chosen for a layer of each kind.
+    cheapest: of a kind, by its number, at a price of a byte in s. The search ends where the bound is ``enough_s``."""
     rows, columns, bound_s = [[*one] for one in known], list[tuple[int, Scheme]](), 0.0
     for _ in range(_MOST_ROUNDS):
         price_s, before = price_of_memory(counts, rows, most_bytes), len(columns)

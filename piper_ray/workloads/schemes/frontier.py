@@ -99,7 +99,7 @@ def undominated(schemes: Sequence[Scheme]) -> list[Scheme]:
 def schemes_of(
     of: PricedGraph, degree: int, in_flight: Sequence[float], tell: Callable[[str], None]
 ) -> list[FoundScheme]:
-    """Of a layer on so many devices. tell: called with what was found so far; what it raises ends the search."""
+    """Of a layer on a number of devices. tell: called with what was found so far; what it raises ends the search."""
     graph, key = of.graph, key_of(of, degree, in_flight)
     found = read_schemes(key, of, degree)
     if found is None:

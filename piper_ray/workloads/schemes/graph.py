@@ -105,6 +105,6 @@ class OperatorGraph:
         return TensorPlacement(first) if border.axis and first in self.sizes else REPLICATED
 
     def placements(self, name: str, degree: int) -> tuple[TensorPlacement, ...]:
-        """Of a value on so many devices; those that are no partial sum."""
+        """Of a value on a number of devices; those that are no partial sum."""
         axes = self.values[name].axes
         return REPLICATED, *(TensorPlacement(axis) for axis in axes if self.sizes.get(axis, 1) % degree == 0)

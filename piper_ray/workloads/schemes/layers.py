@@ -48,7 +48,7 @@ class KindGraph:
 
 
 def graph_of(kind: LayerKind, degree: int) -> KindGraph:
-    """The kind on so many devices. Raises UsageError for operators that have no rule."""
+    """The kind on a number of devices. Raises UsageError for operators that have no rule."""
     found = _GraphInProgress(kind.on(degree))
     for operator in kind.operators:
         found.add(operator)

@@ -399,7 +399,7 @@ class SchemeProgram:
         )
 
     def least_held_bytes(self, in_flight: float) -> float:
-        """The least that a scheme holds with so many microbatches in flight. Raises InfeasibleError."""
+        """The least that a scheme holds with a number of microbatches in flight. Raises InfeasibleError."""
         self._set_costs({self._held[0]: in_flight, self._held[1]: 1.0})
         values = self._run(in_flight, np.inf)
         assert values is not None  # each device may do everything

@@ -63,7 +63,7 @@ class SchemeFigures:
         return self.forward_s + self.backward_s + self.once_s
 
     def held_bytes(self, in_flight: float) -> float:
-        """With so many microbatches in flight."""
+        """With a number of microbatches in flight."""
         return in_flight * self.activation_bytes + self.state_bytes
 
     def as_good_as(self, other: SchemeFigures) -> bool:
