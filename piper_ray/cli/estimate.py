@@ -291,7 +291,7 @@ class RunningOptions:
     graphs: Any = option(
         "NAMES",
         "What CUDA graphs capture, which the host then launches as one: attn (all that is not routed to experts), "
-        "moe_router (routing), or both, as attn,moe_router.",
+        "moe_router (routing), or both, as attn,moe_router; full_iteration: a whole step.",
         "--cuda-graphs",
         default="",
         parse=lambda text: parse_graphs(text) if text else (),
@@ -322,7 +322,7 @@ class TrainingOptions:
     software: str = option(
         "NAME",
         "The generation of training software: megatron-core, nemo, fsdp, torchtitan, megascale, megatron-2022, "
-        "megatron-2021, deepspeed-2021, or another of docs/estimates.md.",
+        "megatron-2021, deepspeed-2021, or another of docs/explanation/pricing.md.",
         default="megatron-core",
     )
     lora: int = option(

@@ -275,23 +275,25 @@ _CONTEXT = {
 
 
 def _work(result: Estimate, kind: LayerKind, operator: Operator, mode: LayerMode) -> Iterator[str]:
-    gpu, degree = result.setting.gpu, mode.degree
+    gpu, degree, stack = result.setting.gpu, mode.degree, result.setting.stack
+    gain = roofline.gain_of(operator, stack)
     for product in operator.products:
         shape = roofline.shape_on(product, kind, mode)
         sides = " x ".join(number_text(side) for side in (shape.rows, shape.depth, shape.columns))
         times = f"{number_text(shape.count)} x " if shape.count != 1 else ""
+        share = gain * roofline.achieved_fraction(shape, gpu, operator.on_chip, gain)
         yield (
             f"{times}({product.rows}) x ({product.depth}) x ({product.columns})"
             f"{f', {product.divided} / t' if product.divided and degree > 1 else ''} = {times}{sides}: "
-            f"{shape.flop:.4g} FLOP at {roofline.achieved_fraction(shape, gpu, operator.on_chip):.3f} of the peak"
+            f"{shape.flop:.4g} FLOP at {share:.3f} of the peak{'' if gain == 1.0 else ' in bf16'}"
             f"{'' if operator.on_chip else f', {shape.operand_bytes:.4g} bytes'}: "
-            f"{time_text(roofline.product_s(shape, gpu, operator.on_chip), 4)}"
+            f"{time_text(roofline.product_s(shape, gpu, operator.on_chip, gain), 4)}"
         )
-    parts = mode.parts(operator.split)
+    factor = roofline.moved_times(operator, kind, mode, stack) / mode.parts(operator.split)
     for word, formula in (("forward", operator.forward_bytes), ("backward", operator.backward_bytes)):
         if kind.value(formula):
-            size = kind.value(formula) / parts
-            shown = f"({formula}) / {parts:g}" if parts != 1 else formula
+            size = kind.value(formula) * factor
+            shown = formula if factor == 1.0 else f"({formula}) x {factor:g}"
             yield f"{word} {shown} = {size:,.0f} bytes: {time_text(roofline.traffic_s(size, gpu), 4)}"
 
 

@@ -23,7 +23,7 @@ GROUPS: dict[str, Callable[[Row], bool]] = {
 _ABOUT = """\
 # A ledger of published runs
 
-`scripts/ledger` makes this page. It has every run of `tests/data/runs` that papers, logs and vendors published with a
+`scripts/ledger` makes this page. It has every run of `published.json` and `moe.json` in `tests/data/runs` with a
 pipeline and a step time, and beside each run the best plan for the same model, batch and GPUs. Each run has two
 figures. x is how much longer a step of its layout takes than one of the best plan, both by our estimate. y is the error
 of that estimate for the run's own step.

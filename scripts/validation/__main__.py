@@ -10,14 +10,15 @@ from pathlib import Path
 from piper_ray.calibrate.runs import read_runs
 from piper_ray.model.errors import PiperRayError
 from piper_ray.workloads.estimate.hardware import load_hardware
-from scripts.validation.doubt import doubt_lines
 from scripts.validation.errors import run_lines, table_lines
 from scripts.validation.order import layouts_by_source, order_lines
+from scripts.validation.page import made_texts
 from scripts.validation.price import outcome_of
 from scripts.validation.proof import proof_lines, proofs
 from scripts.validation.sources import errors_by_source, source_lines
 
-RUNS = Path(__file__).resolve().parents[2] / "tests" / "data" / "runs"
+ROOT = Path(__file__).resolve().parents[2]
+RUNS = ROOT / "tests" / "data" / "runs"
 
 
 def main() -> int:
@@ -30,18 +31,25 @@ def main() -> int:
     )
     parser.add_argument("--hardware", metavar="FILE", help="a TOML file of constants over those of the built-in table")
     parser.add_argument("--json", action="store_true", help="one list of objects on stdout, and nothing else")
-    parser.add_argument("--doubt", action="store_true", help="what piper_ray/workloads/estimate/doubt.toml is to hold")
+    parser.add_argument(
+        "--update",
+        action="store_true",
+        help="write what is made of these runs: docs/estimates.md, README.md, doubt.toml, estimate_errors.jsonl",
+    )
     arguments = parser.parse_args()
+    if arguments.update and (arguments.runs or arguments.hardware):
+        parser.error("--update: expected neither --runs nor --hardware")
     try:
         hardware = load_hardware(arguments.hardware)
-        paths = arguments.runs or [RUNS / f"{name}.json" for name in ("published", "measured", "moe")]
+        paths = arguments.runs or [RUNS / f"{name}.json" for name in ("published", "measured", "moe", "further")]
         outcomes = [outcome_of(run, hardware) for path in paths for run in read_runs(path)]
     except PiperRayError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    if arguments.doubt:
-        peaks = [] if arguments.runs else [outcome_of(run, hardware) for run in read_runs(RUNS / "memory.json")]
-        print("\n".join(doubt_lines([*outcomes, *peaks])))
+    if arguments.update:
+        peaks = [outcome_of(run, hardware) for run in read_runs(RUNS / "memory.json")]
+        for path, text in made_texts(ROOT, outcomes, peaks, hardware):
+            path.write_text(text, encoding="utf-8")
     elif arguments.json:
         print(json.dumps([outcome.to_dict() for outcome in outcomes], indent=1, allow_nan=False))
     else:

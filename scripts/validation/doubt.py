@@ -6,8 +6,10 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
-from piper_ray.workloads.estimate.doubt import likeness, memory_likeness
-from scripts.validation.errors import has_experts
+from piper_ray.calibrate.layouts import Laid
+from piper_ray.model.mode import Sharding
+from piper_ray.workloads.estimate.doubt import constants_in_use, likeness, memory_likeness
+from scripts.validation.errors import has_experts, peak_errors
 from scripts.validation.price import PricedRun
 from scripts.validation.sources import interval_of
 
@@ -36,6 +38,17 @@ def peaks_alike(outcomes: Iterable[PricedRun]) -> dict[str, list[float]]:
     return {key: sorted(ratios) if len(ratios) >= _FEW_PEAKS else every for key, ratios in found.items()}
 
 
+def peaks_told(peaks: Iterable[PricedRun]) -> list[str]:
+    """What runs that count for memory alone say of it, by source."""
+    sources: dict[str, list[PricedRun]] = defaultdict(list)
+    for outcome in peaks:
+        sources[outcome.run.source.partition(",")[0]].append(outcome)
+    told = {source: peak_errors(of) for source, of in sources.items()}
+    words = [f"{source}'s {len(of.values)} are {of.mean:.1%} off" for source, of in told.items()]
+    total = sum(len(of.values) for of in told.values())
+    return [f"Of {total} further peaks, to which nothing was fitted, {', '.join(words)}."]
+
+
 def covering(ratios: Sequence[float], share: float) -> float:
     """The least of these, in their order, that so large a share of them does not exceed."""
     return ratios[max(0, math.ceil(share * len(ratios)) - 1)]
@@ -62,6 +75,17 @@ def coverage(errors: dict[str, dict[str, list[float]]]) -> float:
                 least, most = interval_of(others)
                 shares.append(sum(least <= 1.0 / (1.0 + error) <= most for error in own) / len(own))
     return sum(shares) / len(shares)
+
+
+def _constants(laid: Laid) -> list[str]:
+    """Those that a run's step depends on."""
+    layout = laid.layout
+    return constants_in_use(
+        laid.stack,
+        experts=has_experts(laid),
+        tensor=layout.tensor > 1,
+        sharded=layout.mode.sharding >= Sharding.GRADIENTS,
+    )
 
 
 def doubt_lines(outcomes: Sequence[PricedRun]) -> Iterator[str]:
@@ -97,6 +121,7 @@ def doubt_lines(outcomes: Sequence[PricedRun]) -> Iterator[str]:
     for table, names in (
         ("gpus", [x.stack.gpu.name for x in laid]),
         ("software", [x.stack.software.base for x in laid]),
+        ("constants", [one for x in laid for one in _constants(x)]),
     ):
         yield ""
         yield f"[{table}]"

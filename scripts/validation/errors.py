@@ -37,7 +37,7 @@ def groups_of(outcome: PricedRun) -> tuple[str, ...]:
         return ("experts",)
     if laid.stack.precision is Precision.FP8:
         return ("FP8",)
-    if laid.layout.sharding is Sharding.WEIGHTS:
+    if laid.layout.sharding >= Sharding.GRADIENTS:
         return ("FSDP",)
     if laid.software in OLDER:
         return ("3D, before 2023",)
@@ -128,26 +128,33 @@ def table_lines(outcomes: Sequence[PricedRun]) -> list[str]:
             _mean_text(other, group),
         ]
         lines.append(f"| {' | '.join(cells)} |")
-    return [*lines, *_memory_lines(outcomes)]
+    return [*lines, "", *memory_lines(outcomes)]
 
 
 def _mean_text(errors: Mapping[str, Errors], group: str) -> str:
     return f"{errors[group].mean:.1%} of {len(errors[group].values)}" if group in errors else "-"
 
 
-def _memory_lines(outcomes: Sequence[PricedRun]) -> list[str]:
-    measured = [
-        outcome.predicted_memory_bytes / outcome.measured_memory_bytes - 1.0
-        for outcome in outcomes
-        if outcome.measured_memory_bytes and outcome.predicted_memory_bytes
-    ]
+def memory_lines(outcomes: Sequence[PricedRun]) -> list[str]:
+    """What there is to say of memory: layouts that ran and would be refused, and peaks."""
     priced = [outcome for outcome in outcomes if outcome.fits is not None]
     refused = sum(not outcome.fits for outcome in priced)
-    lines = ["", f"Memory: {refused} of {len(priced)} layouts that ran would be refused."] if priced else []
-    if measured:
-        errors = Errors(tuple(measured))
+    lines = [f"Memory: {refused} of {len(priced)} layouts that ran would be refused."] if priced else []
+    errors = peak_errors(outcomes)
+    if errors.values:
         lines.append(
-            f"Peak memory where it is published, {len(measured)} runs: mean error {errors.mean:.1%}, "
+            f"Peak memory where it is published, {len(errors.values)} runs: mean error {errors.mean:.1%}, "
             f"signed {errors.signed:+.1%}, worst {errors.worst:+.1%}."
         )
     return lines
+
+
+def peak_errors(outcomes: Iterable[PricedRun]) -> Errors:
+    """Of predicted peaks where one is published."""
+    return Errors(
+        tuple(
+            outcome.predicted_memory_bytes / outcome.measured_memory_bytes - 1.0
+            for outcome in outcomes
+            if outcome.measured_memory_bytes and outcome.predicted_memory_bytes
+        )
+    )

@@ -77,7 +77,8 @@ def layouts_by_source(outcomes: Iterable[PricedRun]) -> dict[str, list[Layouts]]
         run, predicted_s, measured_s = outcome.run, outcome.predicted_step_s, outcome.measured_step_s
         if predicted_s is not None and measured_s is not None and run.global_batch:
             size = round(math.log(run.global_batch) / _ALIKE)
-            what = (run.source, run.model.name, run.gpu, run.gpus, size, run.seq, run.precision)
+            how = run.citation, run.precision, run.software
+            what = (run.source, how, run.model.name, run.gpu, run.gpus, size, run.seq)
             alike[what].append((predicted_s / run.global_batch, measured_s / run.global_batch))
     found: dict[str, list[Layouts]] = defaultdict(list)
     for (source, *_), steps in alike.items():

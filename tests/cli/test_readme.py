@@ -15,6 +15,8 @@ from piper_ray.cli.app import app
 from scripts.benchmarks.kept import read_yardsticks
 from scripts.benchmarks.table import ratio
 from scripts.delivery.table import HEAD, MODELS, row
+from scripts.validation.page import README_HEAD
+from tests.data import goldens
 from tests.lengths import long_after
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,18 +44,13 @@ def test_the_plan_that_readme_shows_is_the_one_of_its_page() -> None:
     assert [line for line in shown if line != "..." and line not in page] == []
 
 
-def test_errors_of_estimates_are_those_of_their_page() -> None:
-    """Which test_validate_estimates.py makes anew: number, mean and worst."""
-
-    def figures(text: str) -> list[list[str]]:
-        rows = [re.split(r" *\| *", line.strip("| ")) for line in text.splitlines() if line.startswith("| ")]
-        return [[row[1], row[2], row[-1 if len(row) == 4 else 5]] for row in rows[1:]]
-
-    shown = figures(_readme().split("Errors of estimates", 1)[1].split("\n## ", 1)[0])
-    page = (ROOT / "docs" / "estimates.md").read_text(encoding="utf-8")
-    known = figures(page.split("test_validate_estimates.py -->", 1)[1].split("\n\n", 1)[0])
-    assert len(shown) == 5
-    assert [row for row in shown if row not in known] == []
+def test_errors_of_estimates_are_those_that_are_expected() -> None:
+    """Which scripts/validate_estimates --update makes anew, both."""
+    shown = _readme().split(README_HEAD, 1)[1].split("\n\n", 1)[0].splitlines()
+    known = {(row["runs"], f"{row['worst_error']:+.1%}") for row in goldens("estimate_errors")}
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in shown[2:]]
+    assert len(cells) == 5
+    assert {(int(row[1]), row[3]) for row in cells} <= known
 
 
 def test_links_of_readme_lead_somewhere() -> None:

@@ -80,8 +80,8 @@ def test_times_are_off_by_a_factor_that_grows_with_t(ours: Estimate, published: 
         t: published[t, "vanilla"].time_per_sample_s / tmpc_of(ours, LayerMode(degree=t)).time_per_sample_s
         for t in (1, 2, 4, 8)
     }
-    assert factors[1] == pytest.approx(2.5, abs=0.1)
-    assert factors[8] == pytest.approx(4.3, abs=0.2)
+    assert factors[1] == pytest.approx(2.8, abs=0.1)
+    assert factors[8] == pytest.approx(4.5, abs=0.2)
     assert factors[1] < factors[2] < factors[4] < factors[8]
     flop = 3 * 24 * 2048 * 3840**2 * (1 + 2048 / (6 * 3840))
     assert flop / published[1, "vanilla"].time_per_sample_s == pytest.approx(78e12, rel=0.02)

@@ -23,7 +23,14 @@ from piper_ray.workloads.estimate.config import read_model
 from piper_ray.workloads.estimate.doubt import doubt_of
 from piper_ray.workloads.estimate.hardware import load_hardware
 from piper_ray.workloads.estimate.layout import priced
-from piper_ray.workloads.estimate.software import UNCALIBRATED, Calibration, Constant, Precision, software_named
+from piper_ray.workloads.estimate.software import (
+    UNCALIBRATED,
+    Calibration,
+    Constant,
+    Precision,
+    software_named,
+    stack_of,
+)
 from tests.cli_cases import run as run_cli
 from tests.lengths import long_after
 
@@ -116,13 +123,14 @@ def test_leaving_each_out_in_turn_is_what_the_formula_says() -> None:
 @pytest.mark.long
 def test_runs_of_the_machine_itself_make_the_interval_narrower(tmp_path: Path) -> None:
     """The more runs, the narrower; a single one, and runs that nothing explains, leave it as it is of all machines."""
-    wide = doubt_of("NVIDIA H100 SXM5 80 GB", software_named("megatron-core"), Precision.BF16, experts=False)
+    stack = stack_of(HARDWARE.gpu("H100-SXM"), software_named("megatron-core"), Precision.BF16, 8)
+    wide = doubt_of(stack, False, ())
     widths = [wide.alike.most / wide.alike.least]
-    for count in (3, 6):
+    for count in (4, 6):
         spread = fitted(tmp_path, {Constant.WORK: 0.8}, LAYOUTS[:count]).spread
         assert spread is not None
         assert spread.runs == count
-        own = doubt_of("NVIDIA H100 SXM5 80 GB", software_named("megatron-core"), Precision.BF16, False, spread)
+        own = doubt_of(stack, False, (), spread)
         least_s, most_s = own.range_s(1.0)
         assert least_s < 1.0 < most_s
         assert f"as {count} runs on this machine" in own.words
@@ -133,7 +141,7 @@ def test_runs_of_the_machine_itself_make_the_interval_narrower(tmp_path: Path) -
         {**run_of(layout, {}), "step_s": step_s} for layout, step_s in zip(LAYOUTS, (1.0, 3.0, 9.0), strict=False)
     ]
     found = fit(measurements_in(written(tmp_path / "run.json", unlike), estimated())).calibration.spread
-    assert doubt_of("NVIDIA H100 SXM5 80 GB", software_named("nemo"), Precision.BF16, False, found).calibrated is None
+    assert doubt_of(stack, False, (), found).calibrated is None
 
 
 def test_factors_are_rates_and_shares_of_data_sheets_stay_shares() -> None:

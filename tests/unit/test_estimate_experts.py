@@ -13,7 +13,7 @@ from piper_ray.calibrate.runs import PublishedRun, read_runs
 from piper_ray.model.errors import UsageError
 from piper_ray.workloads.estimate.build import EstimateRequest, estimate
 from piper_ray.workloads.estimate.dispatch import dispatch_s, dispatcher_for, moved_bytes
-from piper_ray.workloads.estimate.doubt import doubt_of, load_doubt
+from piper_ray.workloads.estimate.doubt import constants_in_use, doubt_of, load_doubt
 from piper_ray.workloads.estimate.groups import Group
 from piper_ray.workloads.estimate.hardware import load_hardware
 from piper_ray.workloads.estimate.layout import priced
@@ -23,7 +23,6 @@ from piper_ray.workloads.estimate.roofline import backward_s, summed_gradients_s
 from piper_ray.workloads.estimate.software import (
     Overlap,
     Precision,
-    Software,
     Stack,
     TokenDispatcher,
     load_software,
@@ -114,10 +113,11 @@ def test_the_host_waits_less_for_what_graphs_capture_and_more_where_exchanges_ov
     routing, all_else = idle_s(graphs=("moe_router",)), idle_s(graphs=("attn",))
     assert max(routing, all_else) < usual
     assert idle_s(graphs=("attn", "moe_router")) < min(routing, all_else)
+    assert idle_s(graphs=("full_iteration",)) == 0.0
     overlapped = idle_s(overlaps=("experts",))
     assert overlapped > usual > idle_s(experts=32)
     assert overlapped - usual > 2.0 * (idle_s(experts=32, overlaps=("experts",)) - idle_s(experts=32))
-    with pytest.raises(UsageError, match="expected one of attn, moe_router"):
+    with pytest.raises(UsageError, match="expected one of attn, moe_router, full_iteration"):
         idle_s(graphs=("attention",))
 
 
@@ -191,12 +191,15 @@ def test_the_slowest_of_many_gpus_and_a_full_node_count() -> None:
 
 
 def test_what_hardly_any_run_backs_is_said() -> None:
-    known: Software = software_named("megatron-core")
-    sure = doubt_of("NVIDIA H100 SXM5 80 GB", known, Precision.BF16, experts=False)
+    sure = doubt_of(stack(), False, constants_in_use(stack(), experts=False, tensor=True, sharded=False))
     assert not sure.few
     least_s, most_s = sure.range_s(10.0)
     assert least_s < 10.0 < most_s
-    odd = doubt_of("AMD Instinct MI300X 192 GB", software_named("megascale"), Precision.BF16, experts=True)
-    assert odd.few == {"AMD Instinct MI300X 192 GB": 0, "MegaScale": 0}
+    rare = stack_of(load_hardware().gpu("MI300X"), software_named("megascale"), Precision.BF16, 8)
+    odd = doubt_of(rare, True, constants_in_use(rare, experts=True, tensor=True, sharded=False))
+    assert odd.few == dict.fromkeys(
+        ("AMD Instinct MI300X 192 GB", "MegaScale", "matrix_fraction 0.47", "link_fraction 0.7", "forward_overlap 0.7",
+         "backward_overlap 0.7"), 0,
+    )  # fmt: skip
     assert "hardly any measured run backs: AMD Instinct MI300X" in odd.lines[1]
     assert set(load_doubt().software) <= set(load_software())

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from inspect import getmembers, isfunction, signature
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from piper_ray.workloads.estimate.architectures import rules
 from piper_ray.workloads.estimate.architectures.decoder import PARTS, DecoderConfig, DecoderPaths, Rules
 from piper_ray.workloads.estimate.architectures.multimodal import TowerRules, VisionConfig, VlmConfig
-from piper_ray.workloads.estimate.architectures.rows import TABLES, RowConfig, row_of, table
+from piper_ray.workloads.estimate.architectures.rows import TABLES, Row, RowConfig, row_of, table
 from piper_ray.workloads.estimate.families import KINDS
 
 KNOWN = {name: rule for name, rule in getmembers(rules, isfunction) if not name.startswith("_")}
@@ -31,21 +31,27 @@ def facts(row: Mapping[str, Any]) -> dict[str, Any]:
     return {name: fact for name, fact in row.items() if name not in (*TABLES, "like")}
 
 
+def parts_of(fact: Any) -> list[Any]:
+    """The facts that a fact is made of: those of a list, of a condition, a product or a sum."""
+    if isinstance(fact, Mapping) and "text" not in fact and "by" not in fact:
+        assert set(fact) in (set(), {"if", "then"}, {"if", "then", "else"}, {"product"}, {"sum"}), fact
+        return [one for said in fact.values() for one in (said if isinstance(said, list) else [said])]
+    return fact if isinstance(fact, list) else []
+
+
 def names_in(fact: Any) -> Iterator[str]:
     """Keys and facts that a fact goes by."""
     if isinstance(fact, str):
         yield fact
-    elif isinstance(fact, list):
-        for one in fact:
-            yield from names_in(one)
     elif isinstance(fact, Mapping) and "by" in fact:
         yield from signature(KNOWN[fact["by"]]).parameters
+    for one in parts_of(fact):
+        yield from names_in(one)
 
 
 def rules_in(fact: Any) -> set[str]:
-    if isinstance(fact, list):
-        return {rule for one in fact for rule in rules_in(one)}
-    return {fact["by"]} if isinstance(fact, Mapping) and "by" in fact else set()
+    own = {fact["by"]} if isinstance(fact, Mapping) and "by" in fact else set()
+    return own.union(*map(rules_in, parts_of(fact)))
 
 
 def part_names() -> set[str]:
@@ -65,7 +71,8 @@ def test_names_of_a_row_stand_for_keys_or_facts(section: str, name: str) -> None
         for other in names_in(said):
             assert other.partition(".")[0] in there, (fact, other)
     asked = {*ASKED, *part_names(), *kinds_of_rules(section)}
-    asked |= {other for said in facts(row).values() for other in names_in(said)}
+    everywhere = [row, *(one for of in ("bases", *SECTIONS) for one in table()[of].values())]
+    asked |= {other for one in everywhere for said in facts(one).values() for other in names_in(said)}
     asked |= {other for rule in KNOWN.values() for other in signature(rule).parameters}
     assert asked >= facts(row).keys()
 
@@ -98,3 +105,20 @@ def test_each_rule_and_base_is_used() -> None:
     assert {rule for fact in said for rule in rules_in(fact)} == KNOWN.keys()
     used = {name for row in rows for name in row.get("like", ())} | {"usual"}
     assert used >= table()["bases"].keys()
+
+
+@pytest.mark.parametrize(
+    ("fact", "value"),
+    [
+        ({"if": "tied", "then": "width", "else": {"text": "h"}}, 96),
+        ({"if": "untied", "then": "width", "else": {"text": "h"}}, "h"),
+        ({"if": "untied", "then": "width"}, None),
+        ({"product": [0.5, "width"]}, 48),
+        ({"sum": ["width", {"product": ["width", "width"]}, 1]}, 96 + 96 * 96 + 1),
+    ],
+)
+def test_facts_of_other_facts(fact: Any, value: object) -> None:
+    class Said(RowConfig):
+        row: ClassVar[Row] = {"tied": True, "untied": False, "width": 96}
+
+    assert Said().value(fact) == value

@@ -10,18 +10,22 @@ from piper_ray.model.errors import UsageError
 from piper_ray.model.mode import Recomputation, Sharding
 from piper_ray.workloads.estimate.build import links_of
 from piper_ray.workloads.estimate.config import read_model
-from piper_ray.workloads.estimate.exchanges import all_gather_s, all_reduce_s, all_to_all_s
+from piper_ray.workloads.estimate.exchanges import all_gather_s, all_reduce_s, all_to_all_s, exchange_s, regather_s
 from piper_ray.workloads.estimate.groups import Group, ring_bytes_per_s
-from piper_ray.workloads.estimate.hardware import load_hardware
+from piper_ray.workloads.estimate.hardware import Gpu, load_hardware
 from piper_ray.workloads.estimate.memory import backward_bytes
 from piper_ray.workloads.estimate.modes import LayerMode
 from piper_ray.workloads.estimate.operators import evaluate, substituted
-from piper_ray.workloads.estimate.roofline import MatrixProducts, achieved_fraction, product_s
-from piper_ray.workloads.estimate.software import load_software
+from piper_ray.workloads.estimate.roofline import MatrixProducts, achieved_fraction, forward_s, product_s
+from piper_ray.workloads.estimate.software import Precision, load_software, software_named, stack_of
 from tests.estimate_support import estimated, gpt, kind_of, model_of, tmpc_of
 
 HARDWARE = load_hardware()
 A100, H100, MI300X = (HARDWARE.gpu(key) for key in ("A100-80", "H100-SXM", "MI300X"))
+LLAMA = model_of(
+    "llama", tokens=2048, hidden_size=2048, num_hidden_layers=2, num_attention_heads=16, num_key_value_heads=8,
+    intermediate_size=8192, vocab_size=1000,
+)  # fmt: skip
 SYMBOLS = {"s": 8, "b": 2, "h": 5, "E": 4}
 
 
@@ -47,7 +51,7 @@ def test_an_unknown_symbol_is_no_number() -> None:
 
 def test_a_large_product_runs_at_the_stated_share_and_a_thin_one_at_the_memory_s_pace() -> None:
     large = MatrixProducts(8192, 8192, 8192, 1)
-    share = 0.77 * (8192 / (8192 + 96)) ** 2 * (8192 / (8192 + 64))
+    share = 0.875 * (8192 / (8192 + 96)) ** 2 * (8192 / (8192 + 64))
     assert achieved_fraction(large, A100) == pytest.approx(share)
     assert product_s(large, A100) == pytest.approx(2 * 8192**3 / (312e12 * share))
     thin = MatrixProducts(1, 8192, 8192, 3)
@@ -58,9 +62,9 @@ def test_a_large_product_runs_at_the_stated_share_and_a_thin_one_at_the_memory_s
 def test_products_of_attention_have_the_rate_of_their_heads_size() -> None:
     scores, values = MatrixProducts(2048, 2048, 128, 4), MatrixProducts(2048, 128, 2048, 4)
     for product in (scores, values):
-        assert achieved_fraction(product, H100, on_chip=True) == pytest.approx(0.675 * 0.79 * 128 / (128 + 32))
+        assert achieved_fraction(product, H100, on_chip=True) == pytest.approx(0.67 * 0.92 * 128 / (128 + 32))
         assert product_s(product, H100, on_chip=True) == pytest.approx(
-            4 * 2 * 2048**2 * 128 / (989e12 * 0.675 * 0.79 * 0.8)
+            4 * 2 * 2048**2 * 128 / (989e12 * 0.67 * 0.92 * 0.8)
         )
 
 
@@ -313,3 +317,47 @@ def test_t5_s_encoder_feeds_every_layer_of_the_decoder() -> None:
     whole = 2 * 512 * 256
     assert {edge.communication_bytes for edge in result.instance.edges if edge.source == norm} == {whole / 8}
     assert "114 in the decoder" in result.architecture.sample
+
+
+@pytest.mark.parametrize(
+    ("software", "gpu", "products", "attention"),
+    [
+        ("megatron-core", A100, 0.875, 0.9),
+        ("megatron-2021", A100, 0.875 * 0.88, 0.9),
+        ("megatron-core", H100, 0.67, 0.92),
+        ("torchtitan", A100, 0.875, 0.9),
+        ("torchtitan", H100, 0.67, 0.92 * 0.68),
+        ("llm-foundry-fsdp", A100, 0.875, 0.9 * 0.54),
+        ("llm-foundry-fsdp", H100, 0.67, 0.92 * 0.68 * 0.54),
+    ],
+)
+def test_products_and_attention_reach_what_the_software_s_kernels_do(
+    software: str, gpu: Gpu, products: float, attention: float
+) -> None:
+    reached = stack_of(gpu, software_named(software), Precision.BF16, 8).gpu
+    assert reached.matrix_fraction == pytest.approx(products)
+    assert reached.attention_fraction == pytest.approx(attention)
+
+
+def test_without_fused_kernels_all_but_products_and_attention_moves_more_bytes() -> None:
+    kind = kind_of(estimated(LLAMA, nodes=1))
+    fused, eager = (stack_of(H100, software_named(name), Precision.BF16, 8) for name in ("torchtitan", "fsdp"))
+    for operator in kind.operators:
+        once_s, more_s = (forward_s(operator, kind, LayerMode(), one) for one in (fused, eager))
+        moves = not operator.products and kind.value(operator.forward_bytes) > 0.0
+        kernel_s = H100.kernel_s if moves else 0.0
+        assert more_s - kernel_s == pytest.approx((3.0 if moves else 1.0) * (once_s - kernel_s))
+
+
+def test_what_products_of_8_bits_read_is_gathered_in_8_bits() -> None:
+    kind = kind_of(estimated(LLAMA, nodes=1))
+    half, eight = (
+        stack_of(H100, software_named("nemo"), precision, 8) for precision in (Precision.BF16, Precision.FP8)
+    )
+    (exchange, *_), mode = kind.exchanges, LayerMode(degree=4, sequence_parallel=True)
+    size_bytes = kind.value(exchange.bytes)
+    gather_s = all_gather_s(size_bytes, Group(4), H100, 8)
+    messages_s = 2 * half.software.message_s
+    assert exchange_s(exchange, kind, mode, half) == pytest.approx(2 * gather_s + messages_s)
+    assert exchange_s(exchange, kind, mode, eight) == pytest.approx(1.5 * gather_s + messages_s)
+    assert regather_s(exchange, kind, mode, eight) == pytest.approx(all_gather_s(0.5 * size_bytes, Group(4), H100, 8))

@@ -17,11 +17,12 @@ from piper_ray.model.mode import Sharding
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.workloads.estimate.hardware import load_hardware
 from piper_ray.workloads.estimate.layout import priced
-from scripts.validation.doubt import alike, coverage, doubt_lines
-from scripts.validation.errors import Errors, errors_by_group, groups_of, in_fitted_half, table_lines
-from scripts.validation.order import Layouts, layouts_by_source, order_figures, order_lines
+from scripts.validation.doubt import alike, coverage
+from scripts.validation.errors import Errors, errors_by_group, groups_of, in_fitted_half
+from scripts.validation.order import Layouts, layouts_by_source, order_figures
+from scripts.validation.page import made_texts, with_blocks
 from scripts.validation.price import PricedRun, outcome_of
-from scripts.validation.proof import proof_lines, proofs
+from scripts.validation.proof import proofs
 from scripts.validation.sources import interval_of
 from tests.data import DATA, goldens
 
@@ -52,7 +53,7 @@ def step_s(**changes: object) -> float:
 def all_outcomes() -> list[PricedRun]:
     return [
         outcome_of(run, HARDWARE)
-        for name in ("published", "measured", "moe")
+        for name in ("published", "measured", "moe", "further")
         for run in read_runs(DATA / "runs" / f"{name}.json")
     ]
 
@@ -82,30 +83,18 @@ def test_what_has_no_layout_has_a_reason_and_no_figure(all_outcomes: list[Priced
 
 
 @pytest.mark.long
-def test_docs_table_is_what_the_script_prints(all_outcomes: list[PricedRun]) -> None:
-    shown = (ROOT / "docs" / "estimates.md").read_text(encoding="utf-8")
-    lines = list(table_lines(all_outcomes))
-    assert "\n".join(line for line in lines if line.startswith("|")) in shown
-    told = [line.rstrip(".") for line in lines if line.startswith(("Memory", "Peak memory"))]
-    assert len(told) == 2
-    assert [line for line in told if line not in shown] == []
-    assert "\n".join(order_lines(layouts_by_source(all_outcomes))) in shown
-
-
-@pytest.mark.long
-def test_doubt_is_what_runs_say(all_outcomes: list[PricedRun]) -> None:
-    """Made anew by scripts/validate_estimates --doubt."""
-    kept = (ROOT / "piper_ray" / "workloads" / "estimate" / "doubt.toml").read_text(encoding="utf-8")
+def test_pages_and_doubt_are_what_runs_say(all_outcomes: list[PricedRun]) -> None:
+    """Made anew by scripts/validate_estimates --update."""
     peaks = [outcome_of(run, HARDWARE) for run in read_runs(DATA / "runs" / "memory.json")]
-    assert kept == "\n".join(doubt_lines([*all_outcomes, *peaks])) + "\n"
+    made = made_texts(ROOT, all_outcomes, peaks, HARDWARE)
+    stale = [path for path, text in made if path.read_text(encoding="utf-8") != text]
+    assert stale == []
     assert coverage(alike(all_outcomes)) >= 0.85
 
 
 @pytest.mark.long
 def test_calibrating_on_some_runs_of_a_machine_tells_more_of_the_others(all_outcomes: list[PricedRun]) -> None:
-    found = proofs(all_outcomes, HARDWARE)
-    assert "\n".join(proof_lines(found)) in (ROOT / "docs" / "estimates.md").read_text(encoding="utf-8")
-    for proof in found:
+    for proof in proofs(all_outcomes, HARDWARE):
         assert proof.after.mean <= proof.before.mean
         if "data sheets" in proof.machine:
             assert proof.after.mean < 0.3 * proof.before.mean
@@ -299,3 +288,10 @@ def test_the_script_prints_a_list_for_programs_and_a_table_for_people(tmp_path: 
     assert (missing.returncode, missing.stdout) == (3, "")
     assert "none.json" in missing.stderr
     assert "Traceback" not in missing.stderr
+
+
+def test_only_what_is_made_of_a_page_is_put_anew() -> None:
+    page = "a\n<!-- made: x -->\nold\n<!-- end -->\nb\n<!-- made: y -->\nkept\n<!-- end -->\n"
+    assert with_blocks(page, {"x": ["new", "lines"]}) == page.replace("old", "new\nlines")
+    with pytest.raises(AssertionError, match="z"):
+        with_blocks(page, {"z": []})

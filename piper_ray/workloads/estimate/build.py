@@ -18,7 +18,7 @@ from piper_ray.workloads.estimate.adapters import with_adapters
 from piper_ray.workloads.estimate.config import ModelConfig
 from piper_ray.workloads.estimate.costs import LayerCosts, Setting, costs_of, edge_bytes, sync_bytes, tmpc_of
 from piper_ray.workloads.estimate.dispatch import dispatcher_word
-from piper_ray.workloads.estimate.doubt import Doubt, doubt_of
+from piper_ray.workloads.estimate.doubt import Doubt, constants_in_use, doubt_of
 from piper_ray.workloads.estimate.families import Microbatch
 from piper_ray.workloads.estimate.hardware import Gpu, Hardware, Training
 from piper_ray.workloads.estimate.host import with_state_on_host
@@ -193,7 +193,14 @@ class Estimate:
             return max((one.doubt for one in self.kinds), key=lambda doubt: doubt.range_s(1.0)[1])
         stack = self.setting.stack
         experts = any(kind.experts for kind in self.architecture.kinds)
-        return doubt_of(stack.gpu.name, stack.software, stack.precision, experts, self.calibration.spread)
+        modes = [mode for of_kind in self.modes.values() for mode in of_kind]
+        used = constants_in_use(
+            stack,
+            experts=experts,
+            tensor=any(mode.degree > 1 for mode in modes),
+            sharded=any(mode.sharding >= Sharding.GRADIENTS for mode in modes),
+        )
+        return doubt_of(stack, experts, () if self.calibration.factors else used, self.calibration.spread)
 
     def costs(self, kind: LayerKind, mode: LayerMode) -> LayerCosts:
         return costs_of(kind.on(mode.degree), mode, self.setting)

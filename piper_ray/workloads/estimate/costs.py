@@ -32,10 +32,6 @@ _HALF = 1.5
 _ROUTED_BACK = 1.5
 """Times as long that the host takes to launch the backward pass of routing."""
 
-_INTERFERENCE = 0.25
-"""The share of the time of a collective that simultaneous products lose to it: it takes multiprocessors and memory
-traffic."""
-
 
 @dataclass(frozen=True)
 class Setting:
@@ -196,7 +192,7 @@ def costs_of(kind: LayerKind, mode: LayerMode, setting: Setting) -> LayerCosts:
     kept = memory.kept_bytes(kind, mode, stack.traits)
     offload = [offload_s(kept, pass_s, setting.gpu) if mode.offload else 0.0 for pass_s in passes_s]
     gathers = [
-        max(0.0, moved_s - pass_s) + _INTERFERENCE * min(moved_s, pass_s)
+        max(0.0, moved_s - pass_s) + stack.software.gather_slowdown * min(moved_s, pass_s)
         for moved_s, pass_s in zip(synchronisation.passes_s(kind, mode, stack, setting.training), passes_s, strict=True)
     ]
     return LayerCosts(
@@ -229,14 +225,15 @@ def costs_of(kind: LayerKind, mode: LayerMode, setting: Setting) -> LayerCosts:
 
 def is_captured(operator: Operator, stack: Stack) -> bool:
     """Whether a CUDA graph launches it, in no time of the host's."""
-    return CudaGraph.ATTENTION in stack.software.graphs and not operator.routed
+    graphs = stack.software.graphs
+    return CudaGraph.ALL in graphs or (CudaGraph.ATTENTION in graphs and not operator.routed)
 
 
 def experts_host_s(kind: LayerKind, mode: LayerMode, stack: Stack) -> tuple[float, float]:
     """What the host takes to route and to launch grouped products expert by expert, in a forward and in a backward
     pass."""
     counts = [expert_launches(operator, kind, mode) for operator in kind.operators if operator.routed]
-    if not counts:
+    if not counts or CudaGraph.ALL in stack.software.graphs:
         return 0.0, 0.0
     each_s = stack.launch_s(mode.degree) * stack.software.expert_launches
     routing = routing_host_s(stack)

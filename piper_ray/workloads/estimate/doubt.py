@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -11,7 +11,8 @@ from importlib.resources import files
 from pydantic import Field
 
 from piper_ray.model.figures import plural
-from piper_ray.workloads.estimate.software import Precision, Software, SoftwareFamily, Spread
+from piper_ray.workloads.estimate.hardware import Gpu
+from piper_ray.workloads.estimate.software import Precision, Software, SoftwareFamily, Spread, Stack
 from piper_ray.workloads.formats.documents import parse_toml
 from piper_ray.workloads.formats.fields import Closed, Figure
 
@@ -62,13 +63,36 @@ class MeasuredPeaks(Closed):
 
 class DoubtTable(Closed):
     """All of ``doubt.toml``. gpus, software: runs by the name of a GPU, and by the generation of software that gives
-    the constants. over_nodes: runs whose experts lie over several nodes."""
+    the constants. constants: runs by what ``constants_in_use`` says of them. over_nodes: runs whose experts lie over
+    several nodes."""
 
     alike: dict[str, MeasuredLike] = Field(description="a table")
     memory: dict[str, MeasuredPeaks] = Field(description="a table")
     gpus: dict[str, int] = Field(description="a table of numbers")
     software: dict[str, int] = Field(description="a table of numbers")
+    constants: dict[str, int] = Field(description="a table of numbers")
     over_nodes: int = Field(description="a whole number")
+
+
+def constants_in_use(stack: Stack, *, experts: bool, tensor: bool, sharded: bool) -> list[str]:
+    """The fitted constants that such an estimate depends on, each with its value. tensor: it has tensor parallelism;
+    sharded: gradients are scattered in each pass."""
+    gpu, software, fp8 = stack.gpu, stack.software, stack.precision is Precision.FP8
+    wanted: tuple[tuple[bool, Gpu | Software, tuple[str, ...]], ...] = (
+        (True, gpu, ("matrix_fraction", "attention_fraction", "edge", "memory_fraction")),
+        (fp8, gpu, ("fp8_gain",)),
+        (experts, gpu, ("sorting_s",)),
+        (tensor, gpu, ("link_fraction",)),
+        (True, software, ("efficiency", "unfused", "host_s")),
+        (fp8, software, ("cast_bytes",)),
+        (experts, software, ("experts_host_s", "dispatch_fraction", "expert_launches", "expert_overlap")),
+        (tensor, software, ("message_s", "forward_overlap", "backward_overlap", "tensor_slowdown", "full_node_host")),
+        (sharded, software, ("gather_slowdown",)),
+        (bool(software.graphs), software, ("graphed_experts_host",)),
+        (stack.is_large, software, ("straggling",)),
+    )
+    found = [(table, name) for used, table, names in wanted if used for name in names]
+    return [f"{type(table).model_fields[name].alias or name} {getattr(table, name):.3g}" for table, name in found]
 
 
 @cache
@@ -126,16 +150,16 @@ class Doubt:
         return lines
 
 
-def doubt_of(
-    gpu_name: str, software: Software, precision: Precision, experts: bool, spread: Spread | None = None
-) -> Doubt:
-    """What is known of estimates like that. spread: of the steps that it was calibrated with."""
-    table = load_doubt()
+def doubt_of(stack: Stack, experts: bool, constants: Iterable[str], spread: Spread | None = None) -> Doubt:
+    """What is known of estimates like that. constants: as ``constants_in_use`` has them. spread: of the steps that it
+    was calibrated with."""
+    table, gpu_name, software = load_doubt(), stack.gpu.name, stack.software
     counts = {gpu_name: table.gpus.get(gpu_name, 0), software.name: table.software.get(software.base, 0)}
     if experts:
         counts["experts over several nodes"] = table.over_nodes
+    counts |= {constant: table.constants.get(constant, 0) for constant in constants}
     few = {what: count for what, count in counts.items() if count < FEW_RUNS}
-    alike = table.alike[likeness(software, precision, experts)]
+    alike = table.alike[likeness(software, stack.precision, experts)]
     if spread is not None and spread.most / spread.least >= alike.most / alike.least:
         spread = None
     return Doubt(alike, few, memory_doubt(software), spread)

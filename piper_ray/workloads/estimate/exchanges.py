@@ -17,7 +17,7 @@ from piper_ray.workloads.estimate.hardware import Gpu
 from piper_ray.workloads.estimate.modes import LayerMode
 from piper_ray.workloads.estimate.operators import Exchange, LayerKind
 from piper_ray.workloads.estimate.roofline import forward_s as one_s
-from piper_ray.workloads.estimate.software import ContextExchange, Stack, TokenDispatcher
+from piper_ray.workloads.estimate.software import ContextExchange, Precision, Stack, TokenDispatcher
 
 
 def all_gather_s(size_bytes: float, group: Group, gpu: Gpu, domain: int) -> float:
@@ -118,7 +118,8 @@ def exchange_s(exchange: Exchange, kind: LayerKind, mode: LayerMode, stack: Stac
         once_s, messages = imbalance * sent_s, 2.0 * seen
     else:
         size_bytes = kind.value(exchange.bytes) / mode.context
-        once_s = stack.software.tensor_slowdown * all_reduce_s(size_bytes, group, gpu, per_node)
+        parts = 1.0 + _gathered_share(kind, stack) if mode.sequence_parallel else 2.0
+        once_s = stack.software.tensor_slowdown * parts * all_gather_s(size_bytes, group, gpu, per_node)
         messages = 2.0 if mode.sequence_parallel else 1.0
     return once_s + messages * stack.software.message_s if once_s > 0.0 else 0.0
 
@@ -141,8 +142,13 @@ def _to_experts_s(exchange: Exchange, kind: LayerKind, mode: LayerMode, stack: S
 
 def regather_s(exchange: Exchange, kind: LayerKind, mode: LayerMode, stack: Stack) -> float:
     """Sequence parallelism's all-gather of the backward pass, for one exchange."""
-    size_bytes = kind.value(exchange.bytes) / mode.context
+    size_bytes = _gathered_share(kind, stack) * kind.value(exchange.bytes) / mode.context
     return all_gather_s(size_bytes, Group(mode.degree), stack.gpu, stack.domain)
+
+
+def _gathered_share(kind: LayerKind, stack: Stack) -> float:
+    """Of a tensor in half precision, what sequence parallelism gathers: what products of 8 bits read is cast before."""
+    return 0.5 if stack.precision is Precision.FP8 and kind.recomputable else 1.0
 
 
 def context_s(kind: LayerKind, mode: LayerMode, stack: Stack) -> float:

@@ -133,6 +133,7 @@ class Gpu(Closed):
     network_fraction: _Fraction
     network_latency_s: Figure = Field(default=5e-6, alias="network_latency", description="seconds >= 0")
     attention_fraction: _Fraction = 0.8
+    ampere_attention: _Fraction = 1.0
     fp8_gain: Positive = Field(default=1.0, description="a number > 0")
     kernel_s: Figure = Field(default=0.0, alias="kernel", description="seconds >= 0")
     sorting_s: Figure = Field(default=0.0, alias="sorting", description="seconds >= 0")

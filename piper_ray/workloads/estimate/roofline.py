@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from piper_ray.model.mode import Recomputation
 from piper_ray.workloads.estimate.hardware import Gpu
 from piper_ray.workloads.estimate.modes import LayerMode
-from piper_ray.workloads.estimate.operators import SOFTMAX, Architecture, LayerKind, Operator, Product
+from piper_ray.workloads.estimate.operators import LOSS, SOFTMAX, Architecture, LayerKind, Operator, Product
 from piper_ray.workloads.estimate.software import Precision, Stack
 
 _NUMBER_BYTES = 2
@@ -164,24 +164,33 @@ def in_fp8(operator: Operator, stack: Stack) -> bool:
     return stack.precision is Precision.FP8 and (linear or operator.routed) and operator.parameters != "0"
 
 
+def gain_of(operator: Operator, stack: Stack) -> float:
+    """How much faster than in bf16 its products run."""
+    return stack.gpu.fp8_gain if in_fp8(operator, stack) else 1.0
+
+
 def _products_s(operator: Operator, kind: LayerKind, mode: LayerMode, stack: Stack) -> float:
-    fp8 = in_fp8(operator, stack)
     total_s = 0.0
     for product in operator.products:
         shape = shape_on(product, kind, mode)
-        once_s = product_s(shape, stack.gpu, operator.on_chip, stack.gpu.fp8_gain if fp8 else 1.0)
+        once_s = product_s(shape, stack.gpu, operator.on_chip, gain_of(operator, stack))
         total_s += once_s * (stack.imbalance if operator.routed and mode.expert_ranks > 1 else 1.0) + stack.gpu.kernel_s
-        if fp8:
+        if in_fp8(operator, stack):
             total_s += traffic_s(stack.software.cast_bytes * shape.rows * shape.depth * shape.count, stack.gpu)
     return total_s
 
 
+def moved_times(operator: Operator, kind: LayerKind, mode: LayerMode, stack: Stack) -> float:
+    """Times as many bytes as its formulas say that it moves besides its products."""
+    if operator.name == LOSS:
+        return stack.software.unfused * stack.software.loss_traffic
+    if is_in_steps(operator, kind, mode, stack):
+        return _SOFTMAX_TRAFFIC
+    return 1.0 if operator.on_chip else stack.software.unfused
+
+
 def _traffic_s(formula: str, operator: Operator, kind: LayerKind, mode: LayerMode, stack: Stack) -> float:
-    size_bytes = kind.value(formula) / mode.parts(operator.split)
-    if operator.name == "loss":
-        size_bytes *= stack.software.loss_traffic
-    elif is_in_steps(operator, kind, mode, stack):
-        size_bytes *= _SOFTMAX_TRAFFIC
+    size_bytes = kind.value(formula) / mode.parts(operator.split) * moved_times(operator, kind, mode, stack)
     return traffic_s(size_bytes, stack.gpu) + (stack.gpu.kernel_s if size_bytes else 0.0)
 
 

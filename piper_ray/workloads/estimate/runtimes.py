@@ -120,6 +120,7 @@ def held_by(software: str, *, half: bool = False) -> Traits | None:
         logs_reserved=bool(named.get("logs_reserved", False)),
         buffers_bytes=float(named.get("buffers", 0.0)),
         communicator_bytes=float(named.get("communicator", DEFAULT.communicator_bytes)),
+        stuck=float(named.get("stuck", DEFAULT.stuck)),
     )
 
 

@@ -87,10 +87,12 @@ class Overlap(str, Enum):
 
 
 class CudaGraph(str, Enum):
-    """What CUDA graphs capture, by Megatron's names: the host launches it as one. ATTENTION: what is not routed."""
+    """What CUDA graphs capture, by Megatron's names: the host launches it as one. ATTENTION: what is not routed; ALL: a
+    whole step."""
 
     ATTENTION = "attn"
     ROUTING = "moe_router"
+    ALL = "full_iteration"
 
 
 class Software(Closed):
@@ -100,6 +102,10 @@ class Software(Closed):
     base: str = Field(description="another generation, whose constants it has, or itself")
     family: SoftwareFamily = Field(strict=False, description="before 2023, sharded or since 2023")
     efficiency: _Efficiency
+    products: _Share = 1.0
+    attention: _Share | None = None
+    unfused: Positive = Field(default=1.0, description="a number > 0")
+    gather_slowdown: _Share = 0.25
     host_s: Figure = Field(alias="host", description="seconds >= 0")
     full_node_host: Positive = Field(default=1.0, description="a number > 0")
     fused_matrices: int = Field(default=1, strict=True, ge=1, description="a whole number >= 1")
@@ -168,6 +174,11 @@ class Stack:
     devices: int = 1
 
     @property
+    def is_large(self) -> bool:
+        """Whether it has so many GPUs that waiting for the slowest counts."""
+        return self.devices > _STRAGGLING_FROM
+
+    @property
     def efficiency(self) -> float:
         """The software's, less what all wait for the slowest of many GPUs."""
         doublings = max(0.0, math.log2(self.devices / _STRAGGLING_FROM))
@@ -190,7 +201,12 @@ def stack_of(gpu: Gpu, software: Software, precision: Precision, domain: int) ->
     """Raises UsageError for a precision that the GPU has no units for."""
     if precision is Precision.FP8 and gpu.matrix_fp8_flop_per_s == 0.0:
         raise UsageError(f"{gpu.name} has no products of 8 bits; expected precision bf16 or fp16")
-    return Stack(gpu, software, precision, domain)
+    attention = 1.0 if software.attention is None else gpu.ampere_attention * software.attention
+    reached = {
+        "matrix_fraction": gpu.matrix_fraction * software.products,
+        "attention_fraction": gpu.attention_fraction * attention,
+    }
+    return Stack(gpu.model_copy(update=reached), software, precision, domain)
 
 
 @cache

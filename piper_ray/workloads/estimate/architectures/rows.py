@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 from functools import cache
 from importlib.resources import files
 from inspect import signature
+from math import prod
 from operator import attrgetter
 from typing import Any, ClassVar, TypeVar
 
@@ -18,6 +19,9 @@ from piper_ray.workloads.formats.documents import parse_toml
 
 TABLES = ("keys", "paths", "defaults")
 """Entries of a row that are tables. All but these and ``like`` are facts."""
+
+_NUMBERS: Mapping[str, Callable[[Iterable[float]], float]] = {"product": prod, "sum": sum}
+"""What a fact may make of several numbers."""
 
 Row = Mapping[str, Any]
 Made = TypeVar("Made")
@@ -49,6 +53,11 @@ class RowConfig(Config):
             return next((value for value in values if value is not None), None)
         if not isinstance(fact, Mapping):
             return fact
+        if "if" in fact:
+            return self.value(fact.get("then" if self.named(fact["if"], layer) else "else"), layer)
+        for kind, taken in _NUMBERS.items():
+            if kind in fact:
+                return int(taken(self.value(one, layer) for one in fact[kind]))
         if "by" not in fact:
             return fact.get("text")
         rule = getattr(rules, fact["by"])

@@ -24,18 +24,6 @@ _UNGATED = ("relu", "relu2", "squared_relu", "relu_squared")
 # Widths.
 
 
-def four_widths(width: int) -> int:
-    return 4 * width
-
-
-def widened(expand: float, width: int) -> int:
-    return int(expand * width)
-
-
-def half_of_both_widths(both_widths: int) -> int:
-    return both_widths // 2
-
-
 def inner_adjusted_if_said(
     said_inner: int, block_auto_adjust_ff_dim: bool, block_ffn_dim_multiplier: float, block_multiple_of: int
 ) -> int:
@@ -50,7 +38,7 @@ def inner_beside_or_of_shared_expert(
     num_experts: int, intermediate_size: int | None, shared_intermediate_size: int, width: int
 ) -> int:
     """The width of the dense part; without other experts the shared one is the whole part."""
-    return (intermediate_size or four_widths(width)) if num_experts else shared_intermediate_size
+    return (intermediate_size or 4 * width) if num_experts else shared_intermediate_size
 
 
 def inner_of_shared_experts(
@@ -76,15 +64,7 @@ def size_of_mixer_heads_or_64(mixer_head_dim: int | str) -> int:
     return mixer_head_dim if isinstance(mixer_head_dim, int) else 64
 
 
-def width_of_mixer_heads(mixer_heads: int, mixer_head_size: int) -> int:
-    return mixer_heads * mixer_head_size
-
-
 # Heads of keys and values.
-
-
-def one_key_head_or_all(multi_query: bool, num_attention_heads: int) -> int:
-    return 1 if multi_query else num_attention_heads
 
 
 def falcon_key_heads(
@@ -106,34 +86,6 @@ def chatglm_key_heads(multi_query_attention: bool, num_key_value_heads: int | No
 # Norms, of the width h, the size of a head d, and all heads a d and g d; and what is around parts.
 
 
-def norm_as_told(layer_norm: bool) -> str:
-    return LAYER_NORM if layer_norm else RMS_NORM
-
-
-def layer_norm_if_affine(layer_norm_elementwise_affine: bool) -> str:
-    return LAYER_NORM if layer_norm_elementwise_affine else "0"
-
-
-def layer_norm_with_biases(no_bias: bool) -> str:
-    return RMS_NORM if no_bias else LAYER_NORM
-
-
-def norms_of_heads(qk_norm: bool) -> str:
-    return "2 d" if qk_norm else ""
-
-
-def layer_norms_of_heads(qk_norm: bool) -> str:
-    return "4 d" if qk_norm else ""
-
-
-def norms_over_heads(qk_norm: bool) -> str:
-    return "a d + g d" if qk_norm else ""
-
-
-def two_norms_if_parallel(use_parallel_residual: bool) -> int:
-    return 2 if use_parallel_residual else 0
-
-
 def falcon_parallel_norms(
     new_decoder_architecture: bool, num_ln_in_parallel_attn: int | None, parallel_attn: bool
 ) -> int:
@@ -142,56 +94,11 @@ def falcon_parallel_norms(
     return 2 if (num_ln_in_parallel_attn or 2) == 2 else 1
 
 
-def biases_unless_none(no_bias: bool) -> bool:
-    return not no_bias
-
-
-def either_bias(add_qkv_bias: bool, add_bias_linear: bool) -> bool:
-    return add_qkv_bias or add_bias_linear
-
-
-def activation_by_gate(gated: bool) -> str:
-    """Squared ReLU without a gate."""
-    return "silu" if gated else "relu2"
-
-
 def norm_of_type(norm_type: str) -> str:
     return LAYER_NORM if norm_type == "layer_norm" else RMS_NORM
 
 
-def norms_of_width(qk_norm: bool) -> str:
-    return "2 h" if qk_norm else ""
-
-
-def last_norm_unless_mean(use_mean_pooling: bool) -> bool:
-    return not use_mean_pooling
-
-
 # Positions.
-
-
-def patches_and_class_token(patches: int) -> int:
-    return patches + 1
-
-
-def absolute_positions(use_absolute_position_embeddings: bool, patches: int) -> int:
-    return patches + 1 if use_absolute_position_embeddings else 0
-
-
-def two_more_positions(max_position_embeddings: int) -> int:
-    return max_position_embeddings + 2
-
-
-def positions_without_alibi(alibi: bool, max_position_embeddings: int) -> int:
-    return 0 if alibi else max_position_embeddings
-
-
-def rotary_without_alibi(alibi: bool) -> bool:
-    return not alibi
-
-
-def rotary_without_positions(positions: int) -> bool:
-    return not positions
 
 
 # Which layers have the sliding window, and how many tokens a layer sees by it.
@@ -204,10 +111,6 @@ def said_sliding(layer: int, layer_types: Sequence[str] | None, slides: bool) ->
 
 def said_sliding_if_used(layer: int, layer_types: Sequence[str] | None, slides: bool, use_sliding_window: bool) -> bool:
     return use_sliding_window and said_sliding(layer, layer_types, slides)
-
-
-def window_where_sliding(sliding: bool, sliding_window: int | None) -> int | None:
-    return sliding_window if sliding else None
 
 
 def window_where_local(layer: int, attention_layers: Sequence[str] | None, window_size: int) -> int | None:
@@ -280,23 +183,11 @@ def off_the_beat_of_experts(layer: int, num_experts: int, expert_layer_period: i
     return num_experts == 1 or layer % expert_layer_period != expert_layer_offset
 
 
-def has_experts(num_experts: int) -> bool:
-    return num_experts > 0
-
-
-def has_shared_experts(shared_inner: int) -> bool:
-    return shared_inner > 0
-
-
 # Which part (`decoder.PARTS`) mixes tokens in a layer, and which feeds forward.
 
 
 def dense_or_experts(num_experts: int, dense: bool) -> str:
     return "experts" if num_experts and not dense else "dense"
-
-
-def attention_by_rank(kv_lora_rank: int | None) -> str:
-    return "attention" if kv_lora_rank is None else "latent_attention"
 
 
 def attention_on_the_beat(layer: int, attn_layer_period: int, attn_layer_offset: int) -> str:
@@ -352,10 +243,6 @@ def if_said_true(multimodal_projector_bias: bool | None) -> bool:
     return multimodal_projector_bias is True
 
 
-def square_of_merged_side(spatial_merge_size: int) -> int:
-    return spatial_merge_size**2
-
-
 def square_of_towers_merged_side(vision_config: Mapping[str, object]) -> int:
     side = vision_config.get("spatial_merge_size", 2)
     return side**2 if isinstance(side, int) else 4
@@ -363,14 +250,6 @@ def square_of_towers_merged_side(vision_config: Mapping[str, object]) -> int:
 
 def square_of_shuffled_side(downsample_ratio: float) -> int:
     return round(1 / downsample_ratio) ** 2
-
-
-def square_of_scale(scale_factor: int) -> int:
-    return scale_factor**2
-
-
-def positions_of_a_square(init_pos_emb_height: int, init_pos_emb_width: int) -> int:
-    return init_pos_emb_height * init_pos_emb_width
 
 
 def layers_seen_besides(vision_config: Mapping[str, object]) -> int:
