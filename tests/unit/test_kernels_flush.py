@@ -26,20 +26,20 @@ from piper_ray.engine.kernels.flush_paths import (
     step_s,
     with_stage,
 )
-from piper_ray.engine.kernels.flush_stages import front_rows, in_flight, least_figures
+from piper_ray.engine.kernels.flush_stages import NO_ROW, front_rows, in_flight, least_figures, quickest_row
 from piper_ray.engine.kernels.flush_states import FINISHED, figures_of, tails
 from piper_ray.engine.kernels.flush_types import FIGURES, GPIPE, ONE_F_ONE_B, ORIGIN, FlushTask, TailArrays
 from piper_ray.engine.kernels.types import FloatArray, IndexArray, StageKey
 from piper_ray.engine.lattice.contraction import without_contraction
 from piper_ray.engine.lattice.downsets import build_lattice
 from piper_ray.engine.lattice.layer_graph import build_graph
-from piper_ray.model.instance import Instance
+from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, ScheduleName, StepTerms
 from tests.flush_brute_force import simulated_batch_s
 from tests.flush_instances import uneven_layers
 from tests.flush_schedules import FlushSchedule
-from tests.instances import random_instance
+from tests.instances import RECOMPUTE, VANILLA, build, random_instance
 from tests.lengths import long_after
 
 NAMES = {GPIPE: "gpipe", ONE_F_ONE_B: "1f1b"}
@@ -158,7 +158,7 @@ def test_choice_front_holds_the_undominated_choices() -> None:
         memory_bytes = float(figures[:, 3].sum()) * rng.choice([0.2, 0.5, 1.0])
         most_s = rng.choice([np.inf, 0.4 * float(figures[:, :2].sum())])
         wanted = all_choices(start, figures, memory_bytes, most_s)
-        status, rows, ids, before, taken = choice_front(start, figures, memory_bytes, most_s, FEW)
+        status, rows, ids, before, taken = choice_front(start, figures, memory_bytes, most_s, FEW, True)
         if not wanted:
             assert status == NONE_FITS
             continue
@@ -182,12 +182,44 @@ def test_merged_choices_are_as_good_as_any() -> None:
     for _ in range(60):
         start, figures = random_items(rng, 6, 3)
         memory_bytes = float(figures[:, 3].sum())
-        status, rows, _, _, _ = choice_front(start, figures, memory_bytes, np.inf, 4)
+        status, rows, _, _, _ = choice_front(start, figures, memory_bytes, np.inf, 4, True)
         merged += status == MERGED
         assert len(rows) <= 4
         for choice in all_choices(start, figures, memory_bytes, np.inf):
             assert any(np.all(row <= np.array(choice) + 1e-12) for row in rows)
     assert merged > 20
+
+
+@pytest.mark.parametrize("schedule", list(FlushSchedule))
+def test_one_row_stands_for_choices_that_are_close(schedule: FlushSchedule) -> None:
+    """Some layers must recompute, which hardly changes their forward pass: no exact choice is less than the one row."""
+    rng = Random(7)
+    stood = 0
+    for _ in range(10):
+        layers = {
+            v: {
+                1: [Tmpc(VANILLA, time_s, 1.0, 4.0, 1.0), Tmpc(RECOMPUTE, 1.33 * time_s, 1.0, 1.0, 1.0, recompute=True)]
+            }
+            for v in range(7)
+            for time_s in [rng.uniform(5.0, 10.0)]
+        }
+        edges = {(v, v + 1): 1.0 for v in range(6)}
+        instance = build(layers, edges, devices=2, microbatches=2, memory_bytes=rng.uniform(20.0, 60.0))
+        workload = workload_of(instance)
+        assert workload is not None
+        for task in tasks_of(instance, workload, schedule):
+            arrays, top = task.arrays, len(workload.arrays.bits) - 1
+            stage = StageKey(top, 0, int(arrays.variants[0]))
+            y, one = in_flight(arrays.schedule, arrays.microbatches, 0), np.empty(4)
+            least = least_figures(stage, workload.arrays, arrays)
+            if quickest_row(stage, y, least, workload.arrays, arrays, one) == NO_ROW:
+                continue
+            exact, every, _ = front_rows(stage, y, np.inf, 4096, least, one, workload.arrays, arrays)
+            status, rows, _ = front_rows(stage, y, np.inf, 1, least, one, workload.arrays, arrays)
+            if exact == EXACT and status == MERGED and len(rows) == 1:
+                stood += 1
+                assert (rows[0] <= every * (1 + 1e-12)).all()
+    assert stood > 3
 
 
 def test_merged_choices_of_layers_alike_keep_the_time_of_both_passes() -> None:
@@ -201,7 +233,7 @@ def test_merged_choices_of_layers_alike_keep_the_time_of_both_passes() -> None:
     start, figures = np.arange(0, 9 * 20 + 1, 9), np.tile(np.array(ways), (20, 1))
     memory_bytes = 80.0
     least_s = least_time_choice(start, figures, memory_bytes, np.empty(20, np.int64))
-    status, rows, _, _, _ = choice_front(start, figures, memory_bytes, 1.1 * least_s, FEW)
+    status, rows, _, _, _ = choice_front(start, figures, memory_bytes, 1.1 * least_s, FEW, True)
     assert status == MERGED
     assert 0.98 * least_s <= rows[:, 3].min() <= least_s * (1 + 1e-12)
 
@@ -251,7 +283,10 @@ def every_tail(workload: FlushWorkload, task: DegreePair) -> dict[tuple[int, int
                 for r in arrays.variants.tolist():
                     y = in_flight(arrays.schedule, arrays.microbatches, behind)
                     least = least_figures(StageKey(i, j, r), tables, arrays)
-                    rows = front_rows(StageKey(i, j, r), y, np.inf, 4096, least, 0.0, tables, arrays)[1]
+                    one = np.empty(4)
+                    if quickest_row(StageKey(i, j, r), y, least, tables, arrays, one) == NO_ROW:
+                        continue
+                    rows = front_rows(StageKey(i, j, r), y, np.inf, 4096, least, one, tables, arrays)[1]
                     for f, b, sync, both_s in rows.tolist():
                         for tail in found.get((j, behind), []):
                             seconds = StageSeconds(both_s, f, b, sync, f, b)

@@ -131,7 +131,7 @@ def _chosen(choice: int, wanted: FloatArray, start: IndexArray, items: FloatArra
         least_time_choice(start, items, memory_bytes, chosen)
         return chosen
     most_s = (wanted[0] + wanted[1]) * (1.0 + 1e-9)
-    status, rows, ids, before, taken = choice_front(start, items, memory_bytes, most_s, MANY)
+    status, rows, ids, before, taken = choice_front(start, items, memory_bytes, most_s, MANY, True)
     if status == NONE_FITS:  # the wanted seconds are only a bound
         least_time_choice(start, items, memory_bytes, chosen)
         return chosen

@@ -77,10 +77,11 @@ def least_time_choice(start: IndexArray, figures: FloatArray, memory_bytes: floa
 
 @kernel
 def choice_front(
-    start: IndexArray, figures: FloatArray, memory_bytes: float, most_s: float, most: int
+    start: IndexArray, figures: FloatArray, memory_bytes: float, most_s: float, most: int, merges: bool
 ) -> tuple[int, FloatArray, IndexArray, IndexArray, IndexArray]:
     """Returns the undominated choices that fit and take at most ``most_s`` forward and backward together, by ascending
-    sum. At most ``most`` partial choices are kept.
+    sum. At most ``most`` partial choices are kept; if there are more, they are merged, or if not ``merges`` the result
+    is MERGED without rows.
 
     The result is EXACT, MERGED (then some rows are better than any choice) or NONE_FITS; float64[rows, 4] of forward
     and backward seconds, weights, and seconds of both passes, which exceed the sum where rows were merged; and, to read
@@ -127,6 +128,8 @@ def choice_front(
         kept = _undominated(grown[:count])
         if kept.size > most:
             status = MERGED
+            if not merges:
+                return status, np.empty((0, 4)), np.empty(0, np.int64), before[:used], taken[:used]
         while kept.size > most:
             kept = _merge_neighbours(grown, kept)
         while used + kept.size > before.size:

@@ -206,7 +206,7 @@ def close_gap(
                 if _with_tail_s(task, levels, states, path, depth, (j, mix, q, m)) >= control[0] * (1.0 - _ENOUGH):
                     continue
                 most_s = control[0] / microbatches
-                exact, rows, partial = front_rows(stage, y, most_s, MANY, least, one[3], tables, task)
+                exact, rows, partial = front_rows(stage, y, most_s, MANY, least, one, tables, task)
                 choices += partial
                 for row in range(rows.shape[0]):
                     _put(path, depth, rows[row])

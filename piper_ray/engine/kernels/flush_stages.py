@@ -26,6 +26,9 @@ from piper_ray.engine.kernels.flush_types import (
 )
 from piper_ray.engine.kernels.types import BitArray, FloatArray, IndexArray, StageKey
 
+_CLOSE = 1.005
+"""Least figures of a stage are close where the choice of least t exceeds each by no more than this factor."""
+
 NO_ROW = -4
 """In place of a choice: the stage does not fit."""
 
@@ -191,15 +194,36 @@ def front_rows(
     most_s: float,
     most: int,
     least: LeastFigures,
-    least_s: float,
+    one: FloatArray,
     tables: FlushTables,
     task: FlushTask,
 ) -> tuple[int, FloatArray, int]:
     """Returns the undominated choices of at most ``most_s``: EXACT, MERGED or NONE_FITS; float64[rows, 4]; and about
-    how many partial choices were made. No choice takes less than ``least_s``, which merged rows are raised to."""
+    how many partial choices were made. one: float64[4], the choice of least t (``quickest_row``).
+
+    If there are more than ``most``, and the choice of least t is within ``_CLOSE`` of the least of each figure, one row
+    of these least figures stands for all. No choice takes less than the least t, so neither do merged rows, and none
+    has a shorter backward pass than that without the longest forward pass.
+    """
     _, start, items = stage_items(stage, y, tables, task)
+    longest_forward_s, longest_backward_s = least.tensor_forward_s, least.tensor_backward_s
+    for k in range(start.size - 1):
+        most_forward_s, most_backward_s = 0.0, 0.0
+        for o in range(start[k], start[k + 1]):
+            most_forward_s, most_backward_s = max(most_forward_s, items[o, 0]), max(most_backward_s, items[o, 1])
+        longest_forward_s += most_forward_s
+        longest_backward_s += most_backward_s
+    least_s = one[3] * (1.0 - SLACK)
+    forward_s = max(least.forward_s, least_s - longest_backward_s)
+    backward_s = max(least.backward_s, least_s - longest_forward_s)
+    is_close = one[0] <= forward_s * _CLOSE and one[1] <= backward_s * _CLOSE and one[2] <= least.sync_s * _CLOSE
     most_s -= least.tensor_forward_s + least.tensor_backward_s
-    status, rows, _, _, taken = choice_front(start, items, task.memory_bytes[stage.variant], most_s, most)
+    memory_bytes = task.memory_bytes[stage.variant]
+    status, rows, _, _, taken = choice_front(start, items, memory_bytes, most_s, most, not is_close)
+    if status == MERGED and is_close:
+        rows = np.empty((1, 4))
+        rows[0, 0], rows[0, 1], rows[0, 2], rows[0, 3] = forward_s, backward_s, least.sync_s, least_s
+        return status, rows, taken.size
     for row in range(rows.shape[0]):
         rows[row, 0] += least.tensor_forward_s
         rows[row, 1] += least.tensor_backward_s

@@ -206,7 +206,7 @@ def tails(
                             )
                             if not alone and front_of[behind] != stage_id:
                                 front_of[behind] = stage_id
-                                rows = front_rows(key, y, most_s, FEW, least, one[behind, 3], tables, task)[1]
+                                rows = front_rows(key, y, most_s, FEW, least, one[behind], tables, task)[1]
                                 while used_rows + rows.shape[0] > fronts.shape[0]:
                                     fronts = twice_rows(fronts)
                                 front_begin[behind] = used_rows
