@@ -345,7 +345,7 @@ class EstimateOutput:
 
     panel: ClassVar[str] = "Answer"
 
-    out: Path | None = option("FILE", "Write the workload to FILE (.toml or .json) and not to stdout.", "-o", "--out")
+    out: Path | None = option("FILE", "Write the workload to FILE (.toml, .json), not to stdout.", "-o", "--out")
     explain: str | None = option("LAYER", "Show how each figure of a layer (its kind or number) comes about.")
 
 

@@ -115,7 +115,7 @@ class WrittenOptions:
 
     panel: ClassVar[str] = "Answer"
 
-    out: Path | None = option("DIR", "The folder for workload, plan, search, report and launch files.", "-o", "--out")
+    out: Path | None = option("DIR", "The folder for plan, workload, report and launch files.", "-o", "--out")
     dry_run: bool = flag("Show the answer and write no files.")
     json: bool = flag("Print one JSON document on stdout and nothing else there.")
     verbose: bool = flag("Show on stderr what was tried, and how each combination was closed.")

@@ -35,7 +35,7 @@ class WorkloadOptions:
 
     source: Path = argument(
         "INPUT",
-        "The workload: TOML, Piper's JSON, a PipeDream profile (graph.txt), or dnn-partitioning's JSON; - reads stdin.",
+        "The workload: TOML, Piper's or dnn-partitioning's JSON, or a PipeDream profile (graph.txt); - reads stdin.",
     )
     devices: int | None = option("K", "Number of devices, as 512 or 1k, in place of the input's.", parse=parse_count)
     microbatches: int | None = option("N", "Microbatches in a batch, in place of the input's.", parse=parse_count)
