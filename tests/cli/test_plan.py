@@ -446,6 +446,7 @@ def test_the_plan_is_shown_where_a_launch_cannot_be_compared(tmp_path: Path) -> 
     finished = small(tmp_path, "--nodes", "1", "--dry-run", "--against", str(launch))
     assert finished.returncode == 2
     assert "\nlayout    " in finished.stdout
+    assert f"note: the plan on stdout stands, but is not compared with {launch}:\n" in finished.stderr
     assert "do not divide evenly over 4 pipeline ranks, which Megatron requires without a layout" in finished.stderr
 
 
