@@ -352,6 +352,8 @@ def _left_aside(parallelism: Mapping[str, object], document: Mapping[str, object
             unknown.append(f"training.{name}")
     if unknown:
         yield f"unknown, and ignored: {', '.join(map(printable, unknown))}"
+    if isinstance(loss := document.get("loss"), Mapping) and "chunk" in str(loss.get("made_by")).lower():
+        yield "torchtitan computes the loss in chunks of a sequence, which takes less memory than the plan counts on"
     optimizer = document.get("optimizer")
     named = str(optimizer.get("name", "adam")) if isinstance(optimizer, Mapping) else "adam"
     if "muon" in str(optimizer).lower() or "adam" not in named.lower():

@@ -22,6 +22,8 @@ _MOST_NESTED = 24
 _MOST_STATEMENTS = 20_000
 _ELSEWHERE = "is not read, as its file is not in this or a folder above"
 _NOT_FOLLOWED = "registry"
+_HARMLESS = ("default_adamw", "decoder_vocab_size")
+"""Functions of torchtitan that set nothing of time or memory: rates of AdamW, the size of the vocabulary."""
 """Functions with such names look up a model; their arguments name it."""
 
 _CALCULATED: dict[type[ast.operator], Callable[[int | float, int | float], int | float]] = {
@@ -413,6 +415,8 @@ class _Reader:
         if isinstance(one.func, ast.Name) and (found := self.function(one.func.id, module, variables)) is not None:
             function, home = found
             return self.call(function, home, given, named, depth + 1)
+        if name in _HARMLESS:
+            return Made(name, tuple(given), named)
         for value in given:
             if isinstance(value, Made) and value.fields and "." not in name and name[:1].islower():
                 self.notes.append(f"{name} may change the configuration and {_ELSEWHERE}")

@@ -514,8 +514,10 @@ def test_other_precision_and_schedules_of_ones_own_are_noted() -> None:
     )
     assert any(told in note for note in read(f"{bridge}'bf16_with_fp8_mixed'\n").notes)
     assert not any("mixed" in note or told in note for note in read(f"{bridge}'bf16_mixed'\n").notes)
-    own = read(TITAN.format('"data_parallel_shard_degree": 1, "pipeline_parallel_schedule_csv": "mine.csv"'))
+    text = TITAN.format('"data_parallel_shard_degree": 1, "pipeline_parallel_schedule_csv": "mine.csv"')
+    own = read(f'{text[:-1]}, "loss": {{"made_by": "ChunkedLossWrapper.Config"}}}}')
     assert sum("pipeline_parallel_schedule_csv is ignored" in note for note in own.notes) == 1
+    assert sum("loss in chunks of a sequence" in note for note in own.notes) == 1
 
 
 def test_launches_of_torchtitan_receive_in_torchs_own_order() -> None:

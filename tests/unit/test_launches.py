@@ -351,12 +351,15 @@ def test_recipes_of_mixtures_set_their_dispatcher_by_a_call() -> None:
 
 REGISTRY = """
 from torchtitan.trainer import Trainer
+SPEC = model_registry("1B", attn_backend="varlen")
 def small():
     return Trainer.Config(
         model_spec=model_registry("1B"),
         training=TrainingConfig(num_tokens_per_microbatch_per_dp_rank=2 * 1024, max_context_length=1024),
         parallelism=ParallelismConfig(pipeline_parallel_degree=2, pipeline_parallel_schedule="1F1B"),
         activation_checkpoint=FullAC.Config(),
+        loss=ChunkedLossWrapper.Config(loss_fn=CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(SPEC))),
+        optimizer=default_adamw(lr=3e-4),
     )
 def wide():
     config = small()
@@ -376,6 +379,7 @@ def test_a_registry_of_torchtitan_and_its_command_line(tmp_path: Path) -> None:
     )
     found = read("CONFIG=wide NGPU=16 ./run_train.sh --parallelism.pipeline-parallel-degree=4", path=tmp_path / "typed")
     assert found.dialect is Dialect.TORCHTITAN
+    assert found.notes == ("environment variables, read as unset: COMM_MODE; --set NAME=VALUE sets one",)
     parallelism, training = found.settings["parallelism"], found.settings["training"]
     assert isinstance(parallelism, dict)
     assert isinstance(training, dict)
