@@ -327,8 +327,8 @@ class CellSearch:
     def _take(self, found: Proposed, cell: Cell) -> None:
         others = [one for one in self.found if one is not cell.found]  # a cell that is gone through again has one plan
         cell.found = found
-        if not any(found.is_same(other) for other in others):
-            others.append(found)
+        if all(preference(found) < preference(one) for one in others if found.is_same(one)):
+            others = [*(one for one in others if not found.is_same(one)), found]
         self.found = tuple(sorted(others, key=preference))
         self.ledger.offer(found, cell.text)
 

@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from piper_ray.engine.subproblems import rank_of
-from piper_ray.model.constraints import StageCount
+from piper_ray.model.constraints import StageCount, choices_made
 from piper_ray.model.errors import InfeasibleError, UsageError
 from piper_ray.model.figures import plural, size_text
 from piper_ray.model.headroom import NO_HEADROOM, Headroom
 from piper_ray.model.instance import Instance, Layer, divisors
 from piper_ray.model.mode import Recomputation
 from piper_ray.model.one_mode import OneMode
-from piper_ray.model.plan import Plan
+from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.restrictions import Restrictions, divisible_batch, odd_part
 from piper_ray.model.schedule import CHUNKED, Schedule, ScheduleName, StepTerms
 from piper_ray.model.solution import Solution
@@ -382,9 +382,20 @@ class Proposed:
         """Of the cluster, those that the plan leaves over."""
         return self.instance.devices - self.simulation.devices
 
+    @cached_property
+    def _as_run(self) -> Plan:
+        """The plan, with no layer sharded over one replica."""
+        found = list[Stage]()
+        for stage in self.plan.stages:
+            chosen = {layer: tmpc.mode for layer, _, tmpc in choices_made(self.instance, stage)}
+            alone = [layer for layer, mode in chosen.items() if stage.data_parallel_degree * mode.context == 1]
+            whole = {layer: replace(chosen[layer], optimizer_shards=1).id for layer in alone}
+            found.append(replace(stage, tmpc_ids={**stage.tmpc_ids, **whole}))
+        return replace(self.plan, stages=tuple(found))
+
     def is_same(self, other: Proposed) -> bool:
         """Whether it is run as the other one is; on one rank of one chunk schedules do not differ."""
-        alike = (self.samples, self.on_host, self.plan) == (other.samples, other.on_host, other.plan)
+        alike = (self.samples, self.on_host, self._as_run) == (other.samples, other.on_host, other._as_run)
         return alike and (self.solution.schedule == other.solution.schedule or len(self.plan.stages) == 1)
 
     def on(self, instance: Instance, step: StepTerms) -> Proposed:

@@ -98,6 +98,20 @@ def test_all_sensible_sizes_are_tried(proposal: FoundPlans) -> None:
     assert len(proposal.found) >= 3
 
 
+def test_plans_that_differ_in_sharding_over_one_replica_alone_are_the_same(proposal: FoundPlans) -> None:
+    for one in proposal.found:
+        offer = replace(proposal.demand.request.offer, zero=ALL_REPLICAS)
+        request = replace(proposal.demand.request, offer=offer)
+        sharded = replace(proposal.demand, request=request).estimated(one.samples)
+        stages = [
+            replace(stage, tmpc_ids={layer: f"{own}+zero" for layer, own in stage.tmpc_ids.items()})
+            for stage in one.plan.stages
+        ]
+        other = replace(one, estimate=sharded, plan=replace(one.plan, stages=tuple(stages)))
+        assert one.is_same(other) == (stages[0].data_parallel_degree == 1)
+    assert {one.plan.stages[0].data_parallel_degree == 1 for one in proposal.found} == {True, False}
+
+
 def test_one_search_finds_what_a_solve_of_each_cell_gives(tmp_path: Path) -> None:
     """At no gap, with chunks too, the best plan, its bound, and the order of the plans that are listed."""
     asked = replace(demand(tmp_path), schedules=(ScheduleName.ONE_F_ONE_B, ScheduleName.INTERLEAVED))
