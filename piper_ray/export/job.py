@@ -135,6 +135,14 @@ class ExportJob:
         return domain_of(self.instance, self.gpus_per_node) > self.gpus_per_node
 
     @property
+    def dispatch_package(self) -> str:
+        """What a node needs for DeepEP or HybridEP: AMD's port is a part of Primus-Turbo (its docs/examples.md)."""
+        model = self.instance.model
+        if model is not None and model.gpu.startswith("MI"):
+            return "Primus-Turbo, which has AMD's port (Primus with Megatron: enable_primus_turbo, use_turbo_deepep)"
+        return "the package deep_ep"
+
+    @property
     def blocks(self) -> int:
         """The number of the model's blocks. Raises UsageError for a model that does not consist of embedding, blocks
         and head."""

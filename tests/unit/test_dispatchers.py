@@ -29,10 +29,10 @@ MODEL = model_of(
 WIDE, NARROW = (Mode(experts=ranks) for ranks in (16, 8))
 
 
-def workload(dispatcher: str | None, domain: int | None = None) -> Instance:
+def workload(dispatcher: str | None, domain: int | None = None, gpu: str = "H100-SXM") -> Instance:
     offer = Offer(experts=(8, 16))
     request = EstimateRequest(nodes=4, samples=1, batch=32, offer=offer, dispatcher=dispatcher, domain=domain)
-    return estimate(MODEL, built_in_hardware(), "H100-SXM", request).instance
+    return estimate(MODEL, built_in_hardware(), gpu, request).instance
 
 
 def written(instance: Instance, mode: Mode, target: Target, folder: Path) -> tuple[dict[str, str], float]:
@@ -80,6 +80,14 @@ def test_the_usual_way_is_an_all_to_all_in_a_node_and_once_per_node_beyond(tmp_p
     ):
         files, _ = written(usual, WIDE, target, tmp_path)
         assert any(text in content for content in files.values())
+
+
+@pytest.mark.parametrize("target", [Target.MEGATRON, Target.TORCHTITAN, Target.FLAGSCALE])
+def test_the_package_that_nodes_need_is_of_the_gpu_s_maker(target: Target) -> None:
+    for gpu, package in (("H100-SXM", "the package deep_ep"), ("MI300X", "Primus-Turbo")):
+        instance = workload(None, gpu=gpu)
+        notes = export_plan(instance, plan_in(instance, WIDE, t=1, d=16), ONE, target, 8).notes
+        assert sum(f"by DeepEP: each node needs {package}" in note for note in notes) == 1
 
 
 def test_a_launch_of_another_way_is_noted_and_so_is_one_that_does_not_say(tmp_path: Path) -> None:
