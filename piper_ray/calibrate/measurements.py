@@ -46,7 +46,7 @@ def calibrated(path: str, estimated: Estimated) -> EstimateRequest:
     measurements = measurements_in(path, estimated)
     found = fit(measurements)
     told = tuple(told_of(path, found))
-    return replace(estimated.request, calibration=replace(found.calibration, told=told))
+    return replace(estimated.request, calibration=replace(found.calibration, notes=told))
 
 
 def told_of(path: str, found: Fit) -> list[str]:

@@ -183,4 +183,4 @@ def estimate(
 
         request = calibrated(arguments.location("calibrate", calibrate), Estimated(read, table, gpu, request))
     found = build.estimate(read, table, gpu, request)
-    return replace(found.instance, notes=(*read.notes, *notes, *request.calibration.told, *found.instance.notes))
+    return replace(found.instance, notes=(*read.notes, *notes, *request.calibration.notes, *found.instance.notes))

@@ -165,7 +165,7 @@ class ModelOptions:
         from piper_ray.calibrate.measurements import Estimated, calibrated
 
         found = calibrated(str(self.calibrate), Estimated(model, hardware, gpu, request))
-        for text in found.calibration.told:
+        for text in found.calibration.notes:
             note(text)
         return found
 

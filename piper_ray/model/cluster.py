@@ -65,12 +65,12 @@ class Link:
             convert_fields(self, rate, "uplink_bytes_per_s")
 
     def times(self, factor: float) -> Link:
-        """A link with rates that are so many times as high."""
+        """A link with rates that are ``factor`` times as high."""
         uplink = self.uplink_bytes_per_s
         return Link(self.bandwidth_bytes_per_s * factor, self.devices, None if uplink is None else uplink * factor)
 
     def share_bytes_per_s(self, sending: int | None = None) -> float:
-        """What each of so many devices that send at once has of the uplink, at most those of a group; None: all."""
+        """The share of the uplink that each device of a group has if ``sending`` of them send at once; None: all do."""
         if self.uplink_bytes_per_s is None or self.devices is None:
             return math.inf
         return self.uplink_bytes_per_s / min(sending or self.devices, self.devices)
@@ -214,7 +214,7 @@ class Cluster:
         return self if held == len(self.links) - 1 else self._within(held)
 
     def level_holding(self, devices: int) -> int:
-        """The number of the link of the least group that holds so many."""
+        """The number of the link of the smallest group that holds this many devices."""
         return bisect_left(self._groups, devices)
 
     def levels(self) -> tuple[Cluster, ...]:
@@ -286,8 +286,8 @@ class Cluster:
     def border_periods(self, stage_devices: int, stages: int) -> tuple[int, ...]:
         """For each link but the last a period c: the border with q stages behind it leaves a group where c divides q.
 
-        c stages of so many devices lie whole in a group, the rest of which is idle. 0, and all borders leave it, where
-        a stage is larger, or where so many do not lie whole in the least group that holds them without gaps.
+        c whole stages lie in a group, whose other devices are idle. c is 0, and all borders leave a group, if a stage
+        is larger, or if the smallest group that holds a stage cannot hold it without gaps.
 
         >>> cluster = Cluster(16, "80GB", (Link("900GB/s", 8), Link("50GB/s")))
         >>> cluster.border_periods(2, 8), cluster.border_periods(3, 4), cluster.border_periods(3, 5)
@@ -339,8 +339,8 @@ class Cluster:
         return replace(self, links=(*self.links[:level], Link(self._own_bytes_per_s(level))))
 
     def level_bytes_per_s(self, level: int, sending: int | None = None) -> float:
-        """The rate between devices whose smallest common group is that of link ``level``, if so many in each smaller
-        group send at once; None: all."""
+        """The rate between devices whose smallest common group is that of link ``level``, if ``sending`` devices
+        of each smaller group send at once; None: all."""
         shares = (link.share_bytes_per_s(sending) for link in self.links[:level])
         return min(self._own_bytes_per_s(level), *shares, math.inf)
 

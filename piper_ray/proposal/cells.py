@@ -27,7 +27,7 @@ from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import CHUNKED, Schedule, ScheduleName, StepTerms
 from piper_ray.model.solution import Solution, Status
 from piper_ray.model.stop import Stop, StoppedBy, StopSearch
-from piper_ray.proposal.demand import BESIDE, PlanDemand, Proposed, uncollected
+from piper_ray.proposal.demand import OVERLAPPED, PlanDemand, Proposed, uncollected
 from piper_ray.proposal.each_pass import solve_each_pass
 from piper_ray.simulate.run import SimulationOptions, simulate
 from piper_ray.workloads.estimate.build import Estimate
@@ -176,8 +176,8 @@ def cells_of(demand: PlanDemand, estimates: Mapping[int, Estimate]) -> Cells:
             f"{name.value}: not tried, as it is for several pipeline ranks" for name in schedules if name in CHUNKED
         ]
         schedules = [name for name in schedules if name not in CHUNKED]
-    if demand.runs_beside and any(layer.experts for one in estimates.values() for layer in one.instance.layers):
-        refused.append(BESIDE)
+    if demand.overlaps_experts and any(layer.experts for one in estimates.values() for layer in one.instance.layers):
+        refused.append(OVERLAPPED)
     found, modes = list[Cell](), dict[int, Settings]()
     for samples, of_size in estimates.items():
         instance = of_size.instance
@@ -214,13 +214,13 @@ class Watch(Protocol):
 
 
 def unwatched(event: CellBegun | Event) -> None:
-    """For those who do not want to know."""
+    """Ignores events."""
 
 
 class CellSearch:
     """The rule of a search through cells: those without chunks first, each in the order of its promise.
 
-    listed: plans of so many cells are sought. known: plans found before, of these cells or others. passes: that
+    listed: the number of cells whose plans are sought. known: plans found before, of these or other cells. passes: that
     searches with chunks may simulate. found: the best plan of each cell, the fastest first, and those known before;
     each once, as at t = 1 sequence parallelism changes nothing. bounded: whether a bound of all is wanted, so that each
     cell with chunks gets one even where passes are used up. near: plans that are faster by no more, relative, are of no

@@ -78,8 +78,8 @@ class PlanDemand:
     """What is to be trained where, and by what. request: its microbatch size, if any, is the only one tried.
 
     schedules: those tried, of the runtime's own. set_aside_bytes: of each GPU, left free by all plans, for what the
-    runtime holds besides a plan's figures; below 0: what GPUs have beyond the estimate. headroom: what is to be left
-    free besides. stack: GPUs and software that are no entries of tables; None: as the request says. further: other
+    runtime holds beyond a plan's figures; below 0: what GPUs have beyond the estimate. headroom: what else is to be
+    left free. stack: GPUs and software that are no entries of tables; None: as the request says. further: other
     kinds of GPUs of the same cluster, whose batch, microbatches and precision are those of ``request``. schemes: adds
     TMPCs that are found from operators; None: there are none of these. tensor_parallel: the only degrees, without
     those of context parallelism; None: all. stages: the only number of pipeline ranks; None: all.
@@ -133,26 +133,23 @@ class PlanDemand:
     def scheduled(self, name: ScheduleName) -> Schedule:
         """As the runtime runs it: Megatron's interleaved begins with one more forward pass on each rank where experts'
         exchanges overlap with passes, so that these are of two microbatches."""
-        return Schedule(name, ahead=int(self.runs_beside and name is ScheduleName.INTERLEAVED))
+        return Schedule(name, ahead=int(self.overlaps_experts and name is ScheduleName.INTERLEAVED))
 
     @property
-    def runs_beside(self) -> bool:
+    def overlaps_experts(self) -> bool:
         """Whether Megatron is to run experts' exchanges during passes of other microbatches."""
         return self.runtime.passes_ahead and Overlap.EXPERTS.value in self.request.overlaps
 
     def restrictions(self, instance: Instance, schedule: ScheduleName) -> Restrictions:
         """What the runtime can run of an instance. Raises UsageError for a model that it does not know."""
-        beside = self.runs_beside and any(layer.experts for layer in instance.layers)
-        wanted = (
-            1 if beside and schedule not in CHUNKED else self.stages
-        )  # Megatron refuses several pipeline ranks then
+        overlapped = self.overlaps_experts and any(layer.experts for layer in instance.layers)
+        # Megatron refuses several pipeline ranks then.
+        wanted = 1 if overlapped and schedule not in CHUNKED else self.stages
         asked = Restrictions(constraints=[] if wanted is None else [StageCount(wanted)])
         found = self.runtime.restricted(asked, instance, schedule, min(self.domain, instance.devices))
-        if not beside:
+        if not overlapped:
             return found
-        return Restrictions(
-            constraints=[_beside(one) if isinstance(one, OneMode) else one for one in found.constraints]
-        )
+        return Restrictions(constraints=[_overlapped(x) if isinstance(x, OneMode) else x for x in found.constraints])
 
     def refuse_layouts(self) -> None:
         """Raises UsageError where the model or the cluster has no such degrees."""
@@ -168,7 +165,7 @@ class PlanDemand:
                 f"--stages {stages}: with TP {wanted[0]} they take {wanted[0] * stages:,} GPUs and a layer each; there "
                 f"are {self.devices:,} GPUs and {layers} layers"
             )
-        if stages > 1 and self.runs_beside and ScheduleName.INTERLEAVED not in self.schedules:
+        if stages > 1 and self.overlaps_experts and ScheduleName.INTERLEAVED not in self.schedules:
             raise UsageError(f"--stages {stages}: with --overlap experts several ranks run interleaved alone")
 
     @property
@@ -243,7 +240,7 @@ class PlanDemand:
 
     @cached_property
     def tries_host(self) -> bool:
-        """Whether plans with the optimizer's state in host memory are sought besides."""
+        """Whether plans with the optimizer's state in host memory are sought too."""
         if self.request.optimizer_on_host is not None:
             return False
         if not may_be_on_host(self.runtime, self.request, self.hardware.training):
@@ -295,17 +292,17 @@ def _divided(layer: Layer, degrees: tuple[int, ...]) -> Layer:
     return replace(layer, tmpcs={t: row for t, row in rows.items() if row})
 
 
-_NOT_BESIDE = {*Recomputation.FULL.parts, "moe"}
+_NOT_OVERLAPPED = {*Recomputation.FULL.parts, "moe"}
 """What Megatron refuses to compute again where experts' exchanges overlap with passes."""
 
-BESIDE = (
+OVERLAPPED = (
     "with experts' exchanges overlapped (--overlap experts) Megatron runs several pipeline ranks interleaved alone, "
     "and recomputes neither whole layers nor moe: other plans are not tried"
 )
 
 
-def _beside(rule: OneMode) -> OneMode:
-    return replace(rule, recomputed=tuple(part for part in rule.recomputed or () if part not in _NOT_BESIDE))
+def _overlapped(rule: OneMode) -> OneMode:
+    return replace(rule, recomputed=tuple(part for part in rule.recomputed or () if part not in _NOT_OVERLAPPED))
 
 
 def _too_large(made: Estimate, samples: int) -> str:

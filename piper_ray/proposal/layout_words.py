@@ -1,4 +1,4 @@
-"""What a launch is told of a plan, in the words that runtimes have: ``mbs 1, TP 4, CP 1, PP 4, DP 4, ZeRO-1, 1f1b``."""
+"""The layout of a plan, in the words of runtimes: ``mbs 1, TP 4, CP 1, PP 4, DP 4, ZeRO-1, 1f1b``."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _ON_HOST = "optimizer on CPU"
 
 @dataclass(frozen=True)
 class LayoutWords:
-    """Of a plan with one d and one t for all stages. microbatch: in samples. tensor: devices that share a layer, but
-    for the groups that share a sequence. expert: the most ranks that experts of a layer are spread over, t of them
-    where nothing else is chosen; None where no layer has experts. dispatcher: how tokens reach experts, where it is not
-    by all-to-all in a node. sharding: of most layers. recomputation: None where
-    layers differ. tensor_of: where kinds of devices differ in it, of each that the plan uses; tensor is the most then.
+    """The layout of a plan with one d and one t for all stages. microbatch: in samples. tensor: devices that share a
+    layer, without the groups that share a sequence. expert: the most ranks that a layer's experts are spread over, t if
+    nothing else is chosen; None: no layer has experts. dispatcher: how tokens reach experts, unless it is by all-to-all
+    in a node. sharding: of most layers. recomputation: None if layers differ. tensor_of: of each kind of devices that
+    the plan uses, if they differ; tensor is the largest then.
     """
 
     microbatch: int

@@ -108,5 +108,5 @@ def _held(one: Proposed) -> Iterator[_HeldParts]:
 
 
 def _nth(number: int, count: int) -> _Part:
-    """One of so many equal parts."""
+    """One of ``count`` equal parts."""
     return number / count, (number + 1) / count

@@ -1,4 +1,4 @@
-"""What ``plan`` offers where nobody says, under a runtime's rules, and what it refuses by the names of options."""
+"""What ``plan`` offers if options are left out, under a runtime's rules, and what it refuses by the options' names."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ _MOST_EXPERT_NODES = 8
 def usual_spreads(
     model: ModelConfig, tokens: int | None, runtime: Runtime, node: int, domain: int, devices: int
 ) -> tuple[tuple[int, int], ...]:
-    """Pairs that are tried besides t: ranks that experts are spread over, and devices that share each expert.
+    """Pairs that are tried in addition to t: ranks that experts are spread over, and devices that share each expert.
 
     Together as many as one, two, four and eight nodes have GPUs, or where the fast link joins nodes (a domain of
     72), as all doublings of a node within it: more leave more memory, and each of them more tokens for an expert.

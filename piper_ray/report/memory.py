@@ -109,7 +109,7 @@ def _rows(found: LayoutMemory, used: list[str], scale: Scale) -> Iterator[list[s
             "+".join(map(str, rank.layers)),
             "+".join(map(str, rank.in_flight)),
             *(scale.text(rank.terms[term]) for term in used),
-            *(scale.text(size) for size in (rank.allocated_bytes, rank.beside_bytes, rank.device_bytes)),
+            *(scale.text(size) for size in (rank.allocated_bytes, rank.outside_bytes, rank.device_bytes)),
         ]
         for rank in found.ranks
     ]

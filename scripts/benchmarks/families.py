@@ -97,7 +97,7 @@ def chain(length: int, seed: int, degrees: Sequence[int] = (1, 2, 4, 8), jitter:
 
 
 def operators(blocks: int, heads: int, seed: int, jitter: float = 0.01) -> Instance:
-    """A traced decoder: (9 + 7 ``heads``) operators in a block and 4 besides, times off by up to ``jitter``."""
+    """A traced decoder: (9 + 7 ``heads``) operators in a block and 4 more, times off by up to ``jitter``."""
     rng = random.Random(seed)
     traced = transformer_operators(blocks, heads)
 

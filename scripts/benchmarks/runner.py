@@ -62,7 +62,7 @@ def measure(
             results.rows.append(result)
             tell(f"  {result.timing.answer}, in {result.timing.total_s:.4g} s")
         for number, twin in enumerate(twins, 1):
-            tell(f"[{number}/{len(twins)}] {twin.case.title} beside the paper's table")
+            tell(f"[{number}/{len(twins)}] {twin.case.title} against the paper's table")
             results.twins.append(_measure_twin(twin, environment))
 
 

@@ -1,4 +1,4 @@
-"""Plans every point of a sweep on a cluster of isolated machines on this one, two of one CPU each besides the head's;
+"""Plans every point of a sweep on a cluster of isolated machines on this one, two of one CPU each and the head's;
 at a third of what is left one of them is killed and another joins. Then it writes study.md, study.csv and the pictures:
 ``scripts/study [SWEEP] [--storage DIR] [-o FOLDER]``. Run again after whatever ended it, it goes on.
 
@@ -101,7 +101,7 @@ def studied(cluster: Machines, sweep: Path, storage: Path) -> StudyRun:
 
 @dataclass
 class Watched:
-    """What the driver says, told on; at a third of its points a machine is killed and another one switched on."""
+    """Shows what the driver reports; at a third of its points a machine is killed and another one switched on."""
 
     cluster: Machines
     latest: Told = field(default_factory=dict)

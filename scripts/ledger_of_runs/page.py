@@ -24,7 +24,7 @@ _ABOUT = """\
 # A ledger of published runs
 
 `scripts/ledger` makes this page. It has every run of `published.json` and `moe.json` in `tests/data/runs` with a
-pipeline and a step time, and beside each run the best plan for the same model, batch and GPUs. Each run has two
+pipeline and a step time, and for each run the best plan for the same model, batch and GPUs. Each run has two
 figures. x is how much longer a step of its layout takes than one of the best plan, both by our estimate. y is the error
 of that estimate for the run's own step.
 
@@ -160,7 +160,7 @@ _SLOW_HEAD = (
 _WRONG = f"""\
 ## Runs that the model does not predict
 
-Each layout with y above {_SURPRISING} was priced again with one assumption changed: which communication runs beside
+Each layout with y above {_SURPRISING} was priced again with one assumption changed: which communication overlaps with
 passes, how tokens reach experts, how experts are placed, what CUDA graphs capture, or the precision of matrix products.
 If more than half of y is left, no single change explains it."""
 

@@ -122,7 +122,7 @@ def plan_of(instance: Instance, own: PricedLayout) -> Plan:
     for stage in own.plan.stages:
         t, chosen = stage.tensor_parallel_degree, {}
         for number in stage.layers:
-            mode = own.layers[number][1].beside_degree
+            mode = own.layers[number][1].without_degree
             if mode.optimizer_shards > 1:
                 mode = replace(mode, optimizer_shards=ALL_REPLICAS)
             row = instance.layers[number].tmpcs.get(t, ())

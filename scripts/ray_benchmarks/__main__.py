@@ -48,7 +48,7 @@ def main(
     ] = "",
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the tables in Markdown.")] = False,
 ) -> None:
-    """Measure the Ray backend beside one local thread, and predict the time on 1 to 256 machines.
+    """Measure the Ray backend against one local thread, and predict the time on 1 to 256 machines.
 
     Needs two free cores. Tables go to stdout, progress to stderr. Ctrl-C prints what is finished. Exit code 1: answers
     differ or no worker started; a missed goal is no failure.

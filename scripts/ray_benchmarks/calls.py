@@ -1,7 +1,7 @@
 """What workers make of the calls of a search: each call runs here, alone, and its CPU time counts on a clock that goes
-as if so many workers had taken the calls. So a machine that others share can tell what a cluster would gain.
+as if that many workers had taken the calls. So a machine that others share can show what a cluster would gain.
 
-A call does not hear of what others find meanwhile, so under schedules with a flush this tells less than there is.
+A call does not hear of what others find meanwhile, so under schedules with a flush the gain is understated.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def calls_table(instance: Instance, schedule: str, options: SolveOptions, counts
         rows.append((f"{count}", f"{did.calls:,}", *map(seconds, times_s), *shares))
     head = ("workers", "calls", "time", "work", "not needed", "driver", "longest call", "1 / n", "busy")
     note = (
-        "CPU time of calls that ran one after the other, as so many workers of one core would have taken them; "
+        "CPU time of calls that ran one after the other, as this number of workers of one core would take them; "
         f"{CALL_S * 1e3:g} ms to each."
     )
     return Table(f"{instance.name}, {schedule}", note, head, tuple(rows))

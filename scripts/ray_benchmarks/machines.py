@@ -37,7 +37,7 @@ class Checked:
 
 
 def check(tell: Callable[[str], None]) -> list[Checked]:
-    """Real runs of an evaluation on 1 to ``MOST`` machines of one core, whose work takes as long as they are told."""
+    """Real runs of an evaluation on 1 to ``MOST`` machines of one core, whose work takes a given time."""
     found = []
     with machines(MOST) as cluster:
         for count in range(1, MOST + 1):

@@ -58,8 +58,8 @@ def checked_table(found: Sequence[Checked]) -> Table:
     """The event model compared with real runs."""
     rows = [(str(one.machines), seconds(one.measured_s), seconds(one.modelled_s), f"{one.ratio:.2f}") for one in found]
     return Table(
-        "The event model beside real runs on machines of one core",
-        "An evaluation whose work takes as long as it is told to, on sets of Linux namespaces. Goal: within 10 %.",
+        "The event model and real runs on machines of one core",
+        "An evaluation whose work takes a given time, on sets of Linux namespaces. Goal: within 10 %.",
         ("machines", "measured", "model", "ratio"),
         tuple(rows),
     )
@@ -148,7 +148,7 @@ def _check(results: Sequence[RayResult], constants: Constants) -> Table:
             )
 
     return Table(
-        "The model beside what was measured here",
+        "The model and what was measured here",
         "The work is measured, with one worker, and for two made slower as it was found to be: what this checks is the "
         "rest. Searches that ended by themselves and sent about the same work.",
         ("instance", "measured", "model", "ratio"),

@@ -110,7 +110,7 @@ def points_of(
     head: Sequence[str],
     row_of: Callable[[Point], str],
 ) -> list[Point]:
-    """All trials, told as they are made."""
+    """All trials, each printed when it is done."""
     print("\n".join(head))
     points = []
     for trial in trials:

@@ -1,4 +1,4 @@
-"""What this machine does besides passes: sums of gradients and optimizer steps, two processes at a time.
+"""What this machine does between passes: sums of gradients and optimizer steps, two processes at a time.
 
 python -m scripts.run_correlation.machine FOLDER RANK
 """

@@ -23,7 +23,7 @@ _QUICK_GOLDENS = 40
 
 @dataclass(frozen=True)
 class Case:
-    """schedules: by their names, each a solve. devices: the first and last number of a frontier under them besides."""
+    """schedules: by their names, each a solve. devices: the first and last number of a frontier under them."""
 
     id: str
     make: Callable[[], Instance]

@@ -1,4 +1,4 @@
-"""What calibrating is worth: fitted on a few runs of a machine, told of its other ones."""
+"""What calibrating is worth: fitted to a few runs of a machine, checked on its other ones."""
 
 from __future__ import annotations
 

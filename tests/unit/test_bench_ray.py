@@ -124,4 +124,4 @@ def test_a_search_that_stayed_in_the_driver_has_no_model() -> None:
     result = RayResult(RAY_CASES[0])
     for name in EXECUTORS:
         result.runs[name].append(_run())
-    assert [table.title for table in tables_of([result], FREE, 8)][-1] == "The model beside what was measured here"
+    assert [table.title for table in tables_of([result], FREE, 8)][-1] == "The model and what was measured here"

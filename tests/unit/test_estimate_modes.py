@@ -56,7 +56,7 @@ def test_ids_say_how_layers_run() -> None:
     seen = set()
     for mode in (mode for modes in rich().modes.values() for mode in modes):
         found = Tmpc(mode.id, 1.0, recompute=mode.recomputation != Recomputation.NONE).mode
-        assert found == mode.beside_degree
+        assert found == mode.without_degree
         seen.add(mode.id)
     assert {"sp+cp2+ep4+etp2+fsdp8", "sp+gathered", "plain+zero", "full+zero2x8", "cp4+zero+offload"} <= seen
 

@@ -55,11 +55,11 @@ def changed(change: str) -> dict[str, Any]:
             del found["nodes"][0]["TMPCs"]["b"]
         case "unknown kind":
             found["nodes"][0]["TMPCs"]["c"] = {}
-        case "devices beside kinds":
+        case "devices with kinds":
             found["maxDevices"] = 8
-        case "nodes beside kinds":
+        case "nodes with kinds":
             found["devicesPerNode"] = 8
-        case "links beside kinds":
+        case "links with kinds":
             found["innerLinks"] = []
         case "nodes":
             found["kinds"][0] |= {"innerLinks": [{"devices": 8, "bandwidth": 9.0}], "devicesPerNode": 3}
@@ -79,9 +79,9 @@ def changed(change: str) -> dict[str, Any]:
         ("no memory", "kinds[0].maxMemoryPerDevice: missing"),
         ("layer without a kind", "nodes[0].TMPCs.b: missing"),
         ("unknown kind", "nodes[0].TMPCs.c: unknown kind"),
-        ("devices beside kinds", "maxDevices: not for a cluster of several kinds of devices"),
-        ("nodes beside kinds", "devicesPerNode: not for a cluster of several kinds of devices"),
-        ("links beside kinds", "innerLinks: not for a cluster of several kinds of devices"),
+        ("devices with kinds", "maxDevices: not for a cluster of several kinds of devices"),
+        ("nodes with kinds", "devicesPerNode: not for a cluster of several kinds of devices"),
+        ("links with kinds", "innerLinks: not for a cluster of several kinds of devices"),
         ("nodes", "kinds[0].devicesPerNode: 3; expected a divisor of 8"),
         ("no kinds", "bandwidthBetween: a rate between kinds"),
     ],

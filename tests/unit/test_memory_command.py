@@ -46,7 +46,7 @@ def test_terms_by_hand() -> None:
     for rank in found.ranks:
         assert rank.allocated_bytes == pytest.approx(sum(rank.terms.values()))
         parts = rank.context_bytes + rank.communicators_bytes + rank.stuck_bytes
-        assert rank.beside_bytes == pytest.approx(parts)
+        assert rank.outside_bytes == pytest.approx(parts)
     assert found.needed_bytes == found.ranks[0].device_bytes
     assert (found.fits, found.gpu) == (None, None)
 
@@ -172,7 +172,7 @@ def test_a_script_takes_variables_and_its_precision_is_held_against_the_answer(t
     )
     asked = ("memory", "llama3-8b", "--layout", str(script), "--set", "TP=4")
     assert "tp 4, dp 2: 8 GPUs" in (shown := run_command(*asked).stdout)
-    assert "the launch trains in fp8, and times and memory are of bf16" in shown
+    assert "the launch trains in fp8, and times and memory are for bf16" in shown
     assert "the launch trains" not in run_command(*asked, "--precision", "fp8").stdout
 
 

@@ -320,7 +320,7 @@ def tmpc_of(costs: LayerCosts, mode: LayerMode) -> Tmpc:
         recompute=mode.recomputation != Recomputation.NONE,
         shared_bytes=float(math.ceil(costs.shared_bytes)),
         least_data_parallel_degree=mode.least_data_parallel_degree,
-        mode=mode.beside_degree,
+        mode=mode.without_degree,
     )
 
 

@@ -46,7 +46,7 @@ def all_to_all_s(size_bytes: float, group: Group, gpu: Gpu, domain: int) -> floa
 
 
 def transfer_bytes_per_s(devices: int, gpu: Gpu, domain: int) -> float:
-    """What a stage hands to the next in one direction: of so many devices in all, some pair needs the network."""
+    """The rate from one stage to the next, in one direction. More devices than ``domain`` need the network."""
     if devices <= domain:
         return gpu.ring_bytes_per_s(2)
     return gpu.network_bytes_per_s * gpu.network_fraction
@@ -54,8 +54,8 @@ def transfer_bytes_per_s(devices: int, gpu: Gpu, domain: int) -> float:
 
 @dataclass(frozen=True)
 class ExchangeSeconds:
-    """The seconds of exchanges in a layer's passes, without what hides behind products. again_s: those of what
-    recomputation does again."""
+    """The exposed seconds of exchanges in a layer's passes: those that products do not hide. again_s: those that
+    recomputation repeats."""
 
     forward_s: float
     backward_s: float
@@ -87,12 +87,12 @@ def exchanges_of(kind: LayerKind, mode: LayerMode, stack: Stack) -> ExchangeSeco
     if mode.context > 1 and core:
         moved_s = context_s(kind, mode, stack)
         ring = software.context is ContextExchange.RING or software.context_overlap
-        beside_s = sum(one_s(operator, kind, mode, stack) for operator in core) if ring else 0.0
+        hiding_s = sum(one_s(operator, kind, mode, stack) for operator in core) if ring else 0.0
         there_and_back = 1.0 if software.context is ContextExchange.ALL_TO_ALL else 2.0
-        exposed_s = max(0.0, moved_s - beside_s)
+        exposed_s = max(0.0, moved_s - hiding_s)
         forward_s += exposed_s
         again_s += exposed_s if any(map(mode.does_again, core)) else 0.0
-        backward_s += max(0.0, there_and_back * moved_s - 2.0 * beside_s)
+        backward_s += max(0.0, there_and_back * moved_s - 2.0 * hiding_s)
     return ExchangeSeconds(forward_s, backward_s, forward_s if mode.recomputation == Recomputation.FULL else again_s)
 
 

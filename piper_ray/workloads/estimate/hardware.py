@@ -98,7 +98,7 @@ _SIZES = {
 
 
 class Training(Closed):
-    """Bytes that training keeps for each parameter, besides activations."""
+    """Bytes that training keeps for each parameter, without activations."""
 
     weight_bytes: Figure = Field(description="bytes >= 0")
     gradient_bytes: Figure = Field(description="bytes >= 0")
@@ -150,8 +150,8 @@ class Gpu(Closed):
         return self.memory_found * self.memory_bytes * 2.0**30 / 1e9
 
     def domain_of(self, gpus_per_node: int | None) -> int:
-        """How many share the fast link where a node has so many; None: as it is sold. A node, or where such links join
-        nodes, several."""
+        """The number of GPUs that share the fast link: a node's, or several nodes' if the link joins them.
+        gpus_per_node: None: as it is sold."""
         node = gpus_per_node or self.gpus_per_node
         return self.domain if self.domain is not None and self.domain % node == 0 else node
 

@@ -36,12 +36,12 @@ def backward_bytes(kind: LayerKind, mode: LayerMode, loss: Loss = Loss.IN_PLACE)
         if operator.name == LOSS:
             # Kept in fp32, or in half precision where the gradient takes that place until the projection is through.
             handed = 0.0 if loss is Loss.FUSED else kept / 2.0
-            beside = kept if loss is Loss.SEPARATE else 0.0
+            extra = kept if loss is Loss.SEPARATE else 0.0
             kept, logits = (0.0, kept / 2.0) if loss is Loss.FUSED else (kept, 0.0)
         else:
-            handed, beside = _gradient_bytes(operator, kind, mode, arriving)
+            handed, extra = _gradient_bytes(operator, kind, mode, arriving)
             kept, logits = (kept + logits, 0.0) if operator.products else (kept, logits)
-        most = max(most, residual + beyond_residual + handed + beside - freed)
+        most = max(most, residual + beyond_residual + handed + extra - freed)
         freed += kept
         if handed:
             arriving = beyond_residual = handed
@@ -85,7 +85,7 @@ def _gradient_bytes(operator: Operator, kind: LayerKind, mode: LayerMode, arrivi
 def _product_gradient_bytes(
     operator: Operator, products: Sequence[Product], kind: LayerKind, mode: LayerMode
 ) -> tuple[float, float]:
-    handed = beside = 0.0
+    handed = extra = 0.0
     for product in products:
         rows, columns, depth, count = (
             kind.value(side) for side in (product.rows, product.columns, product.depth, product.count)
@@ -95,11 +95,11 @@ def _product_gradient_bytes(
             handed += numbers * rows * depth
             if mode.sequence_parallel and mode.degree > 1:
                 gathered = 0.0 if mode.gathered else numbers * rows * depth
-                beside += gathered + numbers * rows * depth / mode.degree
+                extra += gathered + numbers * rows * depth / mode.degree
         elif product.divided == "depth":
             handed += numbers * rows * depth / mode.degree
             if mode.sequence_parallel and mode.degree > 1:
-                beside += numbers * rows * columns
+                extra += numbers * rows * columns
         elif product.divided == "count":
             learned = kind.value(operator.parameters) > 0.0
             copied = mode.expert_tensor if operator.routed and depth == kind.value("h") else 1
@@ -107,7 +107,7 @@ def _product_gradient_bytes(
         else:
             shared = mode.degree if product.divided == "tokens" and mode.sequence_parallel else 1
             handed += numbers * rows * depth / shared
-    return handed, beside
+    return handed, extra
 
 
 def _routed_copies_bytes(operator: Operator, kind: LayerKind, mode: LayerMode, arriving: float) -> float:

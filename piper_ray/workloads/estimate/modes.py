@@ -30,8 +30,8 @@ class LayerMode(Mode):
         return (*spread, self.sequence_parallel, self.recomputation, self.gathered)
 
     @property
-    def beside_degree(self) -> Mode:
-        """What a TMPC says of it, whose place in its layer says t."""
+    def without_degree(self) -> Mode:
+        """The mode as a TMPC has it, without t, which the TMPC's place in its layer gives."""
         return Mode(**{one.name: getattr(self, one.name) for one in fields(Mode)})
 
     @property
@@ -88,7 +88,7 @@ class LayerMode(Mode):
 
 
 def worked_out_once(function: Callable[..., _Figure]) -> Callable[..., _Figure]:
-    """A figure of a kind in a mode, and of few further things that can be told apart, for all modes that divide it
+    """A figure of a kind in a mode, and of few further things that hash, the same for all modes that divide it
     alike."""
 
     @wraps(function)
@@ -131,7 +131,7 @@ class Offer:
     always_sequence: bool = False
 
     def on(self, devices: int) -> Offer:
-        """On so many devices: weights over all replicas are over as many devices as any stage may have."""
+        """The offer on this many devices: weights shared by all replicas are shared by at most all devices."""
         if self.fsdp != ALL_REPLICAS:
             return self
         return replace(self, fsdp=1, sharded_over=tuple(dict.fromkeys((*self.sharded_over, *divisors(devices)[::-1]))))
@@ -207,7 +207,7 @@ def _with_memory_saved(kind: LayerKind, plain: LayerMode, offer: Offer) -> Itera
 
 
 def _spreads(kind: LayerKind, ranks: int, expert_tensor: int) -> bool:
-    """Whether a kind's experts, if it has any, can be spread over so many ranks, each over so many devices."""
+    """Whether a kind's experts, if it has any, can be spread over ``ranks``, each over ``expert_tensor`` devices."""
     routed = [operator for operator in kind.operators if operator.routed]
     inner = {kind.value(side) for x in routed for p in x.products for side in (p.columns, p.depth)} - {kind.value("h")}
     return bool(routed) and kind.value("E") % ranks == 0 and all(side % expert_tensor == 0 for side in inner)

@@ -167,15 +167,15 @@ def _is_needless(costs: Mapping[LayerMode, LayerCosts], others: Mapping[LayerMod
     """Whether each mode that is none of the others never beats one of them."""
     alike: dict[Hashable, list[LayerMode]] = {}
     for mode in others:
-        alike.setdefault(_beside_spread(mode), []).append(mode)
+        alike.setdefault(_all_but_spread(mode), []).append(mode)
     return all(
-        any(_never_loses(other, others[other], mode, found) for other in alike.get(_beside_spread(mode), ()))
+        any(_never_loses(other, others[other], mode, found) for other in alike.get(_all_but_spread(mode), ()))
         for mode, found in costs.items()
         if mode not in others
     )
 
 
-def _beside_spread(mode: LayerMode) -> Hashable:
+def _all_but_spread(mode: LayerMode) -> Hashable:
     return mode.degree, mode.context, mode.shares, mode.sequence_parallel, mode.recomputation, mode.offload
 
 

@@ -103,7 +103,7 @@ class KeptBytes:
 
 @dataclass(frozen=True)
 class Operator:
-    """One step of a layer. forward_bytes, backward_bytes: through the device's memory, besides the products'.
+    """One step of a layer. forward_bytes, backward_bytes: through the device's memory, without the products'.
 
     parameters: count of numbers, divided by ``parameters_split``. backward_products: how often the work of the products
     is done in the backward pass: twice, for the gradients of both operands. matrices: how many matrices of the model
@@ -186,14 +186,14 @@ def pointwise(
 
 
 def each(bytes_each: int, numbers: str) -> str:
-    """The formula of so many bytes for each of the numbers: 2 for "s b I + s b N" gives "2 s b I + 2 s b N"."""
+    """The formula of ``bytes_each`` bytes for each of the numbers: 2 for "s b I + s b N" gives "2 s b I + 2 s b N"."""
     factor = "" if bytes_each == 1 else f"{bytes_each} "
     return " + ".join(factor + summand for summand in numbers.split(" + "))
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """What t devices exchange in a pass: ``bytes`` of a whole tensor, all-reduced so many times.
+    """What t devices exchange in a pass: ``bytes`` of a whole tensor, all-reduced ``forward`` and ``backward`` times.
 
     With sequence parallelism each all-reduce becomes a reduce-scatter and an all-gather, which take a ring as long.
     experts: tokens on their way to and from experts; with sequence parallelism an all-to-all of ``expert_bytes``.
@@ -257,7 +257,7 @@ class LayerKind:
         return next(place for place, one in enumerate(self.operators) if one is operator)
 
     def divides(self, degree: int) -> bool:
-        """Whether so many devices can run it: each has as many heads, and keys and values for them."""
+        """Whether ``degree`` devices can run it: each has as many heads, and keys and values for them."""
         shared = not self.key_heads or self.key_heads % degree == 0 or degree % self.key_heads == 0
         return shared and all(heads % degree == 0 for heads in self.heads)
 

@@ -93,8 +93,8 @@ class RankMemory:
         return found
 
     @property
-    def beside_bytes(self) -> float:
-        """What the device must have besides that: CUDA's context, communicators, what is stuck in the allocator."""
+    def outside_bytes(self) -> float:
+        """Bytes outside the allocator's tensors: CUDA's context, communicators, what is stuck in the allocator."""
         return self.device_bytes - self.allocated_bytes
 
     @property
@@ -190,7 +190,7 @@ def _work(chunk: Chunk, runtime: Traits) -> _Work:
 
 
 def _states(layout: RankLayout, runtime: Traits) -> tuple[dict[str, float], float]:
-    """By item; and what the optimizer's step needs besides it."""
+    """Bytes by item, and the further bytes that the optimizer's step needs."""
     items: dict[str, float] = {}
     step_bytes = 0.0
     for chunk in layout.chunks:
@@ -204,7 +204,7 @@ def _states(layout: RankLayout, runtime: Traits) -> tuple[dict[str, float], floa
 
 
 def _fixed(layout: RankLayout, runtime: Traits) -> dict[str, float]:
-    """What is there all the time besides states."""
+    """Bytes that are held all the time, other than states."""
     layers = [layer for chunk in layout.chunks for layer in chunk]
     shapes = {shape: size for kind, mode in layers for shape, size in gradient_shapes(kind, mode).items()}
     grouped = runtime.grouped_workspace_bytes if _grouped(layout) else 0.0

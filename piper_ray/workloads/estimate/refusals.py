@@ -104,7 +104,7 @@ class _Held:
     kept: float
 
     def of_layer(self, t: int, devices: float, context: bool) -> tuple[float, float]:
-        """Of one layer on each of so many devices of a stage: the least state, and what a microbatch keeps."""
+        """Bytes of one layer on each device of a stage of ``devices``: the least state, and what a microbatch keeps."""
         shares = devices / t
         state = self.own + self.shared / shares + self.routed / devices
         return state / self.layers, self.kept / self.layers / (shares if context else 1.0)

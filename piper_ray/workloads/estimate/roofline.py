@@ -181,7 +181,7 @@ def _products_s(operator: Operator, kind: LayerKind, mode: LayerMode, stack: Sta
 
 
 def moved_times(operator: Operator, kind: LayerKind, mode: LayerMode, stack: Stack) -> float:
-    """Times as many bytes as its formulas say that it moves besides its products."""
+    """The factor on the bytes that its formulas give it to move, other than those of products."""
     if operator.name == LOSS:
         return stack.software.unfused * stack.software.loss_traffic
     if is_in_steps(operator, kind, mode, stack):
@@ -224,8 +224,7 @@ def hardware_flop(kind: LayerKind, recomputation: Recomputation) -> float:
 
 
 def step_flop(architecture: Architecture, microbatches: int, recomputation: Recomputation | None = None) -> float:
-    """The FLOP of a step of so many microbatches: those of the model, or those of hardware that recomputes in every
-    layer."""
+    """The FLOP of a step with this number of microbatches: the model's, or the hardware's if each layer recomputes."""
     return microbatches * sum(
         model_flop(node.kind) if recomputation is None else hardware_flop(node.kind, recomputation)
         for node in architecture.nodes

@@ -1,4 +1,4 @@
-"""How training runtimes hold memory, besides the formulas of layers: states of parameters, losses, copies, buffers,
+"""The memory of training runtimes outside the formulas of layers: states of parameters, losses, copies, buffers,
 context, fragments and what is stuck."""
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class StateBytes:
     step: float = 0.0
 
     def held(self, sharding: Sharding, shards: float) -> dict[str, float]:
-        """Bytes a parameter on each device, by item, of state shared by so many replicas."""
+        """Bytes per parameter on each device, by item, of state that ``shards`` replicas share."""
 
         def share(of: Sharding) -> float:
             return shards if sharding >= of else 1.0
@@ -60,7 +60,7 @@ class StateBytes:
         return {name: size for name, size in items.items() if size}
 
     def step_bytes(self, sharding: Sharding, shards: float) -> float:
-        """What a step takes besides that, a parameter."""
+        """Further bytes per parameter that the optimizer's step takes."""
         return self.step / (shards if sharding >= Sharding.OPTIMIZER else 1.0)
 
 
@@ -75,7 +75,7 @@ class Traits:
     reduce and gather in. context_bytes: the bytes of the GPU for CUDA's context and kernels. communicator_bytes: the
     bytes for each group of ranks that exchange something. stuck: what the allocator cannot give back when memory runs
     out, as a share of all that is no state. fragments: what it holds beyond what is in use, as such a share;
-    grouped_fragments: the same with experts, whose tokens are sent about. logs_reserved: its logs tell what the
+    grouped_fragments: the same with experts, whose tokens are sent about. logs_reserved: its logs have what the
     allocator reserves, in GiB.
     """
 

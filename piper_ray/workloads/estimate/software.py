@@ -141,12 +141,12 @@ class Software(Closed):
 
     def overlapping(self, overlaps: Iterable[Overlap]) -> Software:
         """The software where these exchanges overlap with passes."""
-        told = set(overlaps)
-        changed: dict[str, object] = {"context_overlap": self.context_overlap or Overlap.CONTEXT in told}
-        if Overlap.TENSOR in told:
+        found = set(overlaps)
+        changed: dict[str, object] = {"context_overlap": self.context_overlap or Overlap.CONTEXT in found}
+        if Overlap.TENSOR in found:
             changed["forward_overlap"] = max(self.forward_overlap, self.told_tensor_overlap)
             changed["backward_overlap"] = max(self.backward_overlap, self.told_tensor_overlap)
-        if Overlap.EXPERTS in told:
+        if Overlap.EXPERTS in found:
             changed["expert_overlap"] = max(self.expert_overlap, self.told_expert_overlap)
             changed["expert_launches"] = max(self.expert_launches, self.told_expert_launches)
         return self.model_copy(update=changed)
@@ -160,7 +160,7 @@ class Software(Closed):
 
 @dataclass(frozen=True)
 class Stack:
-    """What runs a layer: GPUs, and the software on them. domain: so many share the fast link.
+    """What runs a layer: GPUs, and the software on them. domain: the number of GPUs that share the fast link.
 
     imbalance: tokens of the busiest experts' device over those of all on average, where experts are spread. devices:
     GPUs of the whole cluster.
@@ -175,12 +175,12 @@ class Stack:
 
     @property
     def is_large(self) -> bool:
-        """Whether it has so many GPUs that waiting for the slowest counts."""
+        """Whether waiting for the slowest GPU counts, as there are many."""
         return self.devices > _STRAGGLING_FROM
 
     @property
     def efficiency(self) -> float:
-        """The software's, less what all wait for the slowest of many GPUs."""
+        """The software's efficiency, less the time that all wait for the slowest of many GPUs."""
         doublings = max(0.0, math.log2(self.devices / _STRAGGLING_FROM))
         return self.software.efficiency / (1.0 + self.software.straggling * doublings)
 
@@ -191,8 +191,8 @@ class Stack:
         return Traits(loss=self.software.loss, fp8=self.precision is Precision.FP8, context_all_to_all=by_heads)
 
     def launch_s(self, degree: int) -> float:
-        """For one operator's kernels, in groups of so many GPUs of tensor parallelism: each waits for the slowest host,
-        and where a group fills a node, its processes have no cores of others to spread to."""
+        """Host seconds to launch one operator's kernels on ``degree`` GPUs of tensor parallelism. Each waits for the
+        slowest host, and the processes of a group that fills a node have no idle cores to spread to."""
         full = 1 < self.domain <= degree
         return self.software.host_s * (self.software.full_node_host if full else 1.0)
 
@@ -272,14 +272,14 @@ class Spread:
 
 @dataclass(frozen=True)
 class Calibration:
-    """factors: how many times as fast as the tables say; 1 where nothing is said. told: how it came about, in words.
-    spread: how far off further steps may be; None where too few steps tell.
+    """factors: how many times as fast as the tables say; 1 where nothing is known. notes: how it came about, in words.
+    spread: how far off further steps may be; None where there are too few steps.
 
     Memory-bound work is work on the GPU, too: both factors count.
     """
 
     factors: Mapping[Constant, float] = field(default_factory=dict)
-    told: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     spread: Spread | None = None
 
     def factor(self, constant: Constant) -> float:

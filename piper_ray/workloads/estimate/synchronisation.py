@@ -34,7 +34,7 @@ class Reduced:
     stride: int
 
     def group(self, data: int) -> Group:
-        """The ring in a stage of so many replicas."""
+        """The ring in a stage with ``data`` replicas."""
         return Group(max(1, round(self.replicas * data)), self.stride)
 
     def ring_s(self, data: int, stack: Stack) -> float:

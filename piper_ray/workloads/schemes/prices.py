@@ -160,8 +160,8 @@ class EstimatedPrices(StackPrices):
     def _ring_s(self, operator: Operator) -> tuple[float, float]:
         """What does not hide behind attention of keys and values that go around, and of their gradients."""
         kind, stack, mode = self.of.kind, self.setting.stack, LayerMode(context=self.of.degree)
-        moved_s, beside_s = context_s(kind, mode, stack), forward_s(operator, kind, mode, stack)
-        return max(0.0, moved_s - beside_s), max(0.0, 2.0 * moved_s - 2.0 * beside_s)
+        moved_s, hiding_s = context_s(kind, mode, stack), forward_s(operator, kind, mode, stack)
+        return max(0.0, moved_s - hiding_s), max(0.0, 2.0 * moved_s - 2.0 * hiding_s)
 
     def move_s(self, value: Value, source: TensorPlacement, target: TensorPlacement, phase: PassPhase) -> float | None:
         """Copies of tokens go to experts by their own exchange."""

@@ -142,14 +142,14 @@ MLP = ("mlp",)
 
 @dataclass(frozen=True)
 class Dense:
-    """A feed-forward part of two or, gated, three matrices. beside_experts: other layers of the model have experts."""
+    """A feed-forward part of two or, gated, three matrices. in_mixture: other layers of the model have experts."""
 
     inner: int
-    beside_experts: bool = False
+    in_mixture: bool = False
 
     @property
     def word(self) -> str:
-        return "dense" if self.beside_experts else ""
+        return "dense" if self.in_mixture else ""
 
     def part(self, style: BlockStyle, symbols: Symbols) -> Part:  # noqa: ARG002
         return replace(feed_forward_part(style, MLP), symbols={"f": self.inner})
@@ -404,7 +404,7 @@ def feed_forward(
 def activation(
     name: str, numbers: str, gated: bool, *, kept_again: tuple[str, ...], again: tuple[str, ...]
 ) -> Operator:
-    """The function between two matrices, of so many inner numbers; gated: of two products, which are multiplied."""
+    """The function between two matrices. numbers: its inner ones; gated: of two products, which are multiplied."""
     moved, kept = ((6, 10), 4) if gated else ((4, 6), 2)
     return pointwise(name, numbers, moved, kept, kept_again=kept_again, again=again)
 

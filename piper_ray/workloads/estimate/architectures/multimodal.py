@@ -47,7 +47,7 @@ class TowerRules(BlockStyle):
     """What is the same in all layers of a tower, and what is around them.
 
     positions: learned for each token; class_token: one more token. patch_bias: whether what makes tokens of patches has
-    a bias. first_norm, last_norm: whether there are norms around the layers. scales: parameters besides a layer's
+    a bias. first_norm, last_norm: whether there are norms around the layers. scales: parameters of a layer outside its
     parts. pooling: a last layer of attention that makes one token of all (SigLIP).
     """
 
@@ -121,7 +121,7 @@ class Projector:
     """What takes the tower's tokens to the decoder's. merged: the tokens that become one. tokens: the tokens of an
     image, if it is a set number, else 0. norm: the parameters before the layers. layers: (rows, columns, bias) of its
     matrices. others: further numbers. between: q. copies: further projectors, each with a wider norm, for the layers
-    that the decoder sees besides the last.
+    that the decoder sees in addition to the last.
     """
 
     layers: tuple[tuple[str, str, bool], ...]

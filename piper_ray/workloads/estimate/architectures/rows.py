@@ -87,7 +87,7 @@ def table() -> Mapping[str, Mapping[str, Any]]:
 
 
 def config_of(base: type[Rowed], section: str, name: str) -> type[Rowed]:
-    """The class of the configs that a row describes, with what the base has besides."""
+    """The class of the configs that a row describes, with what only the base has."""
     row = row_of(section, name)
     made = _with_keys(base, name, row["keys"])
     made.row, made.defaults = row, row["defaults"]

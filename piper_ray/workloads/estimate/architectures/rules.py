@@ -34,10 +34,10 @@ def inner_adjusted_if_said(
     return block_multiple_of * math.ceil(inner / block_multiple_of)
 
 
-def inner_beside_or_of_shared_expert(
+def inner_with_or_of_shared_expert(
     num_experts: int, intermediate_size: int | None, shared_intermediate_size: int, width: int
 ) -> int:
-    """The width of the dense part; without other experts the shared one is the whole part."""
+    """The width of the dense part, which is the shared expert if there are no others."""
     return (intermediate_size or 4 * width) if num_experts else shared_intermediate_size
 
 
@@ -252,13 +252,13 @@ def square_of_shuffled_side(downsample_ratio: float) -> int:
     return round(1 / downsample_ratio) ** 2
 
 
-def layers_seen_besides(vision_config: Mapping[str, object]) -> int:
-    """Layers of the tower that the decoder sees as well as the last one."""
+def further_layers_seen(vision_config: Mapping[str, object]) -> int:
+    """The number of the tower's layers that the decoder sees in addition to the last one."""
     seen = vision_config.get("deepstack_visual_indexes", [8, 16, 24])
     return len(seen) if isinstance(seen, list) else 3
 
 
-# What the keys of an unknown family tell of it.
+# What the keys of an unknown family show.
 
 
 def says_layer_norm(given: AbstractSet[str]) -> bool:

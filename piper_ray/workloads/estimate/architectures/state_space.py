@@ -60,8 +60,8 @@ class Mamba:
             ),
             _out_of("I"),
         )
-        told = Exchange("states and time steps", "2 s b R + 4 s b N")
-        return _mixer(operators, (self.inner,), own, self.bias, told)
+        states = Exchange("states and time steps", "2 s b R + 4 s b N")
+        return _mixer(operators, (self.inner,), own, self.bias, states)
 
 
 @dataclass(frozen=True)
