@@ -81,9 +81,8 @@ def flat(command: Callable[..., None]) -> Callable[..., None]:
     groups: dict[str, tuple[Callable[..., object], list[str]]] = {}
     hints = get_type_hints(command, include_extras=True)
     for parameter in signature(command).parameters.values():
-        kind, *marks = (
-            get_args(hints[parameter.name]) if _is_annotated(hints[parameter.name]) else [hints[parameter.name]]
-        )
+        hint = hints[parameter.name]
+        kind, *marks = get_args(hint) if get_origin(hint) is Annotated else [hint]
         if not is_dataclass(kind):
             parameters.append(parameter.replace(kind=Parameter.KEYWORD_ONLY, annotation=kind))
             continue
@@ -100,10 +99,6 @@ def flat(command: Callable[..., None]) -> Callable[..., None]:
     with_groups.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     with_groups.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return with_groups
-
-
-def _is_annotated(kind: object) -> bool:
-    return get_origin(kind) is Annotated
 
 
 def _declared(kind: Any, left_out: Collection[str]) -> list[Parameter]:

@@ -26,7 +26,7 @@ from piper_ray.workloads.estimate.hardware import Hardware, load_hardware
 from piper_ray.workloads.estimate.layout import Layout, priced
 from piper_ray.workloads.estimate.operators import Architecture
 from piper_ray.workloads.estimate.refusals import plain_instance
-from piper_ray.workloads.estimate.software import DEFAULT_SOFTWARE, Software, SoftwareFamily, software_named
+from piper_ray.workloads.estimate.software import DEFAULT_SOFTWARE, SoftwareFamily, software_named
 
 _ANY_GPU = "H100-SXM"
 """The GPU if none is named; the memory of ranks does not depend on it."""
@@ -217,14 +217,10 @@ def _completed(run: PublishedRun, config: ModelConfig, assumed: list[str]) -> Pu
         found["sequence_parallel"] = True
         assumed.append("sequence parallelism (sp=false: none)")
     if not run.optimizer_sharding:
-        shared = _software(run).family is SoftwareFamily.SHARDED
+        shared = software_named(run.software or DEFAULT_SOFTWARE).family is SoftwareFamily.SHARDED
         found["optimizer_sharding"] = "fsdp" if shared else "zero1"
         assumed.append(f"{'weights' if shared else 'the optimizer state'} shared by all replicas (zero=0: not)")
     if not run.recompute:
         found["recompute"] = "none"
         assumed.append(f"{NO_RECOMPUTATION} (recompute=)")
     return run.model_copy(update=found)
-
-
-def _software(run: PublishedRun) -> Software:
-    return software_named(run.software or DEFAULT_SOFTWARE)

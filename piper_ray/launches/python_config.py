@@ -183,7 +183,7 @@ class _Reader:
         elif isinstance(one, ast.AnnAssign) and one.value is not None:
             self.assign(one.target, self.value(one.value, module, variables, depth), module, variables, depth)
         elif isinstance(one, ast.AugAssign):
-            before = self.value(_loaded(one.target), module, variables, depth)
+            before = self.value(ast.parse(ast.unparse(one.target), mode="eval").body, module, variables, depth)
             by = self.value(one.value, module, variables, depth)
             self.assign(one.target, _calculated(one.op, before, by, one), module, variables, depth)
         elif isinstance(one, ast.Return):
@@ -451,10 +451,6 @@ def _key(value: object) -> object:
     if isinstance(value, list) and all(isinstance(part, (str, int, type(None))) for part in value):
         return tuple(value)
     return value
-
-
-def _loaded(target: ast.expr) -> ast.expr:
-    return ast.parse(ast.unparse(target), mode="eval").body
 
 
 def _text(one: ast.expr) -> str:

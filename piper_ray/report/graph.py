@@ -213,8 +213,9 @@ class LayerRun:
 def fold(instance: Instance) -> list[LayerRun]:
     """Every layer in one run. Layers of a run have equal names but for digits, equal sizes, times about as equal as
     measured ones are, and the same other inputs, and all but the last feed the next one only."""
-    kind = {layer.id: (kind_name(layer.name), _sizes(layer)) for layer in instance.layers}
-    times = {layer.id: _times_s(layer) for layer in instance.layers}
+    layers = instance.layers
+    kind = {layer.id: (kind_name(layer.name), _sizes(layer)) for layer in layers}
+    times = {layer.id: [x.time_per_sample_s for t in sorted(layer.tmpcs) for x in layer.tmpcs[t]] for layer in layers}
 
     def follows(before: int, after: int) -> bool:
         alike = kind[before] == kind[after] and all(
@@ -266,7 +267,3 @@ def _sizes(layer: Layer) -> object:
         for t in sorted(layer.tmpcs)
         for tmpc in layer.tmpcs[t]
     )
-
-
-def _times_s(layer: Layer) -> list[float]:
-    return [tmpc.time_per_sample_s for t in sorted(layer.tmpcs) for tmpc in layer.tmpcs[t]]

@@ -216,10 +216,6 @@ def _outside_text(best: Proposed, limit_bytes: float) -> str:
     )
 
 
-def _whole_bytes(proposal: FoundPlans) -> float:
-    return proposal.demand.whole_bytes(proposal.best.instance.memory_bytes)
-
-
 def _wrapped(head: str, text: str) -> list[str]:
     return folded(f"{head:<10}{text}", SCREEN_COLUMNS)
 
@@ -252,7 +248,8 @@ def proof_line(proposal: FoundPlans) -> str:
     demand = proposal.demand
     left = ""
     if demand.headroom:
-        free_bytes = _whole_bytes(proposal) - proposal.best.instance.memory_bytes
+        memory_bytes = proposal.best.instance.memory_bytes
+        free_bytes = demand.whole_bytes(memory_bytes) - memory_bytes
         left = f", {held_text(free_bytes)} of each GPU kept free"
     elif demand.set_aside_bytes:
         left = f", {size_text(demand.set_aside_bytes)} kept free for {demand.runtime.title}"

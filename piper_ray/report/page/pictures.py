@@ -121,11 +121,6 @@ def places_of(simulation: Simulation, cluster: Cluster, within: Sequence[int]) -
     return tuple(found)
 
 
-def _groups(cluster: Cluster) -> list[int]:
-    """The devices of the groups with a link of their own, the smallest first; none where the input knows none."""
-    return [link.devices for link in cluster.links[:-1] if link.devices is not None]
-
-
 @dataclass(frozen=True)
 class Placement:
     """The picture, and in words what one of its cells is."""
@@ -213,7 +208,7 @@ def placements(instance: Instance, plan: Plan, simulation: Simulation) -> list[P
 def placement(cluster: Cluster, simulation: Simulation, within: Sequence[int], colour: str | None = None) -> Placement:
     """Of some stages. Devices of no stage stay empty. colour: of all; None: each stage has its own."""
     places = places_of(simulation, cluster, within)
-    groups = _groups(cluster)
+    groups = [link.devices for link in cluster.links[:-1] if link.devices is not None]
     grid = _Grid.of(cluster.devices, groups)
     pieces = [_drawn(grid, place, colour or f"c{index % COLOURS}") for index, place in enumerate(places)]
     ends = [0, *(place.first_device + place.devices for place in places)]
