@@ -465,8 +465,8 @@ def _as_launched(demand: PlanDemand, facts: LaunchFacts | None) -> PlanDemand:
         request = replace(request, dispatcher=facts.dispatcher.value)
     if facts.dialect is not Dialect.TORCHTITAN:
         others = [name for name in request.overlaps if name != Overlap.EXPERTS.value]
-        beside = bool(facts.figures.get("overlap_moe_expert_parallel_comm"))
-        request = replace(request, overlaps=(*others, *[Overlap.EXPERTS.value] * beside))
+        overlapped = bool(facts.figures.get("overlap_moe_expert_parallel_comm"))
+        request = replace(request, overlaps=(*others, *[Overlap.EXPERTS.value] * overlapped))
     return replace(demand, request=request)
 
 

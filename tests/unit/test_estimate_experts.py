@@ -163,7 +163,7 @@ def simulated_s(run: PublishedRun) -> float:
 def test_tensor_exchanges_hide_as_far_as_software_is_told_and_never_less() -> None:
     core = software_named("megatron-core")
     told = core.overlapping([Overlap.TENSOR])
-    assert told.forward_overlap == core.told_tensor_overlap > core.forward_overlap
+    assert told.forward_overlap == core.asked_tensor_overlap > core.forward_overlap
     assert core.overlapping([]) == core
     titan = software_named("torchtitan")
     assert (titan.forward_overlap, titan.overlapping([Overlap.TENSOR]).forward_overlap) == (0.0, 0.5)

@@ -122,13 +122,13 @@ class Software(Closed):
     expert_overlap: _Share = 0.0
     context_overlap: bool = Field(default=False, strict=True, description="true or false")
     graphs: tuple[CudaGraph, ...] = Field(default=(), strict=False, description="a list of what graphs capture")
-    told_tensor_overlap: _Share = 0.0
-    told_expert_overlap: _Share = 0.0
+    asked_tensor_overlap: _Share = 0.0
+    asked_expert_overlap: _Share = 0.0
     dispatch_fraction: _Share = 0.8
     experts_host_s: Figure = Field(default=0.0, alias="experts_host", description="seconds >= 0")
     graphed_experts_host: _Share = 1.0
     expert_launches: Positive = Field(default=1.0, description="a number > 0")
-    told_expert_launches: Positive = Field(default=1.0, description="a number > 0")
+    asked_expert_launches: Positive = Field(default=1.0, description="a number > 0")
     dispatcher: TokenDispatcher | None = Field(
         default=None, strict=False, description="a way to send tokens to experts"
     )
@@ -144,11 +144,11 @@ class Software(Closed):
         found = set(overlaps)
         changed: dict[str, object] = {"context_overlap": self.context_overlap or Overlap.CONTEXT in found}
         if Overlap.TENSOR in found:
-            changed["forward_overlap"] = max(self.forward_overlap, self.told_tensor_overlap)
-            changed["backward_overlap"] = max(self.backward_overlap, self.told_tensor_overlap)
+            changed["forward_overlap"] = max(self.forward_overlap, self.asked_tensor_overlap)
+            changed["backward_overlap"] = max(self.backward_overlap, self.asked_tensor_overlap)
         if Overlap.EXPERTS in found:
-            changed["expert_overlap"] = max(self.expert_overlap, self.told_expert_overlap)
-            changed["expert_launches"] = max(self.expert_launches, self.told_expert_launches)
+            changed["expert_overlap"] = max(self.expert_overlap, self.asked_expert_overlap)
+            changed["expert_launches"] = max(self.expert_launches, self.asked_expert_launches)
         return self.model_copy(update=changed)
 
     def reduced_bytes(self, precision: Precision, training: Training) -> float:
