@@ -146,6 +146,12 @@ def answer_lines(proposal: FoundPlans, figures: Figures) -> Iterator[str]:
         backed = ", ".join(f"{what} ({plural(count, 'run')})" for what, count in doubt.few.items())
         yield from _wrapped("doubt", f"hardly any measured run backs {backed}")
     yield from _wrapped("proof", proof_line(proposal))
+    if instance.cluster.kinds:
+        yield from _wrapped(
+            "apart",
+            "pipelines on GPUs of one kind or site each, which sum their gradients over the link between these, are not "
+            "among them; solve workload.toml --apart, on the file that -o writes, finds the best of these",
+        )
     if proposal.schemes_save is not None:
         yield from _wrapped("schemes", saved_text(proposal.schemes_save))
 
