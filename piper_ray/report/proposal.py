@@ -149,8 +149,8 @@ def answer_lines(proposal: FoundPlans, figures: Figures) -> Iterator[str]:
     if instance.cluster.kinds:
         yield from _wrapped(
             "apart",
-            "pipelines on GPUs of one kind or site each, which sum their gradients over the link between these, are not "
-            "among them; solve workload.toml --apart, on the file that -o writes, finds the best of these",
+            "pipelines of one kind of GPU or one site each, with gradients summed between these, are not among them; "
+            "piper-ray solve --apart finds the best of these for the workload.toml that -o writes",
         )
     if proposal.schemes_save is not None:
         yield from _wrapped("schemes", saved_text(proposal.schemes_save))

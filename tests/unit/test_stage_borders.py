@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections import Counter
+from itertools import product
 
 import pytest
 
@@ -16,7 +17,7 @@ from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, ScheduleName
 from piper_ray.report.machine import machine_table
 from piper_ray.report.summary import border_texts
-from piper_ray.runtimes.meshes import shared_groups
+from piper_ray.runtimes.meshes import meshes_of, shared_groups
 from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName
 from piper_ray.workloads.formats.plans import stage_documents
 from tests.instances import equal_chain
@@ -113,3 +114,21 @@ def test_info_draws_the_borders_of_each_kind() -> None:
         plan = Plan(tuple(Stage((k,), size, 1, {k: "plain"}, "new") for k in range(16 // size)))
         slowest = min(border.bandwidth_bytes_per_s for border in stage_borders(cluster, plan, ONE_F_ONE_B))
         assert 1e9 / slowest == pytest.approx(expected_s)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_launch_files_put_stages_that_are_charged_within_a_node_there(size: int) -> None:
+    """Of all orders of up to seven stages on two kinds, whose runs have nodes of their own."""
+    own = {name: Cluster(64, 1e9, (Link(900e9, node), Link(50e9))) for name, node in (("a", 4), ("b", 8))}
+    cluster = Cluster.of_kinds([DeviceKind(*kind) for kind in own.items()], 10e9)
+    within = 0
+    for kinds in (kinds for count in range(2, 8) for kinds in product("ab", repeat=count)):
+        plan = plan_of(*kinds, d=size)
+        meshes = meshes_of(plan, ONE_F_ONE_B, {"a": 4, "b": 8}, cluster)
+        assert [mesh.kind for mesh in meshes for _ in range(mesh.ranks)] == [*kinds]
+        node_of = [mesh.place(mesh.first_rank + rank)[0] for mesh in meshes for rank in range(mesh.devices)]
+        for place, border in enumerate(stage_borders(cluster, plan, ONE_F_ONE_B)):
+            if border.group_devices is not None:
+                within += 1
+                assert len({*node_of[place * size : (place + 2) * size]}) == 1, kinds
+    assert within
