@@ -127,6 +127,9 @@ def test_launch_files_put_stages_that_are_charged_within_a_node_there(size: int)
         meshes = meshes_of(plan, ONE_F_ONE_B, {"a": 4, "b": 8}, cluster)
         assert [mesh.kind for mesh in meshes for _ in range(mesh.ranks)] == [*kinds]
         node_of = [mesh.place(mesh.first_rank + rank)[0] for mesh in meshes for rank in range(mesh.devices)]
+        for place, kind in enumerate(kinds):
+            if cluster.of_kind(kind).border_periods(size, kinds.count(kind))[0]:  # its replicas share a node
+                assert len({*node_of[place * size : (place + 1) * size]}) == 1, kinds
         for place, border in enumerate(stage_borders(cluster, plan, ONE_F_ONE_B)):
             if border.group_devices is not None:
                 within += 1
