@@ -41,12 +41,12 @@ def machine_table(instance: Instance) -> tuple[list[Column], list[list[str]]]:
     found, between_bytes_per_s = machine_document(instance), instance.cluster.between_bytes_per_s
     rows = [["groups", *(", ".join(map(_group_text, one["groups"])) for one in found)]]
     uplinks = [_uplinks_text(one["groups"]) for one in found]
-    if any(uplinks):
-        rows.append(["shared uplinks", *uplinks])
+    rows += [["shared uplinks", *uplinks]] if any(uplinks) else []
     where = "" if between_bytes_per_s is None else " (1f1b, gpipe)"
-    for devices in sorted({group["devices"] for one in found for group in one["groups"][:-1]}):
-        name, of_kind = f"to the next stage, within {devices:,}{where}", [_within(one, devices) for one in found]
-        rows.append([name, *("" if x is None else time_text(x["border_s_per_gb"]) for x in of_kind)])
+    rows += [
+        [f"to the next stage, within {devices:,}{where}", *(_within_text(one, devices) for one in found)]
+        for devices in sorted({group["devices"] for one in found for group in one["groups"][:-1]})
+    ]
     rows.append(["to the next stage", *(time_text(one["border_s_per_gb"]) for one in found)])
     if any(uplinks):
         alone_s = [one["groups"][-1]["lone_border_s_per_gb"] for one in found]
@@ -73,8 +73,8 @@ def _group(own: Cluster, level: int) -> _Facts:
     }
 
 
-def _within(one: _Facts, devices: int) -> _Facts | None:
-    return next((group for group in one["groups"][:-1] if group["devices"] == devices), None)
+def _within_text(one: _Facts, devices: int) -> str:
+    return next((time_text(x["border_s_per_gb"]) for x in one["groups"][:-1] if x["devices"] == devices), "")
 
 
 def _group_text(group: _Facts) -> str:

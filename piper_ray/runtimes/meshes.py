@@ -86,10 +86,9 @@ def meshes_of(plan: Plan, schedule: Schedule, node_of: Mapping[str, int], cluste
         shared = sorted(shared_groups(plan, schedule, cluster, kind))
         used, in_group = next(((used, held) for gpus, used, held in shared if gpus >= size), (size, 0))
         behind[kind] -= ranks
-        ahead = last = 0  # ranks in a group that other runs of the kind fill up, or nobody
-        if 0 < in_group < ranks:
-            last = -behind[kind] % in_group
-            ahead = (ranks - last) % in_group
+        filled = in_group if 0 < in_group < ranks else 1
+        last = -behind[kind] % filled  # ranks in a group that other runs of the kind would fill up
+        ahead = (ranks - last) % filled
         # Whole nodes need no mesh of their own.
         ahead, last = (0 if count * d * t % min(size, used) == 0 else count for count in (ahead, last))
         for count in (ahead, ranks - ahead - last, last):
