@@ -45,6 +45,14 @@ class SolveRequest:
     started_s: float = field(default_factory=time.perf_counter)
     data_parallel_limit: int | None = None
 
+    def __post_init__(self) -> None:
+        """Kinds of devices are searched in the order of their names: their order in a file decides nothing."""
+        cluster = self.instance.cluster
+        kinds = tuple(sorted(cluster.kinds, key=lambda kind: kind.name))
+        if kinds != cluster.kinds:
+            ordered = replace(self.instance, cluster=replace(cluster, kinds=kinds)).checked_as(self.instance)
+            object.__setattr__(self, "instance", ordered)
+
     @property
     def limits(self) -> Limits:
         return Limits.of(self.options, self.started_s, self.stop)

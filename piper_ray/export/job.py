@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from piper_ray.model.constraints import FilledPipeline, TensorParallelDegrees, WholeExpertGroups, choices_made
 from piper_ray.model.errors import UnsupportedPlan
@@ -43,14 +45,15 @@ class ExportJob:
         return meshes_of(self.plan, self.schedule, node_sizes(self.instance, self.gpus_per_node), cluster)
 
     @property
-    def shared_groups(self) -> list[dict[str, int]]:
-        """Groups of GPUs whose place in the list of nodes counts, as they are not all full: how many GPUs they have,
-        how many pipeline ranks each of them (0: a part of one), how many of these the first, and how many GPUs are idle
-        in each."""
-        ranks = self.pipeline_ranks
+    def shared_groups(self) -> list[dict[str, Any]]:
+        """Groups of GPUs of a kind whose place in the list of nodes counts, as they are not all full: how many GPUs
+        they have, how many pipeline ranks each of them (0: a part of one), how many of these the first, and how many
+        GPUs are idle in each."""
+        of_kinds = Counter(stage.kind for stage in self.plan.stages)
         return [
-            {"gpus": gpus, "ranks": shared, "first": ranks % (shared or 1) or shared, "idle": gpus - used}
-            for gpus, used, shared in shared_groups(self.plan, self.schedule, self.instance.cluster)
+            {"kind": kind, "gpus": gpus, "ranks": shared, "first": ranks % (shared or 1) or shared, "idle": gpus - used}
+            for kind, ranks in of_kinds.items()
+            for gpus, used, shared in shared_groups(self.plan, self.schedule, self.instance.cluster, kind)
             if ranks > shared and (ranks % (shared or 1) or gpus > used)
         ]
 

@@ -94,7 +94,7 @@ def kinds_apart(
         raise UsageError("devices are of one kind: there are no others to share a batch with")
     if schedule not in FLUSHED:
         raise UsageError(f"pipelines of one kind each are for 1f1b and gpipe, not {schedule.value}")
-    found = [_OfKind.of(instance, kind, restrictions, schedule, step) for kind in instance.cluster.kind_names]
+    found = [_OfKind.of(instance, kind, restrictions, schedule, step) for kind in sorted(instance.cluster.kind_names)]
     wanted = instance.microbatches
     ways = [
         (sync_of(instance, [one.kind for one in some], step), some)

@@ -54,7 +54,7 @@ class OneKind(OfKinds):
         from piper_ray.planners.apart import on_kind
 
         found: list[tuple[float, str, Plan]] = []
-        for kind in instance.cluster.kind_names:
+        for kind in sorted(instance.cluster.kind_names):
             own = on_kind(instance, kind)
             solution = None if own is None else solve(own, restrictions=restrictions)
             if solution is not None and solution.plan is not None and solution.time_per_sample_s is not None:
@@ -70,7 +70,7 @@ class OneKind(OfKinds):
 def _plans(instance: Instance, restrictions: Restrictions, by_speed: bool) -> Iterator[tuple[float, Plan]]:
     """Each with what none of its samples takes less than: a stage's microbatches, once all stages in front had one."""
     cluster, order, n = instance.cluster, topological_order(instance), len(instance.layers)
-    names = cluster.kind_names
+    names = sorted(cluster.kind_names)
 
     def chosen(layer: int, t: int, kind: str, recompute: bool) -> Tmpc | None:
         row = [x for x in instance.layer_by_id[layer].tmpcs.get(t, ()) if x.kind == kind]

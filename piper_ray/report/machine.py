@@ -26,10 +26,7 @@ def machine_document(instance: Instance) -> list[_Facts]:
             {
                 "kind": kind.name,
                 "devices": own.devices,
-                "groups": [
-                    {"devices": min(link.devices or own.devices, own.devices), "bandwidth_bytes_per_s": rate}
-                    for link, rate in zip(own.links, _rates(own), strict=True)
-                ],
+                "groups": [_group(own, level) for level in range(len(own.links))],
                 "border_s_per_gb": own.transfer_s(_SIZE_BYTES),
                 "ring_s_per_gb": {
                     str(d): own.replicas_link(d, 1, stages).resync_s(_SIZE_BYTES, 1) * (d - 1) / d for d in _rings(own)
@@ -42,16 +39,19 @@ def machine_document(instance: Instance) -> list[_Facts]:
 def machine_table(instance: Instance) -> tuple[list[Column], list[list[str]]]:
     """The same, a column for each kind."""
     found, between_bytes_per_s = machine_document(instance), instance.cluster.between_bytes_per_s
-    rows = [
-        ["groups", *(", ".join(map(_group_text, one["groups"])) for one in found)],
-        ["to the next stage", *(time_text(one["border_s_per_gb"]) for one in found)],
+    rows = [["groups", *(", ".join(map(_group_text, one["groups"])) for one in found)]]
+    uplinks = [_uplinks_text(one["groups"]) for one in found]
+    rows += [["shared uplinks", *uplinks]] if any(uplinks) else []
+    where = "" if between_bytes_per_s is None else " (1f1b, gpipe)"
+    rows += [
+        [f"to the next stage, within {devices:,}{where}", *(_within_text(one, devices) for one in found)]
+        for devices in sorted({group["devices"] for one in found for group in one["groups"][:-1]})
     ]
-    if between_bytes_per_s is None:
-        rows[1:1] = [
-            [f"to the next stage, within {x['devices']:,}", time_text(_SIZE_BYTES / x["bandwidth_bytes_per_s"])]
-            for x in found[0]["groups"][:-1]
-        ]
-    else:
+    rows.append(["to the next stage", *(time_text(one["border_s_per_gb"]) for one in found)])
+    if any(uplinks):
+        alone_s = [one["groups"][-1]["lone_border_s_per_gb"] for one in found]
+        rows.append(["the same, if one of a group sends (1f1b, gpipe)", *map(time_text, alone_s)])
+    if between_bytes_per_s is not None:
         rows.append(["to another kind", *[time_text(_SIZE_BYTES / between_bytes_per_s)] * len(found)])
     for d in sorted({int(d) for one in found for d in one["ring_s_per_gb"]}):
         times_s = [one["ring_s_per_gb"].get(str(d)) for one in found]
@@ -60,14 +60,30 @@ def machine_table(instance: Instance) -> tuple[list[Column], list[list[str]]]:
     return columns, rows
 
 
+def _group(own: Cluster, level: int) -> _Facts:
+    """border_s_per_gb: between devices that no smaller group holds, where all devices of smaller groups send at once.
+    lone_border_s_per_gb: where one of each does."""
+    link, alone_bytes_per_s = own.links[level], own.level_bytes_per_s(level, 1)
+    return {
+        "devices": min(link.devices or own.devices, own.devices),
+        "bandwidth_bytes_per_s": alone_bytes_per_s,
+        "uplink_bytes_per_s": link.uplink_bytes_per_s,
+        "border_s_per_gb": _SIZE_BYTES / own.level_bytes_per_s(level),
+        "lone_border_s_per_gb": _SIZE_BYTES / alone_bytes_per_s,
+    }
+
+
+def _within_text(one: _Facts, devices: int) -> str:
+    return next((time_text(x["border_s_per_gb"]) for x in one["groups"][:-1] if x["devices"] == devices), "")
+
+
 def _group_text(group: _Facts) -> str:
     return f"{group['devices']:,} at {given_size_text(group['bandwidth_bytes_per_s'])}/s"
 
 
-def _rates(cluster: Cluster) -> list[float]:
-    """Of each link, or of one further out that is faster."""
-    rates = [link.bandwidth_bytes_per_s for link in cluster.links]
-    return [max(rates[level:]) for level in range(len(rates))]
+def _uplinks_text(groups: list[_Facts]) -> str:
+    shared = ((group["uplink_bytes_per_s"], group["devices"]) for group in groups)
+    return ", ".join(f"{given_size_text(rate)}/s of {devices:,}" for rate, devices in shared if rate is not None)
 
 
 def _rings(cluster: Cluster) -> list[int]:

@@ -146,6 +146,12 @@ def answer_lines(proposal: FoundPlans, figures: Figures) -> Iterator[str]:
         backed = ", ".join(f"{what} ({plural(count, 'run')})" for what, count in doubt.few.items())
         yield from _wrapped("doubt", f"hardly any measured run backs {backed}")
     yield from _wrapped("proof", proof_line(proposal))
+    if instance.cluster.kinds:
+        yield from _wrapped(
+            "apart",
+            "pipelines of one kind of GPU or one site each, with gradients summed between these, are not among them; "
+            "piper-ray solve --apart finds the best of these for the workload.toml that -o writes",
+        )
     if proposal.schemes_save is not None:
         yield from _wrapped("schemes", saved_text(proposal.schemes_save))
 

@@ -1,10 +1,11 @@
 """The nodes of a plan's ranks. Consecutive pipeline ranks on devices of one kind form a mesh, and each mesh has nodes
-of its own, because a launcher starts processes by the node. Devices of one kind form one mesh, unless the first node
-or group of nodes has fewer stages than the others.
+of its own, because a launcher starts processes by the node. Each run of stages on one kind forms one mesh, unless the
+first or last node or group of nodes has fewer of them than the others.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import groupby
@@ -78,15 +79,19 @@ def meshes_of(plan: Plan, schedule: Schedule, node_of: Mapping[str, int], cluste
     found: list[Mesh] = []
     first = rank = node = 0
     of_ranks = plan.stages[: len(plan.stages) // schedule.v]
-    shared = sorted(shared_groups(plan, schedule, cluster))
+    behind = Counter(stage.kind for stage in of_ranks)  # stages of each kind
     for kind, stages in groupby(of_ranks, key=lambda stage: stage.kind):
         (d, t), *others = [(stage.data_parallel_degree, stage.tensor_parallel_degree) for stage in stages]
         ranks, size = 1 + len(others), node_of[kind]
+        shared = sorted(shared_groups(plan, schedule, cluster, kind))
         used, in_group = next(((used, held) for gpus, used, held in shared if gpus >= size), (size, 0))
-        alone = ranks % in_group if 0 < in_group < ranks else 0
-        if alone * d * t % min(size, used) == 0:  # whole nodes, as in other groups
-            alone = 0
-        for count in (alone, ranks - alone):
+        behind[kind] -= ranks
+        filled = in_group if 0 < in_group < ranks else 1
+        last = -behind[kind] % filled  # ranks in a group that other runs of the kind would fill up
+        ahead = (ranks - last) % filled
+        # Whole nodes need no mesh of their own.
+        ahead, last = (0 if count * d * t % min(size, used) == 0 else count for count in (ahead, last))
+        for count in (ahead, ranks - ahead - last, last):
             if count > 0:
                 made = Mesh(kind, first, count, d, t, rank, node, min(size, used), used)
                 found.append(made)
@@ -94,18 +99,19 @@ def meshes_of(plan: Plan, schedule: Schedule, node_of: Mapping[str, int], cluste
     return tuple(found)
 
 
-def shared_groups(plan: Plan, schedule: Schedule, cluster: Cluster) -> list[tuple[int, int, int]]:
+def shared_groups(plan: Plan, schedule: Schedule, cluster: Cluster, kind: str = "") -> list[tuple[int, int, int]]:
     """Devices of groups with a link of their own whose place counts: several stages lie in each, or not all devices are
     used. With each how many are used, and how many stages lie in it; 0: a part of one. Groups are filled from the back.
-    Of plans with one d and one t, on devices of one kind."""
-    if cluster.kinds or schedule.name not in FLUSHED:
+    Of plans with one d and one t on the devices of the kind."""
+    own, stages = cluster.of_kind(kind), [stage for stage in plan.stages if stage.kind == kind]
+    if schedule.name not in FLUSHED:
         return []
-    first, count, found = plan.stages[0], len(plan.stages), []
-    for link, period in zip(cluster.links, cluster.border_periods(first.devices, count), strict=False):
+    first, count, found = stages[0], len(stages), []
+    for link, period in zip(own.links, own.border_periods(first.devices, count), strict=False):
         if link.devices is not None and period > 0 and first.devices < link.devices:
             found.append((link.devices, period * first.devices, period))
     d, t = first.data_parallel_degree, first.tensor_parallel_degree
-    group, n = cluster.replicas_together(d, t, count) if len(cluster.links) > 1 else (0, d)
+    group, n = own.replicas_together(d, t, count) if len(own.links) > 1 else (0, d)
     run = n * t
     if 1 < n < d and group % run > 0:
         found.append((group, group // run * run, 0))

@@ -72,11 +72,9 @@ def test_one_d_for_all_stages(rule: SameDegrees | SameDegreesByKind) -> None:
     assert sum([assert_best(made, Restrictions(constraints=[rule])) for made in small(range(20))]) > 5
 
 
-def test_the_order_of_kinds_changes_nothing_and_more_devices_are_no_slower() -> None:
+def test_more_devices_are_no_slower() -> None:
     for made in small(range(20)):
-        turned = replace(made, cluster=replace(made.cluster, kinds=made.cluster.kinds[::-1])).checked_as(made)
         best_s = solved(made).time_per_sample_s
-        assert solved(turned).time_per_sample_s == pytest.approx(best_s, rel=1e-9)
         first, second = made.cluster.kinds
         more = DeviceKind(first.name, replace(first.cluster, devices=first.cluster.devices + 2))
         cluster = Cluster.of_kinds([more, second], made.cluster.between_bytes_per_s or 0.0)

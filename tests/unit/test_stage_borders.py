@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections import Counter
+from itertools import product
 
 import pytest
 
@@ -14,8 +15,9 @@ from piper_ray.model.cluster import Cluster, DeviceKind, Link
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, ScheduleName
+from piper_ray.report.machine import machine_table
 from piper_ray.report.summary import border_texts
-from piper_ray.runtimes.meshes import shared_groups
+from piper_ray.runtimes.meshes import meshes_of, shared_groups
 from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName
 from piper_ray.workloads.formats.plans import stage_documents
 from tests.instances import equal_chain
@@ -91,3 +93,45 @@ def test_nodes_of_launch_files_lie_in_one_group_each(d: int, stages: int, told: 
     processes = job.torchrun.split("--nproc-per-node ")[1].split(" --node-rank")[0]
     script = f"for NODE_RANK in {' '.join(map(str, range(job.nodes)))}; do echo {processes}; done"
     assert [int(word) for word in subprocess.check_output(["bash", "-c", script]).split()] == told
+
+
+def test_info_draws_the_borders_of_each_kind() -> None:
+    """A gigabyte between two stages of a plan takes as long as ``info`` says."""
+    nodes = {"old": (Link(400e9, 4), Link(20e9)), "new": (Link(900e9, 8, uplink_bytes_per_s=100e9), Link(50e9))}
+    cluster = Cluster.of_kinds([DeviceKind(name, Cluster(16, 1e9, links)) for name, links in nodes.items()], 10e9)
+    columns, rows = machine_table(on(cluster))
+    assert [column.head for column in columns] == ["A GB of a device", "old", "new"]
+    assert {row[0]: row[1:] for row in rows[: rows.index(next(row for row in rows if "summed" in row[0]))]} == {
+        "groups": ["4 at 400 GB/s, 16 at 20 GB/s", "8 at 900 GB/s, 16 at 50 GB/s"],
+        "shared uplinks": ["", "100 GB/s of 8"],
+        "to the next stage, within 4 (1f1b, gpipe)": ["2.50000 ms", ""],
+        "to the next stage, within 8 (1f1b, gpipe)": ["", "1.11111 ms"],
+        "to the next stage": ["50.0000 ms", "80.0000 ms"],
+        "the same, if one of a group sends (1f1b, gpipe)": ["50.0000 ms", "20.0000 ms"],
+        "to another kind": ["100.000 ms"] * 2,
+    }
+    for size, expected_s in ((1, 0.02), (4, 0.04)):
+        plan = Plan(tuple(Stage((k,), size, 1, {k: "plain"}, "new") for k in range(16 // size)))
+        slowest = min(border.bandwidth_bytes_per_s for border in stage_borders(cluster, plan, ONE_F_ONE_B))
+        assert 1e9 / slowest == pytest.approx(expected_s)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_launch_files_put_stages_that_are_charged_within_a_node_there(size: int) -> None:
+    """Of all orders of up to seven stages on two kinds, whose runs have nodes of their own."""
+    own = {name: Cluster(64, 1e9, (Link(900e9, node), Link(50e9))) for name, node in (("a", 4), ("b", 8))}
+    cluster = Cluster.of_kinds([DeviceKind(*kind) for kind in own.items()], 10e9)
+    within = 0
+    for kinds in (kinds for count in range(2, 8) for kinds in product("ab", repeat=count)):
+        plan = plan_of(*kinds, d=size)
+        meshes = meshes_of(plan, ONE_F_ONE_B, {"a": 4, "b": 8}, cluster)
+        assert [mesh.kind for mesh in meshes for _ in range(mesh.ranks)] == [*kinds]
+        node_of = [mesh.place(mesh.first_rank + rank)[0] for mesh in meshes for rank in range(mesh.devices)]
+        for place, kind in enumerate(kinds):
+            if cluster.of_kind(kind).border_periods(size, kinds.count(kind))[0]:  # its replicas share a node
+                assert len({*node_of[place * size : (place + 1) * size]}) == 1, kinds
+        for place, border in enumerate(stage_borders(cluster, plan, ONE_F_ONE_B)):
+            if border.group_devices is not None:
+                within += 1
+                assert len({*node_of[place * size : (place + 2) * size]}) == 1, kinds
+    assert within
