@@ -531,8 +531,8 @@ def test_torchtitan_shards_as_it_is_priced(tmp_path: Path) -> None:
     """Weights on one rank, by all replicas; state alone, kept gathered, on several. No note says that more is shared,
     and each plan comes back from its files."""
     kinds = set()
-    for samples, batch in ((1, 16), (2, 32), (8, 64)):
-        found = propose(titan_demand(tmp_path, samples, batch)).best
+    for samples, batch, stages in ((1, 16, None), (2, 32, 2), (8, 64, None)):
+        found = propose(replace(titan_demand(tmp_path, samples, batch), stages=stages)).best
         stage, ranks = found.plan.stages[0], len(found.plan.stages)
         d, t = stage.data_parallel_degree, stage.tensor_parallel_degree
         assert found.instance.microbatches > d > 1
