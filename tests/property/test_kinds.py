@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import piper_ray
+from piper_ray.engine.flush import solve as flush_solve
 from piper_ray.engine.one_setting import worth_of
 from piper_ray.model.cluster import Cluster, DeviceKind
 from piper_ray.model.constraints import SameDegrees, SameDegreesByKind, TensorParallelDegrees
@@ -245,3 +246,10 @@ def test_nobody_by_hand_is_faster_than_the_solver() -> None:
     assert min(slower, as_good) > 3
     with pytest.raises(UsageError, match="for devices of several kinds, and these are alike"):
         baseline(piper_ray.estimate("bert-large", "A100-80"), "one-kind", schedule="1f1b")
+
+
+@pytest.mark.parametrize(("seed", "schedule"), [(42, "gpipe"), (49, "1f1b"), (59, "1f1b")])
+def test_bounds_over_borders_are_for_one_kind_alone(seed: int, schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are made for large graphs: here for each."""
+    monkeypatch.setattr(flush_solve, "_CHAIN_SHARE", 0)
+    assert assert_best(random_kinds(seed), schedule)

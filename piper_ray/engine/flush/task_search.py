@@ -237,8 +237,8 @@ def _bounded(space: SearchSpace, task: DegreePair, control: FloatArray) -> TaskR
     found, borders = TaskResult(task.lower_s, prices=task.prices), task.borders
     if borders is not None:
         found = _bounded_by_borders(space, task, borders, control)
-    is_listed = space.graph is None and np.isfinite(control[0])
-    if found.lower_s == np.inf or not is_listed:
+    may_be_priced = space.graph is None and np.isfinite(control[0]) and not task.has_kinds
+    if found.lower_s == np.inf or not may_be_priced:
         return found
     least_s = max(found.lower_s, _least_by_even_s(space, task, control))
     if least_s == np.inf:
