@@ -129,7 +129,7 @@ class Simulation:
     >>> solution = piper_ray.solve(bert, threads=1)
     >>> simulation = piper_ray.simulate(bert, solution.plan)
     >>> f"{simulation.step_s:.3f} s"
-    '0.242 s'
+    '0.219 s'
     """
 
     schedule: Schedule
