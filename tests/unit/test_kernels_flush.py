@@ -93,6 +93,18 @@ def test_figures_stage_by_stage_bound_the_batch(schedule: int) -> None:
     assert exact == 600 if schedule == GPIPE else exact > 400
 
 
+def test_less_of_each_pass_with_all_of_both_bounds_the_batch_under_gpipe() -> None:
+    """As merged choices have them: then further microbatches still pass the slowest stage."""
+    for m, stages in random_pipelines(5, 300):
+        tail = empty_tail(GPIPE)
+        for behind, (f, b, sync) in enumerate(stages[::-1]):
+            seconds = StageSeconds(f + b, 0.5 * f, 0.5 * b, sync, 0.0, 0.0)
+            tail = with_stage(GPIPE, m, behind, seconds, tail)
+        both = stages[:, 0] + stages[:, 1]
+        assert batch_s(GPIPE, m, tail) <= step_s(GPIPE, m, *columns(stages)) * (1 + 1e-12)
+        assert batch_s(GPIPE, m, tail) >= (both.sum() + (m - 1) * both.max() + stages[0, 2]) * (1 - 1e-12)
+
+
 def test_figures_are_exact_where_what_is_in_front_is_known() -> None:
     for m, stages in random_pipelines(3, 600):
         stages[:, 2] = 0.0

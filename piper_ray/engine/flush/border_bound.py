@@ -1,5 +1,5 @@
-"""A lower bound for plans of a (d, t) if all downsets are too many to list: the shortest way over the cheapest borders
-at each amount of work (``kernels.flush_borders``).
+"""A lower bound for plans of a (d, t) on graphs with many downsets, listed or not: the shortest way over the cheapest
+borders at each amount of work (``kernels.flush_borders``).
 
 By prices of positions (``flush.path_prices``), moving the layers in front of a border from behind it to in front of it
 changes their cost by a known amount; to this comes what stages pay at their borders. A stage pays for each edge that

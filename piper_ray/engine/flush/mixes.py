@@ -101,7 +101,7 @@ class BorderRates:
         return sorted([*others, *found])
 
     def _number(self, own: Cluster, kind: int, level: int, size: int) -> int:
-        """Returns the number of the rate at a border of this level between stages of so many devices."""
+        """Returns the number of the rate at a border of this level between stages of ``size`` devices."""
         rates = self.rates[kind]
         return self.last[kind] + 1 - len(rates) + rates.index(own.level_bytes_per_s(level, size))
 

@@ -46,9 +46,9 @@ class FlushWorkload:
     """The tables of a solve under a flush.
 
     tmpcs: ``tmpcs[r][v]`` are the options of vertex v in placed variant r, in the order of ``arrays``, the fastest
-    first. rates: at which edges are charged. border_rates: of borders. ahead_of: figures of
-    the layers in front of each downset, by sets of variants, computed as needed. border_labelling: given if all
-    downsets are too many. borders_of: bounds by the cheapest borders, for the same sets of variants.
+    first. rates: at which edges are charged. border_rates: of borders. ahead_of: figures of the layers in front of each
+    downset, by sets of variants, computed as needed. border_labelling: given on graphs with many downsets or layers.
+    borders_of: bounds by the cheapest borders, for the same sets of variants.
     """
 
     lattice: Lattice
