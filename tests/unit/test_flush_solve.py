@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -11,6 +12,10 @@ import numpy as np
 import pytest
 
 import piper_ray
+from piper_ray.engine.flush import task_search
+from piper_ray.engine.kernels.flush_closing import TOO_LONG, StageList, best_stages, best_state
+from piper_ray.engine.kernels.flush_types import FlushTables, FlushTask, TailArrays
+from piper_ray.engine.kernels.types import FloatArray
 from piper_ray.model.constraints import AllDevices, Constraint, SameDegrees, StageCount, TensorParallelDegrees
 from piper_ray.model.errors import UsageError
 from piper_ray.model.events import DegreesAdvanced, DegreesSearched, Event, IncumbentFound, StepFinished
@@ -20,7 +25,7 @@ from piper_ray.model.plan import Plan
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import StepTerms
 from piper_ray.model.solution import Infeasibility, Solution, Status
-from piper_ray.model.stop import Stop
+from piper_ray.model.stop import Stop, StoppedBy
 from piper_ray.workloads.formats.load import instance_of
 from tests.data import INPUTS
 from tests.flush_brute_force import plan_batch_s
@@ -263,6 +268,32 @@ def test_a_memory_limit_is_kept_by_listing_fewer(schedule: FlushSchedule) -> Non
     whole = solve_flush(two_towers(20), schedule)
     found = solve_flush(two_towers(20), schedule, options=SolveOptions(memory_limit_bytes=1000.0))
     assert (found.status, found.time_per_sample_s) == (Status.OPTIMAL, whole.time_per_sample_s)
+
+
+def test_what_takes_too_long_to_close_is_left_open_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A (d, t) whose last gap is left open is not searched again at the same time, and the answer has the gap."""
+    looked_at: list[tuple[int, float]] = []
+
+    def gives_up(
+        tables: FlushTables, task: FlushTask, _levels: FloatArray, states: TailArrays, _most: int, control: FloatArray
+    ) -> tuple[int, float, bool, StageList]:
+        looked_at.append((task.data_parallel_degree, float(control[0])))
+        return TOO_LONG, best_state(task, states, tables.bits.shape[0])[1], False, best_stages(states, 0)
+
+    monkeypatch.setattr(task_search, "close_gap", gives_up)
+    left = 0
+    for seed in range(150):
+        looked_at.clear()
+        instance = uneven_layers(seed)
+        found = solve_flush(instance, ONE_F_ONE_B)
+        # With levels of what is in front and without, and both once more as it finds its own plan.
+        assert max(Counter(looked_at).values(), default=0) <= 4
+        if found.stopped_by is StoppedBy.TOO_MANY_PLANS:
+            left += 1
+            assert found.plan is not None
+            assert found.gap is not None
+            assert found.gap > 0.0
+    assert left > 3
 
 
 @pytest.mark.parametrize("microbatches", [1, 2, 3])
