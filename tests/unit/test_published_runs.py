@@ -63,6 +63,7 @@ def test_a_step_follows_from_tokens_a_second(tmp_path: Path) -> None:
         ({"stages": [1, "2"]}, "runs[1].stages[1]: "),
         ({"sequence_parallel": "yes"}, "runs[1].sequence_parallel: neither true nor false"),
         ({"id": "first"}, "stands for an earlier run"),
+        ({"recompte": "full"}, "runs[1].recompte: unknown key; did you mean recompute?"),
     ],
 )
 def test_an_entry_that_is_no_run_is_named(tmp_path: Path, changes: dict[str, object], words: str) -> None:
@@ -75,6 +76,12 @@ def test_entries_that_are_no_objects_are_all_named(tmp_path: Path) -> None:
     with pytest.raises(InputError) as error:
         read(tmp_path, [None, 3, []])
     assert all(f"runs[{number}]" in str(error.value) for number in range(3))
+
+
+def test_faults_of_all_sources_are_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as error:
+        read(tmp_path, {"models": {}, "sources": [1, {"runs": 7}, {"runs": [{"tp": "x"}]}]})
+    assert [fault.path for fault in error.value.faults] == ["sources[0]", "sources[1]", "sources[2].runs[0].tp"]
 
 
 @pytest.mark.parametrize("document", [{}, {"runs": 3}, {"sources": 1}, {"models": {}, "sources": [1]}, {"runs": None}])
