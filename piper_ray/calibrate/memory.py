@@ -41,18 +41,6 @@ def traits_of(run: PublishedRun, laid: Laid) -> Traits:
     return replace(traits, loss=loss, fp8=of_stack.fp8, context_all_to_all=of_stack.context_all_to_all)
 
 
-def shares_untold(laid: Laid) -> bool:
-    """Whether replicas are assumed to divide the optimizer's state although the run does not say so, as in all of
-    NVIDIA's recipes."""
-    return laid.software in ("nemo", "megatron-core") and laid.layout.sharding is Sharding.NONE
-
-
-def memory_of(plan: PricedLayout, run: PublishedRun, laid: Laid) -> list[RankMemory]:
-    """The memory of each rank of a published run's pipeline at its peak."""
-    sharding = Sharding.OPTIMIZER if shares_untold(laid) else laid.layout.sharding
-    return memory_of_ranks(plan, laid.layout, sharding, traits_of(run, laid))
-
-
 def memory_of_ranks(
     plan: PricedLayout, layout: Layout, sharding: Sharding, traits: Traits, recomputed: Sequence[int] | None = None
 ) -> list[RankMemory]:

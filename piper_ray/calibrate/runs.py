@@ -125,13 +125,6 @@ class PublishedRun(Open):
             return None
         return self.global_batch * self.seq / (self.tokens_per_s_per_gpu * self.gpus)  # type: ignore[operator]
 
-    @property
-    def measured_memory_bytes(self) -> float | None:
-        """The most memory of any device; allocated memory if that is published."""
-        if self.peak_allocated_gib is not None:
-            return self.peak_allocated_gib * 2.0**30
-        return None if self.published_memory_gb is None else self.published_memory_gb * 1e9
-
 
 def read_runs(path: str | Path) -> list[PublishedRun]:
     """The runs of a file, in its order. Raises InputError for a file without a list of runs, and with every fault in
