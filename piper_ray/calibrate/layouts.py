@@ -183,8 +183,8 @@ def _overlaps(names: Iterable[str]) -> tuple[Overlap, ...]:
 
 
 def _gradients(name: str) -> str:
-    if name not in ("fp32", "bf16"):
-        raise NotExpressible(f"gradients: {name}; expected fp32 or bf16")
+    if name not in ("fp32", "bf16", "fp16"):
+        raise NotExpressible(f"gradients {name} are unknown; expected fp32, bf16 or fp16")
     return name
 
 
@@ -206,8 +206,11 @@ def _changed(table: _Table, **figures: object) -> _Table:
     return table.model_copy(update={name: value for name, value in figures.items() if value is not None})
 
 
-def _degrees(run: PublishedRun, assumed: list[str]) -> tuple[int, int, int, int]:
-    """Tensor, pipeline, context and data parallelism."""
+_Degrees = tuple[int, int, int, int, int, int]
+
+
+def _degrees(run: PublishedRun, assumed: list[str]) -> _Degrees:
+    """Tensor, pipeline, context and data parallelism, and the samples of a microbatch and of a batch."""
     missing = [name for name in ("microbatch", "global_batch") if getattr(run, name) is None]
     if run.tp is None and run.pp is None and run.dp is None:
         missing.insert(0, "layout")
@@ -224,15 +227,11 @@ def _degrees(run: PublishedRun, assumed: list[str]) -> tuple[int, int, int, int]
         raise NotExpressible(f"tp {tp} x pp {pp} x cp {cp} x dp {dp} is {tp * pp * cp * dp}, not {run.gpus} gpus")
     if run.global_batch % (run.microbatch * dp):
         raise NotExpressible(f"{dp} replicas of microbatches of {run.microbatch} do not divide {run.global_batch}")
-    return tp, pp, cp, dp
+    return tp, pp, cp, dp, run.microbatch, run.global_batch
 
 
-def _layout(
-    run: PublishedRun, model: ModelConfig, software: Software, degrees: tuple[int, int, int, int], assumed: list[str]
-) -> Layout:
-    assert run.microbatch is not None
-    assert run.global_batch is not None
-    tp, pp, cp, dp = degrees
+def _layout(run: PublishedRun, model: ModelConfig, software: Software, degrees: _Degrees, assumed: list[str]) -> Layout:
+    tp, pp, cp, dp, samples, batch = degrees
     if run.seq is None and model.tokens is not None:
         raise NotExpressible("seq: not said")
     expert = run.ep if run.ep and run.ep > 1 else None
@@ -243,8 +242,8 @@ def _layout(
         context=cp,
         expert=expert,
         expert_tensor=run.etp or 1,
-        samples=run.microbatch,
-        batch=run.global_batch,
+        samples=samples,
+        batch=batch,
         tokens=run.seq if model.tokens is not None else None,
         schedule=_schedule(run, pp),
         sequence_parallel=bool(run.sequence_parallel),

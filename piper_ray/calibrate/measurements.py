@@ -110,19 +110,16 @@ def _of_run(run: PublishedRun, estimated: Estimated, faults: Faults) -> Iterator
     except (NotExpressible, UsageError) as error:
         faults.at(run.id, str(error))
         return
-    gpu, precision = hardware.gpu(estimated.gpu), laid.stack.precision
+    gpu, precision, there_bytes = hardware.gpu(estimated.gpu), laid.stack.precision, laid.stack.gpu.device_bytes
     reasons = []
     if run.measured_step_s is None:
         reasons.append("step_s: missing; expected the measured seconds of a step")
     if laid.stack.gpu.name != gpu.name:
         reasons.append(f"was measured on {laid.stack.gpu.name}, the estimate is for {gpu.name}")
     if laid.software != request.software:
-        reasons.append(
-            f"is of software {laid.software}, the estimate of {request.software}; add --software {laid.software}"
-        )
+        reasons.append(f"is of {laid.software}, the estimate of {request.software}; add --software {laid.software}")
     if precision is not asked:
         reasons.append(f"is in {precision.value}, the estimate in {asked.value}; add --precision {precision.value}")
-    there_bytes = laid.stack.gpu.device_bytes
     if laid.layout.sharding < Sharding.WEIGHTS and needed_bytes > _IMPOSSIBLE * there_bytes:
         needed, there = size_text(needed_bytes), size_text(there_bytes)
         reasons.append(f"would need {needed} on each GPU, which has {there}; expected a layout that can have run")
