@@ -15,6 +15,7 @@ from piper_ray.model.errors import InputError, UsageError
 from piper_ray.model.mode import CHEAP, EVERY_SECOND_PRODUCT, Recomputation, Sharding, parse_recomputation
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.workloads.estimate.config import ModelConfig, model_of_config, read_model
+from piper_ray.workloads.estimate.families import Microbatch
 from piper_ray.workloads.estimate.hardware import Hardware
 from piper_ray.workloads.estimate.layout import Layout
 from piper_ray.workloads.estimate.runtimes import Loss
@@ -182,10 +183,9 @@ def _overlaps(names: Iterable[str]) -> tuple[Overlap, ...]:
     return overlaps_named(_OVERLAPS.get(name, name) for name in names)
 
 
-def _gradients(name: str) -> str:
+def _check_gradients(name: str) -> None:
     if name not in ("fp32", "bf16", "fp16"):
         raise NotExpressible(f"gradients {name} are unknown; expected fp32, bf16 or fp16")
-    return name
 
 
 _WORDS: Mapping[str, Callable[..., object]] = {
@@ -195,7 +195,7 @@ _WORDS: Mapping[str, Callable[..., object]] = {
     "context_exchange": context_exchange_named,
     "dispatcher": dispatcher_named,
     "graphs": graphs_named,
-    "gradients": _gradients,
+    "gradients": _check_gradients,
     "loss": partial(choice, "loss", kind=Loss),
 }
 """What the words in these fields of a run stand for."""
@@ -235,7 +235,7 @@ def _layout(run: PublishedRun, model: ModelConfig, software: Software, degrees: 
     if run.seq is None and model.tokens is not None:
         raise NotExpressible("seq: not said")
     expert = run.ep if run.ep and run.ep > 1 else None
-    return Layout(
+    layout = Layout(
         tensor=tp,
         pipeline=pp,
         data=dp,
@@ -254,6 +254,23 @@ def _layout(run: PublishedRun, model: ModelConfig, software: Software, degrees: 
         optimizer_on_host=bool(run.optimizer_on_host),
         overlapped=run.overlapped,
     )
+    _require_spread(layout, model)
+    return layout
+
+
+def _require_spread(layout: Layout, model: ModelConfig) -> None:
+    """Raises NotExpressible for experts that cannot be spread in this way."""
+    architecture = model.architecture(Microbatch(1, layout.tokens))
+    ep, each, ranks = layout.expert or 1, layout.expert_tensor, layout.tensor * layout.context * layout.data
+    for experts in {kind.experts for kind in architecture.kinds if kind.experts}:
+        if experts % ep:
+            raise NotExpressible(f"ep={ep} does not divide the model's {experts} experts; expected one that does")
+    if layout.expert is not None and ranks % (ep * each):
+        what = f"ep={ep}" + (f" x etp={each}" if each > 1 else "")
+        raise NotExpressible(
+            f"{what} takes whole groups of {ep * each} GPUs, and a stage has {ranks} (tp={layout.tensor} x "
+            f"cp={layout.context} x dp={layout.data})"
+        )
 
 
 def _schedule(run: PublishedRun, pp: int) -> Schedule:

@@ -98,7 +98,7 @@ def outcome_of(run: PublishedRun, hardware: Hardware) -> PricedRun:
         simulation = simulated(plan)
     except NotExpressible as error:
         return PricedRun(run, reason=str(error))
-    except PiperRayError as error:
+    except (PiperRayError, MemoryError) as error:
         return PricedRun(run, reason=" ".join(str(error).split()))
     return _outcome(run, laid, plan, simulation)
 

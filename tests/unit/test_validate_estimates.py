@@ -118,6 +118,7 @@ def test_calibrating_on_some_runs_of_a_machine_tells_more_of_the_others(all_outc
     ("changes", "words"),
     [
         ({"gpu": None}, "gpu: not said"),
+        ({"ep": 16}, "takes whole groups of 16 GPUs"),
         ({"gpu": "abacus"}, "abacus"),
         ({"tp": None, "pp": None, "dp": None}, "layout: not said"),
         ({"microbatch": None}, "microbatch: not said"),

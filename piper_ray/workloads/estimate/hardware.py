@@ -229,8 +229,7 @@ def _gpu(key: str, listed: Mapping[str, object], faults: Faults) -> Gpu | None:
     entry, path, found = listed[key], path_of("gpus", key), Faults()
     gpu = found.model(Gpu, _based(key, listed, faults), path)
     if isinstance(entry, Mapping) and "base" in entry:
-        own = {path_of(path, name) for name in entry}
-        found = Faults(fault for fault in found.found if fault.path in own)
+        found = Faults(one for one in found.found if one.path in {path_of(path, name) for name in entry})
     faults.found += found.found
     return gpu
 
