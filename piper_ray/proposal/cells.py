@@ -343,7 +343,7 @@ class CellSearch:
                     gap=_CHUNKED_GAP if chunked else _GAP,
                     passes_limit=passes,
                     within_s=sample_s,
-                    threads=self._threads,
+                    threads=1,
                 ),
                 schedule=demand.scheduled(cell.schedule),
                 listener=self._watch,
