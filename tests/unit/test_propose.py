@@ -424,6 +424,10 @@ def test_nothing_is_said_of_what_an_interrupt_leaves_open(proposal: FoundPlans, 
     assert proof_line(found).endswith(f"gap {gap_text(found.gap)}, {left}")
     closed = replace(found, lower_s=found.best.step_s, cells=replace(found.cells, cells=()))
     assert proof_line(closed).endswith("gap 0 %")
+    step_s, one = found.best.step_s, found.cells.cells[0]
+    near = replace(one, schedule=ScheduleName.INTERLEAVED, lower_s=0.998 * step_s, closing=Closing.SEARCHED)
+    close = replace(found, lower_s=near.lower_s, cells=replace(found.cells, cells=(near,)))
+    assert proof_line(close).endswith("gap 0.2 %: a search under interleaved ends at 0.5 %")
     assert list(what_would_help(proposal, stop)) == []
 
 
