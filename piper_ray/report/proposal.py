@@ -469,10 +469,11 @@ def help_lines(best: Proposed, found: Iterable[Help]) -> Iterator[str]:
             else:
                 yield f"{step}: not chosen, because it changes the training (--precision {one.precision})"
         elif one.found.batch != best.batch:
-            uses = f"uses {'all ' if not one.found.idle_devices else ''}{one.found.devices:,} GPUs"
+            uses = f" uses {'all ' if not one.found.idle_devices else ''}{one.found.devices:,} GPUs"
             gain = one.samples_per_s * best.step_s / best.batch - 1.0
             what = "tokens" if best.instance.batch.tokens_per_sample else "samples"
-            yield f"{one.what} {uses}: {change_text(gain)} {what}/s"
+            said = f"{one.what}{uses}" if best.idle_devices else f"with {one.what}"
+            yield f"{said}: {change_text(gain)} {what}/s"
         else:
             yield f"with {one.what}: {change_text(one.found.step_s / best.step_s - 1.0)}"
 

@@ -260,6 +260,7 @@ def test_the_screen_fits_and_says_each_change_with_its_sign(proposal: FoundPlans
     faster = replace(best, simulation=replace(best.simulation, step_s=0.5 * best.step_s))
     helps = [Help("8 % less memory", slower), Help("links of twice the rate", best), Help("25 % more memory", None)]
     helps += [Help(f"{name} in place of bf16", one, name) for name, one in (("fp8", faster), ("fp16", best))]
+    helps += [Help("a batch of 32", replace(best, samples=2 * best.samples))]
     text = screen(proposal, helps, {"fp16": slower})
     lines = text.splitlines()
     assert len(lines) <= 60
@@ -269,6 +270,7 @@ def test_the_screen_fits_and_says_each_change_with_its_sign(proposal: FoundPlans
     assert f"with 8 % less memory: {change}" in lines
     assert "with links of twice the rate: the same" in lines
     assert "with 25 % more memory: no plan fits" in lines
+    assert "with a batch of 32: +100 % tokens/s" in lines  # nothing of GPUs, as none is idle
     assert (
         f"in fp8 {time_text(faster.step_s, 3)} a step: not chosen, because it changes the training (--precision fp8)"
         in lines
