@@ -100,9 +100,9 @@ def verify(
         print_plan(screen, instance, plan, evaluation)
         if simulation is not None:
             screen.print()
-            print_simulation(screen, simulation)
+            print_simulation(screen, instance, simulation)
         cost = cost_text(instance, time_s, evaluation.devices)
-        print_lines(screen, ["", f"valid: {cost}", speed_line(instance.batch, time_s)])
+        print_lines(screen, ["", f"valid: {cost}", speed_line(instance, time_s, valued_for)])
         if schemes:
             print_lines(screen, [f"schemes: {', '.join(schemes)} hold by the rule table, at the prices they state"])
         if certified is not None:
@@ -244,7 +244,7 @@ def simulate(planned: PlannedOptions, asked: SimulateOptions, charged: StepOptio
     else:
         screen = console()
         print_lines(screen, [*instance_lines(instance), ""])
-        print_simulation(screen, simulation)
+        print_simulation(screen, instance, simulation)
     unwritten.report()
 
 

@@ -60,13 +60,18 @@ class Batch:
         return self.samples_per_microbatch * self.tokens_per_sample
 
 
+SEVERAL_GPUS = "several"
+"""The device of times that were estimated for devices of several kinds."""
+
+
 @dataclass(frozen=True)
 class TrainedModel:
     """The model that a workload describes, and how it is trained.
 
     config: the keys of its Hugging Face config that matter here, ``model_type`` among them; plain values. precision: of
     matrix products: bf16, fp16 or fp8. software: the generation of training software whose speed the times assume.
-    gpu: the device of these times, by its key in the table of hardware. lora_rank: the rank of adapters that are
+    gpu: the device of these times, by its key in the table of hardware; "several": of devices of several kinds; "":
+    the times are no estimates, as in a profile. lora_rank: the rank of adapters that are
     trained while the model is frozen; 0: the model itself is trained. fused_attention: attention is one kernel.
     context_exchange: how groups that share a sequence exchange keys and values for attention. dispatcher: how tokens
     reach experts on other devices; "": the usual way for the number of ranks. expert_overlap: whether that overlaps

@@ -38,6 +38,7 @@ from piper_ray.report.simulated import early_receives_text, overlapped_text
 from piper_ray.report.summary import layers_text
 from piper_ray.report.terminal import NO_BREAK, Column, LiveLog, left_texts, print_fitting, print_lines, print_table
 from piper_ray.workloads.estimate.architectures.multimodal import TOWER_PATH, images_of
+from piper_ray.workloads.estimate.doubt import step_text
 from piper_ray.workloads.estimate.operators import LayerNode
 from piper_ray.workloads.schemes.document import saved_text
 
@@ -91,8 +92,7 @@ def answer_lines(proposal: FoundPlans, figures: Figures) -> Iterator[str]:
         f"{proposal.demand.runtime.title}, {request.precision}, batches of {plural(best.batch, 'sample')}{tokens}"
     )
     doubt = best.estimate.doubt
-    least_s, most_s = doubt.range_s(figures.step_s)
-    yield f"step      {time_text(figures.step_s, 3)} ({time_text(least_s, 3)} to {time_text(most_s, 3)}, {doubt.words})"
+    yield f"step      {step_text(figures.step_s, doubt)}"
     rates = []
     if figures.tokens_per_s is not None and figures.tokens_per_s_per_device is not None:
         rates += [

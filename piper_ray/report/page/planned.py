@@ -58,9 +58,7 @@ def _cell(place: int, row: list[str]) -> TableCell:
 def _tiles(found: FoundPlans, figures: Figures) -> Iterator[Tile]:
     best, doubt = found.best, found.best.estimate.doubt
     run, words, devices = best.simulation, layout_words(best), best.instance.devices
-    least_s, most_s = doubt.range_s(figures.step_s)
-    step_more = f"{time_text(least_s, 3)} to {time_text(most_s, 3)}, {doubt.words}"
-    yield Tile("step_s", "Step", figures.step_s, time_text(figures.step_s, 3), step_more)
+    yield Tile("step_s", "Step", figures.step_s, time_text(figures.step_s, 3), doubt.range_text(figures.step_s))
     bound_more = f"no plan of {plural(found.cells.count, 'combination')} takes less than"
     bound = time_text(rounded_down(found.lower_s), 3)
     yield Tile("gap", "Gap", found.gap, gap_text(found.gap), f"{bound_more} {bound}")

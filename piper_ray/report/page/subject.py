@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 from piper_ray.evaluate import Evaluation, evaluate, evaluation_of
 from piper_ray.model.errors import InvalidPlan, LimitError
@@ -15,7 +16,7 @@ from piper_ray.planners import KIND_PLANNERS
 from piper_ray.planners import plan as planned
 from piper_ray.simulate.result import Simulation
 from piper_ray.simulate.run import SimulationOptions, simulate
-from piper_ray.workloads.estimate.doubt import memory_doubt
+from piper_ray.workloads.estimate.doubt import Doubt, memory_doubt, workload_doubt
 from piper_ray.workloads.estimate.software import load_software
 from piper_ray.workloads.formats.plans import PlanClaims
 
@@ -53,6 +54,11 @@ class Valued:
     simulation: Simulation
     evaluation: Evaluation | None
     faults: tuple[str, ...]
+
+    @cached_property
+    def doubt(self) -> Doubt | None:
+        """Of the step; None where it is no estimate."""
+        return workload_doubt(self.instance, self.simulation.schedule)
 
     @property
     def likely_memory(self) -> str:
