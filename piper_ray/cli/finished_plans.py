@@ -363,8 +363,11 @@ def report(planned: PlannedOptions, page: PageOutput, scheduled: ScheduleOptions
     from piper_ray.report.page.render import write_page
     from piper_ray.report.page.subject import report_subject
     from piper_ray.report.terminal import console, print_lines
+    from piper_ray.workloads.estimate.doubt import step_text
 
     with judged(planned.plan_file, instance), working("other planners") as line:
         subject = current().run(lambda _: report_subject(instance, plan, shown_for, claims, line))
     write_page(subject, page.out)
-    print_lines(console(), [f"{page.out}: {subject.valued.simulation.text}"])
+    simulation = subject.valued.simulation
+    step = step_text(simulation.step_s, subject.valued.doubt)
+    print_lines(console(), [f"{page.out}: {simulation.text_of(step)}"])

@@ -165,8 +165,8 @@ def workload_doubt(instance: Instance, schedule: Schedule) -> Doubt | None:
     if model is None or software is None or model.precision not in set(Precision) or schedule.asynchronous:
         return None
     experts = any(layer.experts for layer in instance.layers)
-    alike = load_doubt().alike[likeness(software, Precision(model.precision), experts)]
-    return Doubt(alike, {}, memory_doubt(software))
+    spread = None if model.calibrated is None else Spread(**model.calibrated)
+    return _doubt(software, Precision(model.precision), experts, {}, spread)
 
 
 def step_digits(doubt: Doubt | None) -> int:
@@ -190,7 +190,13 @@ def doubt_of(stack: Stack, experts: bool, constants: Iterable[str], spread: Spre
         counts["experts over several nodes"] = table.over_nodes
     counts |= {constant: table.constants.get(constant, 0) for constant in constants}
     few = {what: count for what, count in counts.items() if count < FEW_RUNS}
-    alike = table.alike[likeness(software, stack.precision, experts)]
+    return _doubt(software, stack.precision, experts, few, spread)
+
+
+def _doubt(
+    software: Software, precision: Precision, experts: bool, few: Mapping[str, int], spread: Spread | None
+) -> Doubt:
+    alike = load_doubt().alike[likeness(software, precision, experts)]
     if spread is not None and spread.most / spread.least >= alike.most / alike.least:
         spread = None
     return Doubt(alike, few, memory_doubt(software), spread)
