@@ -369,5 +369,5 @@ def report(planned: PlannedOptions, page: PageOutput, scheduled: ScheduleOptions
         subject = current().run(lambda _: report_subject(instance, plan, shown_for, claims, line))
     write_page(subject, page.out)
     simulation = subject.valued.simulation
-    step = step_text(simulation.step_s, subject.valued.doubt)
-    print_lines(console(), [f"{page.out}: {simulation.text_of(step)}"])
+    text = simulation.text_of(step_text(simulation.step_s, subject.valued.doubt))
+    print_lines(console(), [f"{page.out}: {text}"])

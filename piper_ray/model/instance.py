@@ -61,10 +61,6 @@ class Batch:
         return self.samples_per_microbatch * self.tokens_per_sample
 
 
-SEVERAL_GPUS = "several"
-"""The device of times that were estimated for devices of several kinds."""
-
-
 @dataclass(frozen=True)
 class TrainedModel:
     """The model that a workload describes, and how it is trained.

@@ -18,7 +18,7 @@ from piper_ray.report.summary import rates_text
 from piper_ray.report.terminal import Column, print_lines, print_table
 from piper_ray.simulate.result import RankSimulation, Simulation
 from piper_ray.simulate.run import Transfers, simulate
-from piper_ray.workloads.estimate.doubt import step_digits, step_text, workload_doubt
+from piper_ray.workloads.estimate.doubt import step_text, workload_doubt
 
 _WHAT = {
     ScheduleName.TWO_BW: "asynchronous 1F1B with two versions of the weights: never drained, updates a batch late",
@@ -54,7 +54,7 @@ def summary_lines(instance: Instance, simulation: Simulation) -> list[str]:
     """The schedule, the step, what was found and what stands for what: a line each."""
     schedule, doubt = simulation.schedule, workload_doubt(instance, simulation.schedule)
     time_s = simulation.time_per_sample_s
-    rates = f"{time_text(time_s, step_digits(doubt))}/microbatch, {rates_text(simulation.batch, time_s)}"
+    rates = f"{time_text(time_s, 3 if doubt else 6)}/microbatch, {rates_text(simulation.batch, time_s)}"
     lines = [f"{schedule.text}: {_WHAT[schedule.name]}", f"step {step_text(simulation.step_s, doubt)}: {rates}"]
     if not simulation.steady:
         lines[-1] += " (no period was found: the average of a long run)"

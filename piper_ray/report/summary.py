@@ -50,7 +50,7 @@ from piper_ray.report.terminal import (
     table_lines,
 )
 from piper_ray.simulate.result import Simulation
-from piper_ray.workloads.estimate.doubt import Doubt, step_digits, step_text, workload_doubt
+from piper_ray.workloads.estimate.doubt import Doubt, step_text, workload_doubt
 
 _AS_CLAIMED = 1e-6
 """Relative. A long run's average ends up to so far from what it comes to."""
@@ -120,7 +120,7 @@ def print_simulated(console: Console, instance: Instance, solution: Solution, si
     kept = found_s <= claimed_s * (1.0 + _AS_CLAIMED)
     gap = solution.gap or 0.0 if kept else relative_gap(found_s, solution.lower_bound_s)
     close = percent_text(gap) if gap <= PROOF_TOLERANCE else f"{100.0 * gap:.3g} %"
-    digits = step_digits(workload_doubt(instance, solution.schedule))
+    digits = 3 if workload_doubt(instance, solution.schedule) else 6
     times_s = [batch.step_s(x) for x in (claimed_s, solution.lower_bound_s, found_s)]
     promised, bound, simulated = (time_text(x, digits) for x in times_s)
     console.print(f"step: promised {promised}, bound {bound}, simulated {simulated}, gap {close}", soft_wrap=True)

@@ -10,7 +10,7 @@ from importlib.resources import files
 
 from pydantic import Field
 
-from piper_ray.model.figures import plural, time_text
+from piper_ray.model.figures import held_text, plural, time_text
 from piper_ray.model.instance import Instance
 from piper_ray.model.schedule import Schedule
 from piper_ray.workloads.estimate.hardware import Gpu
@@ -57,10 +57,10 @@ class MeasuredPeaks(Closed):
         """Where a measured peak lies in 9 of 10 cases."""
         return peak_bytes * self.least, peak_bytes * self.most
 
-    @property
-    def words(self) -> str:
-        """What the range is of."""
-        return f"as 9 in 10 of {self.peaks} published peaks"
+    def range_text(self, peak_bytes: float) -> str:
+        """``64.8 GiB to 73 GiB, as 9 in 10 of 91 published peaks``."""
+        least, most = map(held_text, self.range_bytes(peak_bytes))
+        return f"{least} to {most}, as 9 in 10 of {self.peaks} published peaks"
 
 
 class DoubtTable(Closed):
@@ -109,10 +109,9 @@ def memory_likeness(family: SoftwareFamily) -> str:
     return "sharded" if family is SoftwareFamily.SHARDED else "whole"
 
 
-def memory_doubt(software: Software | None) -> MeasuredPeaks:
-    """What is known of peaks of such software; of others as of what shares out weights: of all of them."""
-    family = SoftwareFamily.SHARDED if software is None else software.family
-    return load_doubt().memory[memory_likeness(family)]
+def memory_doubt(software: Software) -> MeasuredPeaks:
+    """What is known of peaks of such software."""
+    return load_doubt().memory[memory_likeness(software.family)]
 
 
 @dataclass(frozen=True)
@@ -164,21 +163,15 @@ def workload_doubt(instance: Instance, schedule: Schedule) -> Doubt | None:
     software = None if model is None or not model.gpu else load_software().get(model.software)
     if model is None or software is None or model.precision not in set(Precision) or schedule.asynchronous:
         return None
-    experts = any(layer.experts for layer in instance.layers)
-    spread = None if model.calibrated is None else Spread(**model.calibrated)
-    return _doubt(software, Precision(model.precision), experts, {}, spread)
-
-
-def step_digits(doubt: Doubt | None) -> int:
-    """Of a step's time: few where it is an estimate."""
-    return 6 if doubt is None else 3
+    like = likeness(software, Precision(model.precision), any(layer.experts for layer in instance.layers))
+    return _doubt(software, like, {}, Spread(**model.calibrated) if model.calibrated else None)
 
 
 def step_text(step_s: float, doubt: Doubt | None, each: str = "") -> str:
     """``115 s (102 s to 132 s, as 9 in 10 of 26 measured runs like it)``; ``115.123 s`` where it is no estimate. each:
     follows the time."""
-    text = time_text(step_s, step_digits(doubt)) + each
-    return text if doubt is None else f"{text} ({doubt.range_text(step_s)})"
+    text = time_text(step_s, 3 if doubt else 6) + each
+    return f"{text} ({doubt.range_text(step_s)})" if doubt else text
 
 
 def doubt_of(stack: Stack, experts: bool, constants: Iterable[str], spread: Spread | None = None) -> Doubt:
@@ -190,13 +183,11 @@ def doubt_of(stack: Stack, experts: bool, constants: Iterable[str], spread: Spre
         counts["experts over several nodes"] = table.over_nodes
     counts |= {constant: table.constants.get(constant, 0) for constant in constants}
     few = {what: count for what, count in counts.items() if count < FEW_RUNS}
-    return _doubt(software, stack.precision, experts, few, spread)
+    return _doubt(software, likeness(software, stack.precision, experts), few, spread)
 
 
-def _doubt(
-    software: Software, precision: Precision, experts: bool, few: Mapping[str, int], spread: Spread | None
-) -> Doubt:
-    alike = load_doubt().alike[likeness(software, precision, experts)]
+def _doubt(software: Software, like: str, few: Mapping[str, int], spread: Spread | None) -> Doubt:
+    alike = load_doubt().alike[like]
     if spread is not None and spread.most / spread.least >= alike.most / alike.least:
         spread = None
     return Doubt(alike, few, memory_doubt(software), spread)

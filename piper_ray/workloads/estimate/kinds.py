@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from piper_ray.model.cluster import Cluster, DeviceKind
 from piper_ray.model.errors import UsageError
-from piper_ray.model.instance import SEVERAL_GPUS, Instance, Layer, Tmpc
+from piper_ray.model.instance import Instance, Layer, Tmpc
 from piper_ray.workloads.estimate.build import Estimate
 
 
@@ -43,7 +43,7 @@ def on_several_kinds(of_kind: Mapping[str, Instance], between_bytes_per_s: float
     gpus = {"" if x.model is None else x.model.gpu for x in of_kind.values()}
     model = first.model
     if model is not None and len(gpus) > 1:
-        model = replace(model, gpu="" if "" in gpus else SEVERAL_GPUS)
+        model = replace(model, gpu="" if "" in gpus else "several")
     joined = replace(first, layers=tuple(layers), edges=tuple(edges), cluster=cluster, model=model, notes=notes)
     return joined.checked_as(first)
 
