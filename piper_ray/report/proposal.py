@@ -471,7 +471,7 @@ def help_lines(best: Proposed, found: Iterable[Help]) -> Iterator[str]:
             what = "tokens" if best.instance.batch.tokens_per_sample else "samples"
             yield f"{one.what} {uses}: {change_text(gain)} {what}/s"
         else:
-            yield f"with {one.what}: {change_text(one.found.step_s / best.step_s - 1.0)}"
+            yield f"with {one.what}: step {change_text(one.found.step_s / best.step_s - 1.0)}"
 
 
 def against_lines(proposal: FoundPlans, theirs: Theirs) -> Iterator[str]:
