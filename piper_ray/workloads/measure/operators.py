@@ -288,9 +288,11 @@ class _Trace:
         floating = isinstance(tensor, torch.Tensor) and tensor.is_floating_point()
         arrives = node.name in signature.user_inputs and floating
         sides = ("samples", TOKENS, "width") if arrives and len(shape) == 3 else ()
-        names = sides or [f"{path.rpartition('.')[0] or path} {i}" if path else f"{node.name} {i}" for i in range(len(shape))]
+        names = [*sides] or [f"{path.rpartition('.')[0] or path} {i}" if path else f"{node.name} {i}" for i in range(len(shape))]
         if path:
             names = [path.rpartition(".")[0] or path, *names[1:]]
+        if arrives and len(shape) > 3:  # images
+            names[0] = "samples"
         axes = tuple(self.axes.new(size, side) for size, side in zip(shape, names, strict=True))
         if arrives and sides:
             self.tokens = axes[1] if self.tokens is None else self.tokens
@@ -723,12 +725,17 @@ class _Trace:
         steps = tuple(
             replace(step, along=named((*along, *self._entangled(step, work)))) for step, work, along in self.steps
         )
-        there = {axis for value in values.values() for axis in value.axes}
-        sizes = {names[root]: self.axes.size[root] for root in names if names[root] in there}
-        sizes = {axis: size for axis, size in sizes.items() if size > 1}
-        if TOKENS in sizes:  # samples are for data parallelism
-            sizes.pop("samples", None)
         works = {step.name: work.named(named) for step, work, _ in self.steps}
+        there = {
+            axis
+            for step in steps
+            if works[step.name].products or step.family in _NUMBERED
+            for name in (*step.inputs, *step.outputs)
+            for axis in values[name].axes
+            if step.family is OperatorFamily.ATTENTION or axis not in step.along
+        } or {axis for value in values.values() for axis in value.axes}  # what no product is divided along helps little
+        sizes = {names[root]: self.axes.size[root] for root in names if names[root] in there}
+        sizes = {axis: size for axis, size in sizes.items() if size > 1 and axis != "samples"}  # for data parallelism
         graph = OperatorGraph(self.name, values, steps, tuple(self.arriving), tuple(self.leaving), sizes)
         return TracedGraph(graph, works)
 
