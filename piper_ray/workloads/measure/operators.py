@@ -43,24 +43,26 @@ _NUMBER_BYTES = 2.0
 Axes = tuple[int | None, ...]
 """An axis for each side of a tensor; None for sides of 1."""
 
-SAME = frozenset(
-    ["clone", "contiguous", "detach", "alias", "to", "_to_copy", "type_as", "identity", "lift_fresh_copy"]
-)
+SAME = frozenset(["clone", "contiguous", "detach", "alias", "to", "_to_copy", "type_as", "identity", "lift_fresh_copy"])
 _LINEAR = frozenset(["neg", "div", "mul", "dropout", "feature_dropout", "alpha_dropout"])
-_POINTWISE = frozenset(
-    """gelu relu silu sigmoid tanh exp exp2 expm1 log log1p log2 sqrt rsqrt pow abs softplus leaky_relu elu selu celu relu6
-    hardswish hardsigmoid hardtanh mish erf sin cos square reciprocal clamp clamp_min clamp_max where masked_fill maximum
-    minimum logsigmoid log_sigmoid softsign sign rsub addcmul addcdiv lerp remainder floor round nan_to_num
-    ge gt le lt eq ne logical_and logical_or logical_not bitwise_and bitwise_or bitwise_not""".split()
-)
+_POINTWISE = frozenset((
+    "gelu", "relu", "silu", "sigmoid", "tanh", "exp", "exp2", "expm1", "log", "log1p", "log2", "sqrt", "rsqrt", "pow",
+    "abs", "softplus", "leaky_relu", "elu", "selu", "celu", "relu6", "hardswish", "hardsigmoid", "hardtanh", "mish",
+    "erf", "sin", "cos", "square", "reciprocal", "clamp", "clamp_min", "clamp_max", "where", "masked_fill", "maximum",
+    "minimum", "logsigmoid", "log_sigmoid", "softsign", "sign", "rsub", "addcmul", "addcdiv", "lerp", "remainder",
+    "floor", "round", "nan_to_num", "ge", "gt", "le", "lt", "eq", "ne", "logical_and", "logical_or", "logical_not",
+    "bitwise_and", "bitwise_or", "bitwise_not"))  # fmt: skip
 _SUMS = frozenset(("add", "sub"))
-RESHAPED = frozenset(
-    "view reshape view_as reshape_as _unsafe_view unflatten flatten unsqueeze squeeze expand expand_as".split()
-)
-_CUT = frozenset("chunk split split_with_sizes unbind tensor_split slice select narrow glu".split())
+RESHAPED = frozenset((
+    "view", "reshape", "view_as", "reshape_as", "_unsafe_view", "unflatten", "flatten", "unsqueeze", "squeeze",
+    "expand", "expand_as"))  # fmt: skip
+_CUT = frozenset(["chunk", "split", "split_with_sizes", "unbind", "tensor_split", "slice", "select", "narrow", "glu"])
+_ALONG_ONE = ("softmax", "_softmax", "log_softmax", "cumsum", "cumprod", "logcumsumexp", "sort", "gather", "scatter",
+              "scatter_add", "flip", "logsumexp", "amax", "amin", "max", "min", "argmax", "argmin", "prod", "var",
+              "std", "all", "any")  # fmt: skip
+_PERMUTED = ("transpose", "t", "numpy_T", "permute", "swapaxes", "swapdims", "movedim", "moveaxis")  # fmt: skip
 _ALONG = {
-    **dict.fromkeys("softmax _softmax log_softmax cumsum cumprod logcumsumexp sort gather scatter scatter_add".split(), 1),
-    **dict.fromkeys("flip logsumexp amax amin max min argmax argmin prod var std all any".split(), 1),
+    **dict.fromkeys(_ALONG_ONE, 1),
     **dict.fromkeys(("topk", "roll", "norm", "linalg_vector_norm", "slice_scatter"), 2),
 }
 """Operators along some sides, by the place of the argument that says which; of all where it is missing."""
@@ -218,7 +220,10 @@ def exported_module(
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)  # the error tells what torch would log
     try:
-        with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():  # torch prints what it has of the graph
+        with (
+            contextlib.redirect_stderr(io.StringIO()),
+            warnings.catch_warnings(),
+        ):  # torch prints what it has of the graph
             warnings.simplefilter("ignore")
             found = torch.export.export(model.module, args, kwargs, strict=False, preserve_module_call_signature=calls)
             if any(getattr(getattr(x.target, "_schema", None), "is_mutable", False) for x in found.graph.nodes):
@@ -288,7 +293,9 @@ class _Trace:
         floating = isinstance(tensor, torch.Tensor) and tensor.is_floating_point()
         arrives = node.name in signature.user_inputs and floating
         sides = ("samples", TOKENS, "width") if arrives and len(shape) == 3 else ()
-        names = [*sides] or [f"{path.rpartition('.')[0] or path} {i}" if path else f"{node.name} {i}" for i in range(len(shape))]
+        names = [*sides] or [
+            f"{path.rpartition('.')[0] or path} {i}" if path else f"{node.name} {i}" for i in range(len(shape))
+        ]
         if path:
             names = [path.rpartition(".")[0] or path, *names[1:]]
         if arrives and len(shape) > 3:  # images
@@ -458,12 +465,12 @@ class _Trace:
         if operator in _ALONG:
             place = _ALONG[operator]
             names = (node.kwargs[name] for name in ("dim", "dims") if name in node.kwargs)
-            given = node.args[place] if len(node.args) > place else next(names, None)
+            given: Any = node.args[place] if len(node.args) > place else next(names, None)
             if isinstance(given, fx.Node):  # two tensors
                 return self.pointwise(node, operator, read, results)
             if given is None or given == []:
-                given = {"topk": -1, "sort": -1, "slice_scatter": 0}.get(operator, range(count))
-            sides = {int(side) % count for side in ([given] if isinstance(given, int) else given)}
+                given = {"topk": -1, "sort": -1, "slice_scatter": 0}.get(operator, [*range(count)])
+            sides = {int(side) % count for side in (given if isinstance(given, (list, tuple)) else [given])}
         elif operator in _RESIZED:
             sides = {side for side in range(count) if source.shape[side] != results[0].shape[side - count]}
         elif operator in _WIDENED:
@@ -828,7 +835,7 @@ def _groups(before: Sequence[int], after: Sequence[int]) -> list[tuple[list[int]
 _Rule = Callable[[_Trace, fx.Node, str, list[_TracedValue], list[Any]], bool]
 _RULES: Mapping[str, _Rule] = {
     **dict.fromkeys(SAME, _Trace.same),
-    **dict.fromkeys("transpose t numpy_T permute swapaxes swapdims movedim moveaxis".split(), _Trace.permuted),
+    **dict.fromkeys(_PERMUTED, _Trace.permuted),
     **dict.fromkeys(RESHAPED, _Trace.reshaped),
     **dict.fromkeys((*_POINTWISE, *_LINEAR, *_SUMS), _Trace.pointwise),
     **dict.fromkeys((*_ALONG, *_RESIZED, *_WIDENED, *_POOLS), _Trace.rows),
