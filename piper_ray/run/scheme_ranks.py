@@ -122,7 +122,10 @@ class SchemeRanks:
     def _constant(self, node: fx.Node) -> Any:
         """A value computed from given inputs only. Raises UsageError if it needs others."""
         if node not in self.constants:
-            if node.op == "placeholder":
+            if not all(one.constant for one in traced.as_list(self.trace.made[node])):  # only its shape counts
+                told = node.meta["val"]
+                self.constants[node] = torch.zeros(tuple(told.shape), dtype=told.dtype)
+            elif node.op == "placeholder":
                 self.constants[node] = self.given[node.name]
             else:
                 args, kwargs = map_arg((node.args, node.kwargs), self._constant)
