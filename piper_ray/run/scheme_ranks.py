@@ -152,8 +152,9 @@ class SchemeRanks:
                 return self._part(self._constant(arg), one, strategy.axis)
             if arg in self._values:
                 return inputs[self._values[arg]]
-            source = fetched(arg.args[0])  # type: ignore[arg-type]
-            if traced.operator_of(arg) in traced.RESHAPED:
+            copied = traced.operator_of(arg) == "copy"  # of the first only its shape counts
+            source = fetched(arg.args[int(copied)])  # type: ignore[arg-type]
+            if copied or traced.operator_of(arg) in traced.RESHAPED:
                 return source.reshape(self._shape(one, strategy.placements[one.name]))
             return arg.target(source, *arg.args[1:], **arg.kwargs)  # type: ignore[operator]
 
