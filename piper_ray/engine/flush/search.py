@@ -18,6 +18,7 @@ import numpy as np
 
 from piper_ray.engine.backends.calls import Workers
 from piper_ray.engine.flush.space import SearchSpace
+from piper_ray.engine.flush.tables import FlushWorkload
 from piper_ray.engine.flush.task_search import ChosenStages, TaskEffort, TaskMemo, TaskResult, call_of
 from piper_ray.engine.flush.tasks import DegreePair
 from piper_ray.engine.ledger import TIE, Ledger, Round
@@ -27,11 +28,13 @@ FIRST_SHARE = 0.005
 _LARGE_SHARE = 4.0
 """Plans are first sought up to this share above the bound. It doubles each round; beyond the second, any plan will
 do."""
-_STEP = 0.03
+_STEP = 0.01
 """The largest share on a large lattice or with several kinds of devices, once a plan is known: the number of states
 grows steeply with the time that plans may take."""
 _CAREFUL_STEP, _CAREFUL_ROUNDS = 0.06, 16
 """With several kinds and no plan known: the largest share, and the number of rounds for which it holds."""
+_FEW_TASKS = 2
+"""So many tasks are searched without bounds by the cheapest borders: these take about as long."""
 _LOOK_S = 0.05
 """Seconds between two checks of the limits."""
 
@@ -105,9 +108,13 @@ class FlushSearch:
             mine.searched |= theirs.searched
             mine.looked_through |= theirs.looked_through
 
-    def bound(self) -> None:
-        """Computes bounds of all tasks, at the best plan's time if there is one."""
-        self._run_before(FlushSearch(self.space, self.tasks, self.workers, self._part(), effort=TaskEffort.BOUND))
+    def bound(self, workload: FlushWorkload) -> None:
+        """Computes bounds of all open tasks by the cheapest borders of ``workload``, at the best plan's time if there
+        is one. Does nothing if a plan is known and only a few tasks are open."""
+        tasks, upper_s = self._open_below(self.ledger.upper_s), self.ledger.upper_s
+        if len(tasks) > _FEW_TASKS or upper_s == np.inf:
+            known = [replace(x, borders=None if x.has_kinds else workload.borders(x.arrays.bounding)) for x in tasks]
+            self._run_before(FlushSearch(self.space, known, self.workers, self._part(), effort=TaskEffort.BOUND))
 
     def improve(self, space: SearchSpace, tasks: Sequence[DegreePair], origin: str, first_share: float) -> None:
         """Looks for an early plan on fewer downsets. Keeps the bounds that hold for all plans of a task."""

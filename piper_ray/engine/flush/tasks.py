@@ -146,8 +146,7 @@ def list_tasks(
         if has_kinds:
             lower_s = max(lower_s, arrays.microbatches * ahead.ahead_share[0] / share_within(arrays, mixes))
         if lower_s < np.inf:
-            borders_of = None if has_kinds else workload.borders(bounding)
-            task = DegreePair(0, degrees, mixes, arrays, ahead, max(0.0, float(lower_s)), borders=borders_of)
+            task = DegreePair(0, degrees, mixes, arrays, ahead, max(0.0, float(lower_s)))
             found.append(task if has_kinds else task.with_mixes())
     found.sort(key=lambda task: (task.lower_s, task.key))
     return [replace(task, order=order) for order, task in enumerate(found)]
