@@ -32,8 +32,8 @@ class DegreePair:
     """One (d, t); with devices of several kinds, one d and a t for each kind.
 
     order: its place among all pairs, by rising ``lower_s``: no batch of its plans takes less. mixes: limits on the
-    mixes, which ``arrays`` lists once the pair is searched. prices: if they were computed. borders: given on
-    graphs with many downsets or layers, for one kind of devices.
+    mixes, which ``arrays`` lists once the pair is searched. prices: if they were computed. borders: given while it is
+    bounded, on graphs with many downsets or layers and one kind of devices.
     """
 
     order: int
