@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 from pydantic import BaseModel
@@ -13,8 +15,10 @@ from piper_ray.model.errors import InputError, UsageError
 from piper_ray.model.mode import CHEAP, EVERY_SECOND_PRODUCT, Recomputation, Sharding, parse_recomputation
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.workloads.estimate.config import ModelConfig, model_of_config, read_model
+from piper_ray.workloads.estimate.families import Microbatch
 from piper_ray.workloads.estimate.hardware import Hardware
 from piper_ray.workloads.estimate.layout import Layout
+from piper_ray.workloads.estimate.runtimes import Loss
 from piper_ray.workloads.estimate.software import (
     BALANCED,
     DEFAULT_SOFTWARE,
@@ -34,6 +38,7 @@ from piper_ray.workloads.estimate.software import (
 NO_RECOMPUTATION = "no recomputation"
 """The assumption if a run does not mention recomputation."""
 
+_T = TypeVar("_T")
 _Table = TypeVar("_Table", bound=BaseModel)
 
 
@@ -65,17 +70,29 @@ class Laid:
 
 
 def laid_out(run: PublishedRun, hardware: Hardware, untold: Untold = Untold()) -> Laid:
-    """Converts a run. Raises NotExpressible with the reason if that is not possible."""
+    """Converts a run. Raises NotExpressible with all reasons if that is not possible."""
     assumed: list[str] = []
-    try:
-        model = _model(run, untold)
-        software = _generation(run, untold, assumed)
-        stack = _stack(run, software, hardware, untold, assumed)
-        layout = _layout(run, model, stack.software, assumed)
-        stack = replace(stack, devices=layout.devices)
-    except (UsageError, InputError) as error:
-        raise NotExpressible(" ".join(str(error).split())) from error
-    return Laid(model, software, stack, layout, tuple(assumed))
+    reasons: dict[str, None] = {}
+
+    def tried(make: Callable[[], _T]) -> _T | None:
+        try:
+            return make()
+        except (UsageError, InputError, NotExpressible) as error:
+            reasons[" ".join(str(error).split())] = None
+        return None
+
+    for name, meaning in _WORDS.items():
+        if word := getattr(run, name):
+            tried(partial(meaning, word))
+    model = tried(lambda: _model(run, untold))
+    software = tried(lambda: _generation(run, untold, assumed)) or DEFAULT_SOFTWARE
+    stack = tried(lambda: _stack(run, software, hardware, untold, assumed))
+    degrees = tried(lambda: _degrees(run, assumed))
+    if model is not None and stack is not None and degrees is not None:
+        layout = tried(lambda: _layout(run, model, stack.software, degrees, assumed))
+        if layout is not None and not reasons:
+            return Laid(model, software, replace(stack, devices=layout.devices), layout, tuple(assumed))
+    raise NotExpressible("; ".join(reasons))
 
 
 def _model(run: PublishedRun, untold: Untold) -> ModelConfig:
@@ -144,7 +161,7 @@ def _stack(run: PublishedRun, generation: str, hardware: Hardware, untold: Untol
         precision = untold.precision or Precision.BF16
         assumed.append(f"precision {precision.value}")
     software = _changed(
-        software_named(generation).overlapping(overlaps_named(_OVERLAPS.get(one, one) for one in run.overlaps or ())),
+        software_named(generation).overlapping(_overlaps(run.overlaps or ())),
         context=context_exchange_named(run.context_exchange) if run.context_exchange else None,
         dispatcher=dispatcher_named(run.dispatcher) if run.dispatcher else None,
         graphs=graphs_named(run.graphs) if run.graphs else None,
@@ -162,12 +179,38 @@ _OVERLAPS = {"expert-all-to-all": Overlap.EXPERTS.value}
 """Other names of overlaps that runs use."""
 
 
+def _overlaps(names: Iterable[str]) -> tuple[Overlap, ...]:
+    return overlaps_named(_OVERLAPS.get(name, name) for name in names)
+
+
+def _check_gradients(name: str) -> None:
+    if name not in ("fp32", "bf16", "fp16"):
+        raise NotExpressible(f"gradients {name} are unknown; expected fp32, bf16 or fp16")
+
+
+_WORDS: Mapping[str, Callable[..., object]] = {
+    "software": software_named,
+    "precision": precision_named,
+    "overlaps": _overlaps,
+    "context_exchange": context_exchange_named,
+    "dispatcher": dispatcher_named,
+    "graphs": graphs_named,
+    "gradients": _check_gradients,
+    "loss": partial(choice, "loss", kind=Loss),
+}
+"""What the words in these fields of a run stand for."""
+
+
 def _changed(table: _Table, **figures: object) -> _Table:
     """The table with new figures; None keeps the old one."""
     return table.model_copy(update={name: value for name, value in figures.items() if value is not None})
 
 
-def _layout(run: PublishedRun, model: ModelConfig, software: Software, assumed: list[str]) -> Layout:
+_Degrees = tuple[int, int, int, int, int, int]
+
+
+def _degrees(run: PublishedRun, assumed: list[str]) -> _Degrees:
+    """Tensor, pipeline, context and data parallelism, and the samples of a microbatch and of a batch."""
     missing = [name for name in ("microbatch", "global_batch") if getattr(run, name) is None]
     if run.tp is None and run.pp is None and run.dp is None:
         missing.insert(0, "layout")
@@ -184,18 +227,23 @@ def _layout(run: PublishedRun, model: ModelConfig, software: Software, assumed: 
         raise NotExpressible(f"tp {tp} x pp {pp} x cp {cp} x dp {dp} is {tp * pp * cp * dp}, not {run.gpus} gpus")
     if run.global_batch % (run.microbatch * dp):
         raise NotExpressible(f"{dp} replicas of microbatches of {run.microbatch} do not divide {run.global_batch}")
+    return tp, pp, cp, dp, run.microbatch, run.global_batch
+
+
+def _layout(run: PublishedRun, model: ModelConfig, software: Software, degrees: _Degrees, assumed: list[str]) -> Layout:
+    tp, pp, cp, dp, samples, batch = degrees
     if run.seq is None and model.tokens is not None:
         raise NotExpressible("seq: not said")
     expert = run.ep if run.ep and run.ep > 1 else None
-    return Layout(
+    layout = Layout(
         tensor=tp,
         pipeline=pp,
         data=dp,
         context=cp,
         expert=expert,
         expert_tensor=run.etp or 1,
-        samples=run.microbatch,
-        batch=run.global_batch,
+        samples=samples,
+        batch=batch,
         tokens=run.seq if model.tokens is not None else None,
         schedule=_schedule(run, pp),
         sequence_parallel=bool(run.sequence_parallel),
@@ -206,6 +254,23 @@ def _layout(run: PublishedRun, model: ModelConfig, software: Software, assumed: 
         optimizer_on_host=bool(run.optimizer_on_host),
         overlapped=run.overlapped,
     )
+    _require_spread(layout, model)
+    return layout
+
+
+def _require_spread(layout: Layout, model: ModelConfig) -> None:
+    """Raises NotExpressible for experts that cannot be spread in this way."""
+    architecture = model.architecture(Microbatch(1, layout.tokens))
+    ep, each, ranks = layout.expert or 1, layout.expert_tensor, layout.tensor * layout.context * layout.data
+    for experts in {kind.experts for kind in architecture.kinds if kind.experts}:
+        if experts % ep:
+            raise NotExpressible(f"ep={ep} does not divide the model's {experts} experts; expected one that does")
+    if layout.expert is not None and ranks % (ep * each):
+        what = f"ep={ep}" + (f" x etp={each}" if each > 1 else "")
+        raise NotExpressible(
+            f"{what} takes whole groups of {ep * each} GPUs, and a stage has {ranks} (tp={layout.tensor} x "
+            f"cp={layout.context} x dp={layout.data})"
+        )
 
 
 def _schedule(run: PublishedRun, pp: int) -> Schedule:

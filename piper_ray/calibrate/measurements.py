@@ -11,7 +11,7 @@ from pathlib import Path
 from piper_ray.calibrate.fit import Fit, Measurement, fit
 from piper_ray.calibrate.layouts import Laid, NotExpressible, Untold, laid_out
 from piper_ray.calibrate.runs import PublishedRun, is_run, read_runs
-from piper_ray.model.errors import Fault, InputError, UsageError
+from piper_ray.model.errors import InputError, UsageError
 from piper_ray.model.figures import plural, size_text
 from piper_ray.model.instance import Instance
 from piper_ray.model.mode import Sharding
@@ -29,6 +29,7 @@ from piper_ray.workloads.estimate.operators import LayerKind
 from piper_ray.workloads.estimate.software import Calibration, precision_named
 from piper_ray.workloads.formats import load
 from piper_ray.workloads.formats.documents import parse_json, read_text
+from piper_ray.workloads.formats.faults import Faults
 
 
 @dataclass(frozen=True)
@@ -70,10 +71,14 @@ def _errors_text(errors: Sequence[float]) -> str:
 
 
 def measurements_in(path: str, estimated: Estimated) -> list[Measurement]:
-    """The measurements of a file of runs, or of a profiled workload. Raises InputError and UsageError for measurements
-    of another GPU or software."""
+    """The measurements of a file of runs, or of a profiled workload. Raises InputError with all runs that cannot be
+    used: of another GPU, software or precision, or in a layout that cannot have run."""
     if _holds_runs(path):
-        return [_of_run(path, run, estimated) for run in read_runs(path)]
+        faults = Faults()
+        found = [measured for run in read_runs(path) for measured in _of_run(run, estimated, faults)]
+        if faults:
+            raise InputError(path, faults.found)
+        return found
     return list(_of_layers(path, load(path), estimated))
 
 
@@ -87,45 +92,41 @@ def _holds_runs(path: str) -> bool:
     return "runs" in document or "sources" in document or is_run(document)
 
 
-def _of_run(path: str, run: PublishedRun, estimated: Estimated) -> Measurement:
+def _of_run(run: PublishedRun, estimated: Estimated, faults: Faults) -> Iterator[Measurement]:
+    """The run's step, if it can be used."""
     request, hardware = estimated.request, estimated.hardware
+    asked = precision_named(request.precision)
     untold = Untold(
         model=estimated.model,
         gpu=estimated.gpu,
         gpus_per_node=request.gpus_per_node,
         software=request.software,
-        precision=precision_named(request.precision),
+        precision=asked,
         imbalance=request.expert_imbalance,
     )
-    measured_s = run.measured_step_s
-    if measured_s is None:
-        raise InputError(path, [Fault(f"{run.id}.step_s", "missing; expected the measured seconds of a step")])
     try:
         laid = laid_out(run, hardware, untold)
-    except NotExpressible as error:
-        raise InputError(path, [Fault(run.id, str(error))]) from error
-    gpu = hardware.gpu(estimated.gpu)
+        needed_bytes = simulated(priced(laid.model, laid.stack, hardware.training, laid.layout)).peak_memory_bytes
+    except (NotExpressible, UsageError) as error:
+        faults.at(run.id, str(error))
+        return
+    gpu, precision, there_bytes = hardware.gpu(estimated.gpu), laid.stack.precision, laid.stack.gpu.device_bytes
+    reasons = []
+    if run.measured_step_s is None:
+        reasons.append("step_s: missing; expected the measured seconds of a step")
     if laid.stack.gpu.name != gpu.name:
-        raise UsageError(f"{path}: {run.id} was measured on {laid.stack.gpu.name}, the estimate is for {gpu.name}")
+        reasons.append(f"was measured on {laid.stack.gpu.name}, the estimate is for {gpu.name}")
     if laid.software != request.software:
-        raise UsageError(
-            f"{path}: {run.id} is of software {laid.software}, the estimate of {request.software}; "
-            f"add --software {laid.software}"
-        )
-    asked = precision_named(request.precision)
-    if laid.stack.precision is not asked:
-        raise UsageError(
-            f"{path}: {run.id} is in {laid.stack.precision.value}, the estimate in {asked.value}; "
-            f"add --precision {laid.stack.precision.value}"
-        )
-    needed_bytes = simulated(priced(laid.model, laid.stack, hardware.training, laid.layout)).peak_memory_bytes
-    if laid.layout.sharding < Sharding.WEIGHTS and needed_bytes > _IMPOSSIBLE * gpu.device_bytes:
-        there = size_text(gpu.device_bytes)
-        raise UsageError(
-            f"{path}: {run.id} would need {size_text(needed_bytes)} on each GPU, which has {there}; "
-            "expected a layout that can have run"
-        )
-    return Measurement(run.id, measured_s, partial(layout_step_s, laid, hardware))
+        reasons.append(f"is of {laid.software}, the estimate of {request.software}; add --software {laid.software}")
+    if precision is not asked:
+        reasons.append(f"is in {precision.value}, the estimate in {asked.value}; add --precision {precision.value}")
+    if laid.layout.sharding < Sharding.WEIGHTS and needed_bytes > _IMPOSSIBLE * there_bytes:
+        needed, there = size_text(needed_bytes), size_text(there_bytes)
+        reasons.append(f"would need {needed} on each GPU, which has {there}; expected a layout that can have run")
+    if reasons or run.measured_step_s is None:
+        faults.at(run.id, "; ".join(reasons))
+    else:
+        yield Measurement(run.id, run.measured_step_s, partial(layout_step_s, laid, hardware))
 
 
 _IMPOSSIBLE = 1.75

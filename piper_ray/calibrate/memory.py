@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from piper_ray.calibrate.layouts import Laid
 from piper_ray.calibrate.runs import PublishedRun
+from piper_ray.model.arguments import choice
 from piper_ray.model.mode import Recomputation, Sharding
 from piper_ray.simulate.actions import ActionKind, flush_lists
 from piper_ray.workloads.estimate.doubt import memory_doubt
@@ -35,21 +36,9 @@ def traits_of(run: PublishedRun, laid: Laid) -> Traits:
         traits = replace(traits, states=usual.states)
     if run.optimizer_on_host:
         traits = replace(traits, states=replace(traits.states, optimizer=0.0, step=0.0))
-    loss = Loss.FUSED if run.loss == "fused" else traits.loss
+    loss = choice("loss", run.loss, Loss) if run.loss else traits.loss
     of_stack = laid.stack.traits
     return replace(traits, loss=loss, fp8=of_stack.fp8, context_all_to_all=of_stack.context_all_to_all)
-
-
-def shares_untold(laid: Laid) -> bool:
-    """Whether replicas are assumed to divide the optimizer's state although the run does not say so, as in all of
-    NVIDIA's recipes."""
-    return laid.software in ("nemo", "megatron-core") and laid.layout.sharding is Sharding.NONE
-
-
-def memory_of(plan: PricedLayout, run: PublishedRun, laid: Laid) -> list[RankMemory]:
-    """The memory of each rank of a published run's pipeline at its peak."""
-    sharding = Sharding.OPTIMIZER if shares_untold(laid) else laid.layout.sharding
-    return memory_of_ranks(plan, laid.layout, sharding, traits_of(run, laid))
 
 
 def memory_of_ranks(

@@ -7,14 +7,15 @@ object with ``models`` and ``sources``, where models and the figures that all ru
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from piper_ray.model.errors import Fault, InputError
+from piper_ray.model.errors import InputError
 from piper_ray.workloads.formats.documents import parse_json, read_text
-from piper_ray.workloads.formats.faults import Faults, shown
+from piper_ray.workloads.formats.faults import Faults, path_of, shown
 from piper_ray.workloads.formats.fields import WHOLE, Open
 
 
@@ -124,13 +125,6 @@ class PublishedRun(Open):
             return None
         return self.global_batch * self.seq / (self.tokens_per_s_per_gpu * self.gpus)  # type: ignore[operator]
 
-    @property
-    def measured_memory_bytes(self) -> float | None:
-        """The most memory of any device; allocated memory if that is published."""
-        if self.peak_allocated_gib is not None:
-            return self.peak_allocated_gib * 2.0**30
-        return None if self.published_memory_gb is None else self.published_memory_gb * 1e9
-
 
 def read_runs(path: str | Path) -> list[PublishedRun]:
     """The runs of a file, in its order. Raises InputError for a file without a list of runs, and with every fault in
@@ -139,7 +133,11 @@ def read_runs(path: str | Path) -> list[PublishedRun]:
     text = read_text(source)
     document = parse_json(source, f'{{"runs": {text}}}' if text.lstrip().startswith("[") else text)
     faults, found, seen = Faults(), list[PublishedRun](), set[str]()
-    for where, entry in _entries(source, document):
+    for where, entry in _entries(document, faults):
+        if isinstance(entry, Mapping):
+            for key in (key for key in entry if key not in PublishedRun.model_fields):
+                for meant in get_close_matches(key, PublishedRun.model_fields, 1, _MISSPELT):
+                    faults.at(path_of(where, key), f"unknown key; did you mean {meant}?")
         run = faults.model(PublishedRun, entry, where)
         if run is None:
             continue
@@ -158,30 +156,36 @@ def is_run(document: Mapping[str, object]) -> bool:
     return not document.keys().isdisjoint({"step_s", "tokens_per_s_per_gpu", "global_batch", "tp", "pp", "dp"})
 
 
-def _entries(source: str, document: object) -> Iterator[tuple[str, object]]:
+_MISSPELT = 0.85
+"""Keys that are at least so much like a known one are no facts of their own."""
+
+
+def _entries(document: object, faults: Faults) -> Iterator[tuple[str, object]]:
     if isinstance(document, Mapping) and "sources" in document:
-        yield from _compact(source, document)
+        yield from _compact(document, faults)
         return
     if isinstance(document, Mapping) and "runs" not in document and is_run(document):
         yield "run", document
         return
     listed = document.get("runs") if isinstance(document, Mapping) else document
     if not isinstance(listed, list):
-        fault = Fault("runs", f"{'missing' if listed is None else shown(listed)}; expected a list of runs")
-        raise InputError(source, [fault])
+        faults.at("runs", f"{'missing' if listed is None else shown(listed)}; expected a list of runs")
+        return
     for number, entry in enumerate(listed):
         yield f"runs[{number}]", entry
 
 
-def _compact(source: str, document: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+def _compact(document: Mapping[str, Any], faults: Faults) -> Iterator[tuple[str, object]]:
     models, sources = document.get("models"), document["sources"]
     if not isinstance(models, Mapping) or not isinstance(sources, list):
-        raise InputError(source, [Fault("sources", "expected an object of models and a list of sources")])
+        faults.at("sources", "expected an object of models and a list of sources")
+        return
     for place, origin in enumerate(sources):
         shared = origin.get("of_all", {}) if isinstance(origin, Mapping) else None
         listed = origin.get("runs") if isinstance(origin, Mapping) else None
         if not isinstance(shared, Mapping) or not isinstance(listed, list):
-            raise InputError(source, [Fault(f"sources[{place}]", "expected an object with a list of runs")])
+            faults.at(f"sources[{place}]", "expected an object with a list of runs")
+            continue
         told = {key: origin[key] for key in ("source", "citation", "verified") if key in origin}
         for number, own in enumerate(listed):
             where = f"sources[{place}].runs[{number}]"

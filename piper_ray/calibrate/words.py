@@ -24,9 +24,6 @@ _NAMES: Mapping[str, str] = {
 }
 """The field of a run for each word."""
 
-WORDS = "tp=4,pp=8,dp=2,cp=1,ep=1,vpp=2,mbs=1,gbs=64"
-"""An example."""
-
 _WORD = re.compile(r"(?P<name>[A-Za-z]\w*)(?:=(?P<value>[\w.+-]+))?")
 _SHARDED = {"0": "none", "1": "zero1", "2": "zero2", "3": "fsdp"}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,7 @@ from piper_ray.model.schedule import Schedule, ScheduleName
 _FloatArray = npt.NDArray[np.float64]
 
 
+@lru_cache(maxsize=1 << 14)
 def surely_in_flight(schedule: Schedule, ranks: int, microbatches: int) -> _FloatArray:
     """Returns float64[p], from the first rank to the last: a lower bound on the microbatches in flight in each of its
     chunks when it begins its first backward pass.
@@ -42,6 +44,16 @@ class HeldLayers:
     fixed_bytes: _FloatArray
     activation_bytes: _FloatArray
 
+    def only(self, ways: npt.NDArray[np.bool_]) -> HeldLayers:
+        """Some of several ways."""
+        return HeldLayers(self.counts, self.seconds[ways], self.fixed_bytes[ways], self.activation_bytes[ways])
+
+    @cached_property
+    def _of_all(self) -> tuple[_FloatArray, _FloatArray, _FloatArray]:
+        """float64[..] each: the time of all layers, and the least of both kinds of bytes."""
+        least = (x.min(axis=-1) @ self.counts for x in (self.fixed_bytes, self.activation_bytes))
+        return self.seconds @ self.counts, *least
+
     def whole_s(self, ranks: int) -> _FloatArray:
         """Returns float64[..]: a lower bound on a batch on ``ranks`` ranks, since of each kind some rank has its share
         in whole layers."""
@@ -59,10 +71,7 @@ class HeldLayers:
         is. So all layers together take at least the sum of the least ones, and at most the sum of M / (F + y_q A) over
         the k ranks and (p - k) T / V. That bounds T for each k.
         """
-        ranks, every_s = flight.size, self.seconds @ self.counts
-        fixed_bytes, activation_bytes = (
-            x.min(axis=-1) @ self.counts for x in (self.fixed_bytes, self.activation_bytes)
-        )
+        ranks, (every_s, fixed_bytes, activation_bytes) = flight.size, self._of_all
         every_bytes = fixed_bytes[..., None] + flight * activation_bytes[..., None]
         known = (every_s > 0.0) & (every_bytes.min(axis=-1) > 0.0)
         part_s, part_bytes = np.where(known, every_s, 1.0), np.where(known[..., None], every_bytes, 1.0)

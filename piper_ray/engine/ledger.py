@@ -235,7 +235,8 @@ class Ledger(Generic[P]):
             self.stopped_by = self.limits.reached
         if self.stopped_by is None and self.passes >= self.limits.passes:
             self.stopped_by = StoppedBy.WORK_LIMIT
-        if self.stopped_by is None and self.upper_s > self.lower_s > self.within_s:
+        within_s = self.within_s
+        if self.stopped_by is None and self.upper_s > within_s and self.upper_s > self.lower_s > within_s:
             self.stopped_by = StoppedBy.TOO_SLOW
         return self.stopped_by is not None
 

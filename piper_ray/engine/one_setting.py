@@ -168,6 +168,8 @@ class ModeSetting:
                 if (left_s := batch_s - least[:, _TIME].sum()) < 0.0:  # of layers that cannot run so, too
                     continue
                 shares = room(TASK_CODES[schedule.name], m, ranks)
+                if shares.size and left_s * shares[-1] < (batch_s - left_s) * (1.0 - PROOF):  # whatever their memory
+                    continue
                 if not shares.size or fits_in_order(
                     least[::-1, _TIME],
                     least[::-1, [_FIXED, _ACTIVATION]],
@@ -511,31 +513,38 @@ class _OfReplicas:
         numbers of ranks. sum_s: seconds to sum the gradients per byte of a rank's weights."""
         seconds = m * self.least[..., _TIME] + sum_s * self.least[..., _WEIGHTS]
         held = HeldLayers(self.counts, seconds, self.rows[..., _FIXED], self.rows[..., _ACTIVATION])
-        found = np.full(len(self.rows), math.inf)
+        found, open_ = np.full(len(self.rows), math.inf), np.arange(len(self.rows))
+        work_s = self.total(_TIME)
         for ranks in reversed(counts):
-            so_many_s = self._least_on_s(held, ranks, m, schedule, memory_bytes)
-            if (so_many_s >= found).all():  # then fewer ranks are no better
+            so_many_s = _least_on_s(held, work_s[open_], ranks, m, schedule, memory_bytes)
+            still = so_many_s < found[open_]  # else fewer ranks are no better
+            if not still.all():
+                open_, so_many_s, held = open_[still], so_many_s[still], held.only(still)
+            if not open_.size:
                 break
-            found = np.minimum(found, np.maximum(so_many_s, held.whole_s(ranks)))
+            found[open_] = np.minimum(found[open_], np.maximum(so_many_s, held.whole_s(ranks)))
         return found
 
-    def _least_on_s(self, held: HeldLayers, ranks: int, m: int, schedule: Schedule, memory_bytes: float) -> FloatArray:
-        """Returns float64[setting]: a lower bound on a batch on at most ``ranks`` ranks.
 
-        Under a flush without chunks, the stages in front of a stage have each passed a microbatch on before it begins,
-        and run a backward pass after it ends. With stage times x_1 .. x_p the batch takes T >= x_1 + .. + x_(q-1) + m
-        x_q for each q. So what is left of T after the first q stages, T - x_1 - .. - x_q, is at least (1 - 1/m) of what
-        is left after q - 1 of them. Hence T - w >= (1 - 1/m)^p T, where w is the sum of all x.
-        """
-        flight = surely_in_flight(schedule, ranks, m)
-        if schedule.name is ScheduleName.INTERLEAVED:  # fewer ranks may have less in flight, but no less than this
-            flight = np.minimum(flight, np.arange(ranks, 0, -1.0))
-        found, work_s = held.least_s(flight, memory_bytes), self.total(_TIME)
-        if schedule.name in FLUSHED and not schedule.asynchronous:
-            found = np.maximum(found, work_s / (1.0 - (1.0 - 1.0 / m) ** ranks))
-        elif schedule.name is ScheduleName.INTERLEAVED:
-            found = np.maximum(found, work_s)
-        return found
+def _least_on_s(
+    held: HeldLayers, work_s: FloatArray, ranks: int, m: int, schedule: Schedule, memory_bytes: float
+) -> FloatArray:
+    """Returns float64[setting]: a lower bound on a batch on at most ``ranks`` ranks. work_s: of a microbatch.
+
+    Under a flush without chunks, the stages in front of a stage have each passed a microbatch on before it begins,
+    and run a backward pass after it ends. With stage times x_1 .. x_p the batch takes T >= x_1 + .. + x_(q-1) + m
+    x_q for each q. So what is left of T after the first q stages, T - x_1 - .. - x_q, is at least (1 - 1/m) of what
+    is left after q - 1 of them. Hence T - w >= (1 - 1/m)^p T, where w is the sum of all x.
+    """
+    flight = surely_in_flight(schedule, ranks, m)
+    if schedule.name is ScheduleName.INTERLEAVED:  # fewer ranks may have less in flight, but no less than this
+        flight = np.minimum(flight, np.arange(ranks, 0, -1.0))
+    found = held.least_s(flight, memory_bytes)
+    if schedule.name in FLUSHED and not schedule.asynchronous:
+        found = np.maximum(found, work_s / (1.0 - (1.0 - 1.0 / m) ** ranks))
+    elif schedule.name is ScheduleName.INTERLEAVED:
+        found = np.maximum(found, work_s)
+    return found
 
 
 def _never_loses(one: Instance, other: Instance) -> bool:

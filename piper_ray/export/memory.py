@@ -23,8 +23,7 @@ from piper_ray.workloads.estimate.build import EstimateRequest
 from piper_ray.workloads.estimate.config import ModelConfig, read_model
 from piper_ray.workloads.estimate.families import Microbatch
 from piper_ray.workloads.estimate.hardware import Hardware, load_hardware
-from piper_ray.workloads.estimate.layout import Layout, priced
-from piper_ray.workloads.estimate.operators import Architecture
+from piper_ray.workloads.estimate.layout import priced
 from piper_ray.workloads.estimate.refusals import plain_instance
 from piper_ray.workloads.estimate.software import DEFAULT_SOFTWARE, SoftwareFamily, software_named
 
@@ -107,7 +106,6 @@ def memory_of_layout(
         raise UsageError(f"layout: {error}") from error
     laid = replace(laid, layout=replace(laid.layout, shards=shards))
     architecture = laid.model.architecture(Microbatch(1, laid.layout.tokens))
-    _require_spread(laid.layout, architecture)
     plan = priced(laid.model, laid.stack, table.training, laid.layout)
     return LayoutMemory(
         model=config.name,
@@ -121,20 +119,6 @@ def memory_of_layout(
         assumed=(*laid.assumed, *assumed),
         notes=tuple(notes),
     )
-
-
-def _require_spread(layout: Layout, architecture: Architecture) -> None:
-    """Raises UsageError for experts that cannot be spread in this way."""
-    ep, each, ranks = layout.expert or 1, layout.expert_tensor, layout.tensor * layout.context * layout.data
-    for experts in {kind.experts for kind in architecture.kinds if kind.experts}:
-        if experts % ep:
-            raise UsageError(f"layout: ep={ep} does not divide the model's {experts} experts; expected one that does")
-    if layout.expert is not None and ranks % (ep * each):
-        what = f"ep={ep}" + (f" x etp={each}" if each > 1 else "")
-        raise UsageError(
-            f"layout: {what} takes whole groups of {ep * each} GPUs, and a stage has {ranks} (tp={layout.tensor} x "
-            f"cp={layout.context} x dp={layout.data})"
-        )
 
 
 def _run_of(read: ReadLayout, instance: Instance) -> PublishedRun:

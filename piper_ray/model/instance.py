@@ -170,7 +170,9 @@ class Tmpc:
 
     def between(self, forward_sync_bytes: Mapping[int, float], backward_sync_bytes: Mapping[int, float]) -> Tmpc:
         """The same configuration with other sync tables, for an equal layer elsewhere. Their values are floats."""
-        return self.changed(forward_sync_bytes=forward_sync_bytes, backward_sync_bytes=backward_sync_bytes)
+        found = object.__new__(Tmpc)  # as ``changed``, which takes a third longer
+        vars(found).update(vars(self), forward_sync_bytes=forward_sync_bytes, backward_sync_bytes=backward_sync_bytes)
+        return found
 
     def changed(self, **fields: object) -> Tmpc:
         """The same configuration with new values of these fields, which must be converted already: none is checked."""

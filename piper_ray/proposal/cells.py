@@ -224,7 +224,7 @@ class CellSearch:
     searches with chunks may simulate. found: the best plan of each cell, the fastest first, and those known before;
     each once, as at t = 1 sequence parallelism changes nothing. bounded: whether a bound of all is wanted, so that each
     cell with chunks gets one even where passes are used up. near: plans that are faster by no more, relative, are of no
-    interest. threads: of each search; None: one per core.
+    interest. threads: of each search without chunks; None: one per core.
     """
 
     left_open: StoppedBy | None = None
@@ -343,7 +343,7 @@ class CellSearch:
                     gap=_CHUNKED_GAP if chunked else _GAP,
                     passes_limit=passes,
                     within_s=sample_s,
-                    threads=self._threads,
+                    threads=1 if chunked else self._threads,  # their programs hold Python's lock
                 ),
                 schedule=demand.scheduled(cell.schedule),
                 listener=self._watch,

@@ -82,7 +82,8 @@ def propose(
     threads: int | None = None,
 ) -> FoundPlans:
     """Searches all cells. tell: gets a line for each thing that is not tried. listed: for this many of the best cells
-    their own best plans are proved. known: plans found for other demands. threads: of each search; None: one per core.
+    their own best plans are proved. known: plans found for other demands. threads: of each search without
+    chunks; None: one per core.
 
     Raises UsageError where nothing can be estimated, InfeasibleError where no plan fits, with the reason.
     """

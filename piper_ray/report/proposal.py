@@ -270,13 +270,16 @@ def proof_line(proposal: FoundPlans) -> str:
 
 
 def _open_text(proposal: FoundPlans) -> str:
-    """Of a gap that is worth a word, which combinations it is of."""
-    near_s = proposal.best.step_s * (1.0 - _SMALL_GAP)
+    """What leaves a gap: of a large one, which combinations."""
+    large = proposal.gap > _SMALL_GAP
+    near_s = proposal.best.step_s * (1.0 - (_SMALL_GAP if large else _LEAST_GAP))
     held = [cell for cell in proposal.cells.cells if cell.lower_s < near_s]
     if not held:
         return ""
     schedules = " and ".join(dict.fromkeys(cell.schedule.value for cell in held))
     unsearched = sum(cell.closing is Closing.LEFT_OPEN for cell in held)
+    if not large and not unsearched:
+        return f": a search under {schedules} ends at {gap_text(_SMALL_GAP)}"
     ends = "whose search ends" if len(held) == 1 else "whose searches end"
     why = f"of which {unsearched:,} were not searched" if unsearched else f"{ends} after a fixed amount of work"
     return f", left by {plural(len(held), 'combination')} under {schedules}, {why}"
@@ -297,8 +300,8 @@ def gap_text(gap: float) -> str:
     return "0 %" if gap < _NO_GAP else f"{100.0 * gap:.2g} %"
 
 
-_SMALL_GAP = 0.005
-"""As much as searches under schedules with chunks leave open."""
+_LEAST_GAP, _SMALL_GAP = 1e-4, 0.005
+"""As much as searches leave open, without chunks and with."""
 
 _NONE_FASTER = "no plan that was found on more of them is faster"
 
@@ -466,10 +469,11 @@ def help_lines(best: Proposed, found: Iterable[Help]) -> Iterator[str]:
             else:
                 yield f"{step}: not chosen, because it changes the training (--precision {one.precision})"
         elif one.found.batch != best.batch:
-            uses = f"uses {'all ' if not one.found.idle_devices else ''}{one.found.devices:,} GPUs"
+            uses = f" uses {'all ' if not one.found.idle_devices else ''}{one.found.devices:,} GPUs"
             gain = one.samples_per_s * best.step_s / best.batch - 1.0
             what = "tokens" if best.instance.batch.tokens_per_sample else "samples"
-            yield f"{one.what} {uses}: {change_text(gain)} {what}/s"
+            said = f"{one.what}{uses}" if best.idle_devices else f"with {one.what}"
+            yield f"{said}: {change_text(gain)} {what}/s"
         else:
             yield f"with {one.what}: step {change_text(one.found.step_s / best.step_s - 1.0)}"
 

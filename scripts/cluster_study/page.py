@@ -14,6 +14,7 @@ from piper_ray.report.sweep_plans import plan_tables, plans_csv
 from piper_ray.sweep import plan_findings
 from piper_ray.sweep.dataset import read_dataset
 from piper_ray.sweep.plan_findings import PlanRecord, plan_records_of
+from piper_ray.version import __version__
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,8 @@ or the runtime cannot do what is asked, and {failed:,} failed. A plan's gap limi
 combination can be: {median_gap:.2f} % in the median, {most_gap:.2f} % at most.
 
 `scripts/study` runs it and writes this page. [A table](study.csv) has every point. [How to
-sweep](how-to/sweep.md#plans) shows how to run your own.
+sweep](how-to/sweep.md#plans) shows how to run your own. All steps are estimates of piper_ray {version}; those of other
+versions differ.
 
 ## What it took
 
@@ -81,7 +83,8 @@ def write_study(sweep: Path, storage: Path, runs: Sequence[StudyRun], facts: str
     planned = Counter(record.training for record in records if record.step_s is not None)
     shown = max(planned, key=lambda training: (planned[training], training.model, training.batch))
     again = sum(attempts > 1 for attempts in table["attempts"].to_pylist())
-    lines = [_PAGE.format(sweep=sweep, facts=facts, again=again, **_found(records), **_taken(runs, records))]
+    figures = {**_found(records), **_taken(runs, records)}
+    lines = [_PAGE.format(sweep=sweep, version=__version__, facts=facts, again=again, **figures)]
     pictures = []
     for name, figure in plan_figures([record for record in records if record.training == shown], {}):
         kind = name.partition("-")[0]

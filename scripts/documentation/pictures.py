@@ -30,7 +30,7 @@ def draw_all(folder: Path) -> None:
 
 def timeline() -> Figure:
     """README's: the plan of a large model on 512 GPUs, as ``simulate --plot`` draws it."""
-    instance = piper_ray.estimate("llama3-70b", "H100-SXM", nodes=64, global_batch=512)
+    instance = piper_ray.estimate("llama3-70b", "H100-SXM", nodes=64, global_batch=1024)
     plan = piper_ray.solve(instance).plan
     assert plan is not None
     return timeline_figure(piper_ray.simulate(instance, plan))

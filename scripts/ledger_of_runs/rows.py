@@ -11,7 +11,6 @@ from typing import Any
 
 from piper_ray.calibrate.layouts import Laid, laid_out
 from piper_ray.calibrate.measurements import simulated
-from piper_ray.calibrate.memory import memory_of
 from piper_ray.calibrate.runs import PublishedRun, read_runs
 from piper_ray.certificate.certificate import write_certificate
 from piper_ray.model.errors import LimitError, PiperRayError, UsageError
@@ -37,7 +36,7 @@ from scripts.ledger_of_runs.answer import (
 )
 from scripts.ledger_of_runs.errors import nearest_change
 from scripts.ledger_of_runs.question import Question, granted, question_of
-from scripts.validation.price import as_it_fits
+from scripts.validation.price import as_it_fits, memory_of
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNS = ROOT / "tests" / "data" / "runs"

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 
 from piper_ray.calibrate.layouts import NO_RECOMPUTATION, Laid, NotExpressible, laid_out
 from piper_ray.calibrate.measurements import simulated
-from piper_ray.calibrate.memory import memory_of, shares_untold, traits_of
+from piper_ray.calibrate.memory import memory_of_ranks, traits_of
 from piper_ray.calibrate.runs import PublishedRun
 from piper_ray.model.errors import PiperRayError
+from piper_ray.model.mode import Sharding
 from piper_ray.simulate.result import Simulation
 from piper_ray.workloads.estimate.families import Microbatch
 from piper_ray.workloads.estimate.hardware import Hardware
@@ -97,7 +98,7 @@ def outcome_of(run: PublishedRun, hardware: Hardware) -> PricedRun:
         simulation = simulated(plan)
     except NotExpressible as error:
         return PricedRun(run, reason=str(error))
-    except PiperRayError as error:
+    except (PiperRayError, MemoryError) as error:
         return PricedRun(run, reason=" ".join(str(error).split()))
     return _outcome(run, laid, plan, simulation)
 
@@ -139,13 +140,24 @@ def _outcome(run: PublishedRun, laid: Laid, plan: PricedLayout, simulation: Simu
     )
 
 
+def shares_untold(laid: Laid) -> bool:
+    """Whether replicas are assumed to divide the optimizer's state although the run does not say so, as in all of
+    NVIDIA's recipes."""
+    return laid.software in ("nemo", "megatron-core") and laid.layout.sharding is Sharding.NONE
+
+
+def memory_of(plan: PricedLayout, run: PublishedRun, laid: Laid) -> list[RankMemory]:
+    """The memory of each rank of a published run's pipeline at its peak."""
+    sharding = Sharding.OPTIMIZER if shares_untold(laid) else laid.layout.sharding
+    return memory_of_ranks(plan, laid.layout, sharding, traits_of(run, laid))
+
+
 def memory_as_told(run: PublishedRun, laid: Laid, ranks: Sequence[RankMemory]) -> tuple[float, float | None]:
     """Predicted and measured bytes of the rank that holds most, as the run's own figure is counted."""
-    measured_bytes = run.measured_memory_bytes
     if run.peak_allocated_gib is not None:
-        return max(rank.allocated_bytes for rank in ranks), measured_bytes
+        return max(rank.allocated_bytes for rank in ranks), run.peak_allocated_gib * GIB
+    published_gb = run.published_memory_gb
     if traits_of(run, laid).logs_reserved:
-        told_bytes = None if run.published_memory_gb is None else run.published_memory_gb * GIB
-        return max(rank.reserved_bytes for rank in ranks), told_bytes
-    device_bytes = laid.stack.gpu.device_bytes
+        return max(rank.reserved_bytes for rank in ranks), None if published_gb is None else published_gb * GIB
+    device_bytes, measured_bytes = laid.stack.gpu.device_bytes, None if published_gb is None else published_gb * 1e9
     return max(max(rank.device_bytes, min(rank.shown_bytes, device_bytes)) for rank in ranks), measured_bytes

@@ -109,6 +109,7 @@ def test_a_model_without_launch_files_is_planned(tmp_path: Path) -> None:
     assert {file.name for file in out.iterdir()} == {"workload.toml", "plan.json", "search.json", "report.html"}
 
 
+@pytest.mark.long
 def test_what_the_runtime_holds_beside_the_figures_is_set_aside(tmp_path: Path) -> None:
     """DeepSpeed keeps tensors between stages: the best plan by the figures alone does not fit as it is launched."""
     out = tmp_path / "out"
@@ -308,6 +309,7 @@ def test_candidates_are_jobs_that_calibrate_reads_back(tmp_path: Path) -> None:
     assert theirs["why_not"].startswith("the plan has")
 
 
+@pytest.mark.long
 def test_a_launch_with_the_optimizer_in_host_memory_is_held_against_the_plan(tmp_path: Path) -> None:
     out = tmp_path / "host"
     made = small(tmp_path, "--nodes", "1", "--optimizer-on-host", "-o", str(out))

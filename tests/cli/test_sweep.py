@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from piper_ray import dump
 from piper_ray.sweep.dataset import read_dataset
-from tests.cli_cases import ROOT, run
-from tests.instances import two_towers
-from tests.sweep_support import SMALL_POINTS, content, write_plans, write_small
+from tests.cli_cases import run
+from tests.sweep_support import SMALL_POINTS, write_plans, write_small
 
 BEST = "Best plans, of equally fast ones those on the fewest devices"
 
@@ -109,28 +103,3 @@ def test_no_dataset_to_report(tmp_path: Path) -> None:
     refused = run("sweep-report", tmp_path)
     assert refused.returncode == 2
     assert "there is no dataset of a sweep" in refused.stderr
-
-
-@pytest.mark.long
-def test_an_interrupt_says_how_to_go_on(tmp_path: Path) -> None:
-    source = write_small(tmp_path)
-    dump(two_towers(48, devices=4, microbatches=4), tmp_path / "towers.json")  # takes seconds
-    command = [sys.executable, "-m", "piper_ray", "sweep", str(source), "--storage", str(tmp_path / "d")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_ADDRESS": ""}
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=pipe, stderr=pipe, text=True) as process:
-        deadline = time.monotonic() + 60
-        while not (tmp_path / "d" / "workload=chain").exists() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
-    if process.returncode == 0:
-        pytest.fail("it was over before the signal came")
-    assert process.returncode == 130
-    assert err.splitlines()[-1] == f"piper-ray: interrupted; to go on: piper-ray {' '.join(command[3:])} --resume"
-    told = re.match(rf"(\d+) points? of {SMALL_POINTS} on record", out)
-    assert told is not None, out
-    assert 0 < int(told[1]) < SMALL_POINTS
-    assert run(*command[3:], "--resume", env={"RAY_ADDRESS": ""}).returncode == 0
-    assert run("sweep", source, "--storage", tmp_path / "undisturbed", env={"RAY_ADDRESS": ""}).returncode == 0
-    assert content(tmp_path / "d") == content(tmp_path / "undisturbed")

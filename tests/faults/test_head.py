@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.driver import INCEPTION, driving
+from tests.faults.driver import INCEPTION
 from tests.faults.machines import HEAD, LONG_S, Machines, machines
 from tests.faults.surroundings import TO_WORKERS
 
@@ -22,6 +22,7 @@ def cluster() -> Iterator[Machines]:
         yield cluster
 
 
+@pytest.mark.long
 def test_head_dies_under_a_supervised_solve(cluster: Machines, local_plan: bytes, tmp_path: Path) -> None:
     out, state = tmp_path / "plan.json", tmp_path / "state"
     options = ["--address", cluster.address, "--workers", "2", "--checkpoint", str(state), "--out", str(out)]
@@ -51,23 +52,4 @@ def test_head_dies_under_a_supervised_solve(cluster: Machines, local_plan: bytes
     assert out.read_bytes() == local_plan
     for machine in (1, 2):  # they would take most of a minute to find the new head
         cluster.kill(machine)
-    cluster.assert_nothing_left()
-
-
-@pytest.mark.long
-def test_machine_of_the_driver_rebooted(cluster: Machines, local_plan: bytes, tmp_path: Path) -> None:
-    """With all others, as after a power cut."""
-    cluster.repair()
-    state = tmp_path / "state"
-    with driving(cluster, tmp_path, "--checkpoint", str(state)) as driver:
-        driver.until_all_join(2)
-        driver.until_level(100, evaluation=4)
-        for machine in (HEAD, 1, 2):
-            cluster.kill(machine)
-        assert driver.end() != 0
-    cluster.start(HEAD)
-    cluster.repair()
-    with driving(cluster, tmp_path, "--checkpoint", str(state)) as driver:
-        assert driver.finish() == local_plan
-        assert driver.was_told(f"resumed from {state}")
     cluster.assert_nothing_left()

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 
 import pytest
 
-from piper_ray.model.errors import EXIT_INTERRUPTED
 from tests.faults.driver import driving
 from tests.faults.machines import ACTOR, Machines, Setup
 
@@ -22,30 +20,6 @@ def test_worker_killed_then_a_raylet(cluster: Machines, local_plan: bytes, tmp_p
         cluster.kill_process(2, "/raylet ")
         driver.until_note("is lost, 2 left")
         driver.until_workers(3)  # on the same machine, whose Ray has been started again
-        assert driver.finish() == local_plan
-
-
-@pytest.mark.long
-def test_cut_off_machine_comes_back(cluster: Machines, local_plan: bytes, tmp_path: Path) -> None:
-    """What the lost worker computes meanwhile does no harm."""
-    with driving(cluster, tmp_path) as driver:
-        driver.until_all_join(3)
-        cluster.cut(1)
-        driver.until_level(150, evaluation=3)
-        driver.until_workers(2)
-        cluster.heal(1)
-        driver.until_workers(3)
-        assert driver.finish() == local_plan
-        assert driver.was_told("is lost, 2 left")
-
-
-@pytest.mark.long
-def test_last_worker_lost_and_the_driver_goes_on(cluster: Machines, local_plan: bytes, tmp_path: Path) -> None:
-    with driving(cluster, tmp_path, "--workers", "1", "--without-workers", "continue") as driver:
-        driver.until_all_join(1)
-        (machine,) = cluster.with_worker()
-        cluster.kill_process(machine, ACTOR)
-        driver.until_note("no worker is left: going on in the driver")
         assert driver.finish() == local_plan
 
 
@@ -86,23 +60,6 @@ def test_object_stores_full(cluster: Machines, local_plan: bytes, tmp_path: Path
         assert keeper.stdout.readline() == "kept\n"
         driver.until_all_join(3)
         assert driver.finish() == local_plan
-
-
-@pytest.mark.long
-def test_interrupted_and_resumed(cluster: Machines, local_plan: bytes, tmp_path: Path) -> None:
-    state = tmp_path / "state"
-    with driving(cluster, tmp_path, "--checkpoint", str(state)) as driver:
-        driver.until_all_join(3)
-        driver.signal(signal.SIGINT)
-        assert driver.end() == EXIT_INTERRUPTED, driver.text
-        assert driver.document()["stopped_by"] == "interrupt"
-    cluster.assert_nothing_left()
-    # What an evaluation had cost decides whether its levels are kept.
-    assert "outcomes" in {path.name.partition(".")[0] for path in state.iterdir()} <= {"outcomes", "levels"}
-    with driving(cluster, tmp_path, "--checkpoint", str(state)) as driver:
-        assert driver.finish() == local_plan
-        assert driver.was_told("2 evaluations are on record")
-    assert {path.name.partition(".")[0] for path in state.iterdir()} == {"outcomes"}
 
 
 _KEEP_STORES = """

@@ -5,14 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
-from piper_ray.sweep.run import run_sweep
 from tests.faults.driver import driving
 from tests.faults.machines import USUAL, Machines
 from tests.faults.surroundings import Memory
-from tests.faults.sweeping import sweeping
-from tests.sweep_support import content, write_small
 
 _KILLED = r"ran out of memory \(.* in use\), so Ray killed it; it used [\d.]+ GB and had asked for 0\.[0-9]+ GB"
 
@@ -32,22 +27,3 @@ def test_a_solve_goes_on(cluster: Machines, local_plan: bytes, tmp_path: Path) -
         assert re.fullmatch(
             rf"a worker on {host} is lost, 2 left; what it had goes to others: {host} {_KILLED}", note
         ), note
-
-
-@pytest.mark.long
-def test_a_sweep_goes_on(cluster: Machines, tmp_path: Path) -> None:
-    source = write_small(tmp_path)
-    run_sweep(source, tmp_path / "here")
-    memory = Memory(tmp_path)
-    cluster.run({1: memory.setup, 2: USUAL, 3: USUAL})
-    with sweeping(cluster, source, tmp_path / "cluster", joined=3) as sweep:
-        sweep.until_done(1)
-        memory.free(0.01)
-        sweep.until_warning("lost")
-        memory.free(0.9)
-        sweep.finish()
-        (text,) = [text for text in sweep.warnings if "lost" in text]
-        host = re.escape(cluster.name(1))
-        lost = rf"a worker on {host} is lost, \d left; what it had goes to others: {host} {_KILLED}"
-        assert re.fullmatch(lost, text), sweep.warnings
-    assert content(tmp_path / "cluster") == content(tmp_path / "here")

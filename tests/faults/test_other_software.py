@@ -12,13 +12,11 @@ from pathlib import Path
 import pytest
 
 from piper_ray.model.errors import ClusterError
-from piper_ray.sweep.run import run_sweep
 from tests.faults.driver import driving
 from tests.faults.machines import HEAD, LONG_S, USUAL, Machines, Setup
 from tests.faults.surroundings import TO_WORKERS, with_other_kernels, with_other_python, without_piper_ray
-from tests.faults.sweeping import sweeping
 from tests.interrupt_support import write_long
-from tests.sweep_support import content, write_small
+from tests.sweep_support import write_small
 
 
 @dataclass
@@ -65,25 +63,6 @@ def test_a_solve_goes_on_without_them(others: Others, local_plan: bytes, tmp_pat
         assert bare == f"{cluster.name(2)} is left out: piper_ray cannot be imported there"
         assert other.startswith(f"{cluster.name(3)} is left out: its piper_ray has other sources than the one here")
         assert not driver.was_told("is lost")
-
-
-@pytest.mark.long
-def test_a_sweep_goes_on_without_them(others: Others, tmp_path: Path) -> None:
-    """One is there from the beginning, one joins while it is under way."""
-    cluster = others.cluster
-    cluster.run({1: USUAL, 2: others.bare})
-    source = write_small(tmp_path)
-    run_sweep(source, tmp_path / "here")
-    with sweeping(cluster, source, tmp_path / "cluster") as sweep:
-        sweep.until_done(10)
-        cluster.run({1: USUAL, 2: others.bare, 3: others.python})
-        sweep.until_warning("left out: it has Python")
-        sweep.finish()
-        assert [text.partition(" (3")[0] for text in sweep.warnings if "left out" in text] == [
-            f"{cluster.name(2)} is left out: piper_ray cannot be imported there",
-            f"{cluster.name(3)} is left out: it has Python 3.11.99",
-        ]
-    assert content(tmp_path / "cluster") == content(tmp_path / "here")
 
 
 @pytest.mark.long

@@ -20,7 +20,6 @@ models = "ours"
 gpus = ["H100-SXM", "A100-80", "MI300X"]
 nodes = [1, 2]
 batches = [32, 64]
-precisions = ["bf16", "fp8"]
 """
 
 

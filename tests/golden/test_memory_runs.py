@@ -11,12 +11,11 @@ from statistics import fmean
 import pytest
 
 from piper_ray.calibrate.layouts import NotExpressible, laid_out
-from piper_ray.calibrate.memory import memory_of
 from piper_ray.calibrate.runs import PublishedRun, RunModel, read_runs
 from piper_ray.workloads.estimate.hardware import load_hardware
 from piper_ray.workloads.estimate.layout import priced
 from piper_ray.workloads.estimate.ranks import RankMemory
-from scripts.validation.price import memory_as_told
+from scripts.validation.price import memory_as_told, memory_of
 from tests.data import DATA, runs
 from tests.lengths import long_after
 

@@ -203,10 +203,10 @@ def test_the_command_says_what_it_changed_and_writes_it_down(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("changes", "error", "words"),
     [
-        ({"gpu": "A100-80"}, UsageError, "was measured on NVIDIA A100 SXM4 80 GB, the estimate is for NVIDIA H100"),
-        ({"software": "nemo"}, UsageError, "add --software nemo"),
-        ({"precision": "fp8"}, UsageError, "is in fp8, the estimate in bf16; add --precision fp8"),
-        ({"tp": 1, "dp": 16, "microbatch": 4}, UsageError, "expected a layout that can have run"),
+        ({"gpu": "A100-80"}, InputError, "was measured on NVIDIA A100 SXM4 80 GB, the estimate is for NVIDIA H100"),
+        ({"software": "nemo"}, InputError, "add --software nemo"),
+        ({"precision": "fp8"}, InputError, "is in fp8, the estimate in bf16; add --precision fp8"),
+        ({"tp": 1, "dp": 16, "microbatch": 4}, InputError, "expected a layout that can have run"),
         ({"step_s": None}, InputError, "missing; expected the measured seconds of a step"),
         ({"step_s": -1}, InputError, "step_s"),
         ({"tp": 3}, InputError, "not 16 gpus"),
@@ -219,6 +219,25 @@ def test_what_is_no_measurement_is_told(
     path = written(tmp_path / "run.json", {**run_of(LAYOUTS[0], {}), **changes})
     with pytest.raises(error, match=re.escape(words)):
         fit(measurements_in(path, estimated()))
+
+
+def test_all_runs_that_cannot_be_used_are_told_at_once(tmp_path: Path) -> None:
+    run = run_of(LAYOUTS[0], {})
+    wrong: list[dict[str, object]] = [
+        {"gpus": 17, "loss": "gone"},
+        {"precision": "fp8", "software": "nemo"},
+        {"stages": [3, 4]},
+        {},
+    ]
+    path = written(tmp_path / "runs.json", [{**run, "id": str(place), **one} for place, one in enumerate(wrong)])
+    with pytest.raises(InputError) as caught:
+        measurements_in(path, estimated())
+    told = {fault.path: fault.message for fault in caught.value.faults}
+    assert list(told) == ["0", "1", "2"]
+    assert "not 17 gpus" in told["0"]
+    assert "loss 'gone' is unknown" in told["0"]
+    assert "add --precision fp8" in told["1"]
+    assert "add --software nemo" in told["1"]
 
 
 def test_a_file_of_something_else_is_told(tmp_path: Path) -> None:

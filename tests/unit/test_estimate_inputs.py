@@ -208,6 +208,7 @@ def test_faults_of_a_hardware_file(tmp_path: Path, text: str, path: str, words: 
     with pytest.raises(InputError) as caught:
         load_hardware(file)
     assert [fault for fault in caught.value.faults if fault.path == path and words in fault.message], str(caught.value)
+    assert "gpus.H200-SXM" not in str(caught.value), "a GPU of the same base repeats its fault"
 
 
 def test_families_are_those_that_the_requirement_names() -> None:

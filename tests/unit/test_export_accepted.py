@@ -41,6 +41,7 @@ def expected_letters(plan: Plan) -> list[str]:
     return ["".join({0: "E", 13: "L"}.get(layer, "t") for layer in stage.layers) for stage in plan.stages]
 
 
+@pytest.mark.long
 def test_megatron_reads_layouts_and_recomputation(tmp_path: Path) -> None:
     instance, sharded = llama(), llama(zero_shards=2)
     sequence = Mode(Recomputation.NONE, sequence_parallel=True)
@@ -122,6 +123,7 @@ def own_names(stages: int, first: int, last: int) -> list[list[str]] | None:
     return parts
 
 
+@pytest.mark.long
 def test_torchtitan_splits_and_schedules(tmp_path: Path) -> None:
     cases = [
         (Schedule(ScheduleName.ONE_F_ONE_B), [4, 3, 3, 4], "Schedule1F1B"),

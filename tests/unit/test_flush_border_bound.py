@@ -26,7 +26,7 @@ _FEW, _MANY = 10, 256
 """Cells: several downsets in each, or mostly one."""
 
 
-@pytest.mark.parametrize("cells", [_FEW, _MANY])
+@pytest.mark.parametrize("cells", long_after(1, [_FEW, _MANY]))
 def test_each_downset_is_in_a_cell_whose_borders_cost_no_more(cells: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(border_bound, "_CELLS", cells)
     rng, met = Random(3), 0

@@ -309,7 +309,7 @@ def test_fewer_microbatches_than_stages(microbatches: int) -> None:
 
 _PROVED = [
     (name, schedule)
-    for name in ("llama3-405b", "llama3-70b", "gpt3-175b", "mixtral-8x22b", "t5-11b")
+    for name in ("gpt3-175b", "llama3-405b", "mixtral-8x22b", "t5-11b")
     for schedule in FlushSchedule.flushed()
 ]
 

@@ -113,7 +113,7 @@ def test_a_lattice_that_cannot_be_counted_is_refused_when_it_outgrows_the_limit(
     [
         graph_only(range(60), []),
         graph_only(range(120), [(v, v + 1) for v in range(119) if (v + 1) % 5]),
-        random_graph(Random(5), 200, 0.03),
+        pytest.param(random_graph(Random(5), 200, 0.03), marks=pytest.mark.long),
     ],
     ids=["independent layers", "independent chains", "entangled"],
 )

@@ -260,6 +260,7 @@ def test_the_screen_fits_and_says_each_change_with_its_sign(proposal: FoundPlans
     faster = replace(best, simulation=replace(best.simulation, step_s=0.5 * best.step_s))
     helps = [Help("8 % less memory", slower), Help("links of twice the rate", best), Help("25 % more memory", None)]
     helps += [Help(f"{name} in place of bf16", one, name) for name, one in (("fp8", faster), ("fp16", best))]
+    helps += [Help("a batch of 32", replace(best, samples=2 * best.samples))]
     text = screen(proposal, helps, {"fp16": slower})
     lines = text.splitlines()
     assert len(lines) <= 60
@@ -269,6 +270,7 @@ def test_the_screen_fits_and_says_each_change_with_its_sign(proposal: FoundPlans
     assert f"with 8 % less memory: step {change}" in lines
     assert "with links of twice the rate: step the same" in lines
     assert "with 25 % more memory: no plan fits" in lines
+    assert "with a batch of 32: +100 % tokens/s" in lines  # nothing of GPUs, as none is idle
     assert (
         f"in fp8 {time_text(faster.step_s, 3)} a step: not chosen, because it changes the training (--precision fp8)"
         in lines
@@ -424,6 +426,10 @@ def test_nothing_is_said_of_what_an_interrupt_leaves_open(proposal: FoundPlans, 
     assert proof_line(found).endswith(f"gap {gap_text(found.gap)}, {left}")
     closed = replace(found, lower_s=found.best.step_s, cells=replace(found.cells, cells=()))
     assert proof_line(closed).endswith("gap 0 %")
+    step_s, one = found.best.step_s, found.cells.cells[0]
+    near = replace(one, schedule=ScheduleName.INTERLEAVED, lower_s=0.998 * step_s, closing=Closing.SEARCHED)
+    close = replace(found, lower_s=near.lower_s, cells=replace(found.cells, cells=(near,)))
+    assert proof_line(close).endswith("gap 0.2 %: a search under interleaved ends at 0.5 %")
     assert list(what_would_help(proposal, stop)) == []
 
 

@@ -20,7 +20,9 @@ def read(tmp_path: Path, document: object) -> list[PublishedRun]:
     return read_runs(path)
 
 
-@pytest.mark.parametrize(("name", "count"), [("published", 69), ("measured", 315), ("moe", 64), ("further", 156)])
+@pytest.mark.parametrize(
+    ("name", "count"), [("published", 69), ("measured", 315), ("moe", 64), ("further", 156), ("kept", 185)]
+)
 def test_the_restated_runs_are_all_read_and_each_has_a_measured_step_or_says_no_layout(name: str, count: int) -> None:
     found = read_runs(DATA / "runs" / f"{name}.json")
     assert [run.id for run in found] == [run["id"] for run in runs(name)]
@@ -32,13 +34,7 @@ def test_the_restated_runs_are_all_read_and_each_has_a_measured_step_or_says_no_
 
 def test_a_run_may_leave_everything_unsaid_but_its_model(tmp_path: Path) -> None:
     (run,) = read(tmp_path, {"runs": [{"model": {}}]})
-    assert (run.id, run.tp, run.notes, run.measured_step_s, run.measured_memory_bytes) == (
-        "runs[0]",
-        None,
-        "",
-        None,
-        None,
-    )
+    assert (run.id, run.tp, run.notes, run.measured_step_s) == ("runs[0]", None, "", None)
 
 
 def test_nulls_and_unknown_fields_are_passed_over(tmp_path: Path) -> None:
@@ -63,6 +59,7 @@ def test_a_step_follows_from_tokens_a_second(tmp_path: Path) -> None:
         ({"stages": [1, "2"]}, "runs[1].stages[1]: "),
         ({"sequence_parallel": "yes"}, "runs[1].sequence_parallel: neither true nor false"),
         ({"id": "first"}, "stands for an earlier run"),
+        ({"recompte": "full"}, "runs[1].recompte: unknown key; did you mean recompute?"),
     ],
 )
 def test_an_entry_that_is_no_run_is_named(tmp_path: Path, changes: dict[str, object], words: str) -> None:
@@ -75,6 +72,12 @@ def test_entries_that_are_no_objects_are_all_named(tmp_path: Path) -> None:
     with pytest.raises(InputError) as error:
         read(tmp_path, [None, 3, []])
     assert all(f"runs[{number}]" in str(error.value) for number in range(3))
+
+
+def test_faults_of_all_sources_are_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as error:
+        read(tmp_path, {"models": {}, "sources": [1, {"runs": 7}, {"runs": [{"tp": "x"}]}]})
+    assert [fault.path for fault in error.value.faults] == ["sources[0]", "sources[1]", "sources[2].runs[0].tp"]
 
 
 @pytest.mark.parametrize("document", [{}, {"runs": 3}, {"sources": 1}, {"models": {}, "sources": [1]}, {"runs": None}])

@@ -122,22 +122,21 @@ def test_it_ends_with_its_context() -> None:
         backend._local._pool.submit(print)
 
 
-@pytest.mark.parametrize(("workers", "cpus_per_worker"), long_after(1, [(2, 1), (1, 2)]))
-def test_same_answer_as_threads(monkeypatch: pytest.MonkeyPatch, workers: int, cpus_per_worker: int) -> None:
+def test_same_answer_as_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """All instances on one backend: what workers keep of one must not leak into the next."""
     send_every_level_to_workers(monkeypatch)
-    with backend_of(workers=workers, cpus_per_worker=cpus_per_worker, without_workers=WAIT) as backend:
-        wait_for_workers(backend, workers)
+    with backend_of(workers=2, without_workers=WAIT) as backend:
+        wait_for_workers(backend, 2)
         for name, instance in INSTANCES.items():
             found = solve(instance, backend=backend)
             assert_same_answer(found, by_threads(name))
-            assert found.stats.threads == workers * cpus_per_worker
+            assert found.stats.threads == 2
         stats = backend.stats()
-        assert stats.workers == workers
+        assert stats.workers == 2
         assert sum(node.chunks for node in stats.nodes) == stats.chunks > stats.batches > 0
         assert stats.worked_s > 0
         processes = processes_of(backend)
-    assert len(processes) == workers
+    assert len(processes) == 2
     assert_gone(processes)
 
 
@@ -184,6 +183,28 @@ class TestOneBackend:
         downset_bytes = tables.lattice.bits.nbytes + tables.costs.need_s.nbytes
         assert downset_bytes < node.held_bytes <= stats.put_bytes
 
+    @pytest.mark.long
+    def test_figures_are_those_of_the_solve_alone(
+        self, monkeypatch: pytest.MonkeyPatch, two_workers: RayBackend
+    ) -> None:
+        """Of several by one backend; also where the last one needed no worker."""
+        found = []
+        with monkeypatch.context() as patched:
+            send_every_level_to_workers(patched)
+            for _ in range(3):
+                stats = solve(TOWERS, backend=two_workers).stats.cluster
+                assert stats is not None
+                found.append(stats)
+        last = solve(INSTANCES["one layer"], backend=two_workers).stats.cluster
+        for figures in zip(*((stats.batches, stats.chunks, stats.put_bytes) for stats in found), strict=True):
+            assert max(figures) < 2 * min(figures), "they were added up"
+        for stats in found:
+            assert sum(node.chunks for node in stats.nodes) == stats.chunks > 0
+            assert all(node.held_bytes > 0 for node in stats.nodes)
+        assert last is not None
+        assert (last.batches, last.chunks, last.put_bytes, last.worked_s, last.waited_s) == (0, 0, 0, 0.0, 0.0)
+        assert sum(node.chunks for node in last.nodes) == 0
+
     def test_backend_serves_again_after_an_interrupt(
         self, monkeypatch: pytest.MonkeyPatch, two_workers: RayBackend
     ) -> None:
@@ -197,12 +218,16 @@ class TestOneBackend:
         assert_same_answer(solve(TOWERS, backend=two_workers), by_threads("towers"))
 
 
-@pytest.mark.parametrize("round_trip_s", long_after(0, [0.0, 10.0]), ids=["level by level", "in long batches"])
-def test_same_answer_whatever_the_batches(monkeypatch: pytest.MonkeyPatch, round_trip_s: float) -> None:
+@pytest.mark.parametrize(
+    ("round_trip_s", "workers"), long_after(0, [(0.0, 2), (10.0, 1)]), ids=["level by level", "in long batches"]
+)
+def test_same_answer_whatever_the_batches(monkeypatch: pytest.MonkeyPatch, round_trip_s: float, workers: int) -> None:
     send_every_level_to_workers(monkeypatch, round_trip_s)
-    with backend_of(workers=2, without_workers=WAIT) as backend:
+    with backend_of(workers=workers, cpus_per_worker=CPUS // workers, without_workers=WAIT) as backend:
         for name in ("branches", "random 5"):
-            assert_same_answer(solve(INSTANCES[name], backend=backend), by_threads(name))
+            found = solve(INSTANCES[name], backend=backend)
+            assert_same_answer(found, by_threads(name))
+            assert found.stats.threads == CPUS
 
 
 def test_small_problem_needs_no_worker() -> None:
@@ -246,41 +271,16 @@ with socket.create_server(("127.0.0.1", 0)) as listening:
     assert output_of(script) == ["optimal", "False"]
 
 
-@pytest.mark.long
-def test_figures_are_those_of_the_solve_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of several by one backend; also where the last one needed no worker."""
-    with backend_of(workers=2, without_workers=WAIT) as backend:
-        found = []
-        with monkeypatch.context() as patched:
-            send_every_level_to_workers(patched)
-            for _ in range(3):
-                stats = solve(TOWERS, backend=backend).stats.cluster
-                assert stats is not None
-                found.append(stats)
-        last = solve(INSTANCES["one layer"], backend=backend).stats.cluster
-    for figures in zip(*((stats.batches, stats.chunks, stats.put_bytes) for stats in found), strict=True):
-        assert max(figures) < 2 * min(figures), "they were added up"
-    for stats in found:
-        assert sum(node.chunks for node in stats.nodes) == stats.chunks > 0
-        assert all(node.held_bytes > 0 for node in stats.nodes)
-    assert last is not None
-    assert (last.batches, last.chunks, last.put_bytes, last.worked_s, last.waited_s) == (0, 0, 0, 0.0, 0.0)
-    assert sum(node.chunks for node in last.nodes) == 0
-
-
-@pytest.mark.parametrize(("workers", "deaths", "downset"), long_after(1, [(1, 1, 10), (2, 2, 30)]))
-def test_same_answer_when_workers_are_killed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, workers: int, deaths: int, downset: int
-) -> None:
-    """In the middle of a chunk; others come in their place."""
+def test_same_answer_when_the_worker_is_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In the middle of a chunk; another one comes in its place."""
     send_every_level_to_workers(monkeypatch)
-    workers_that_die(monkeypatch, tmp_path, deaths, downset)
+    workers_that_die(monkeypatch, tmp_path, deaths=1, downset=10)
     log = Log()
-    with backend_of(workers=workers, without_workers=WAIT) as backend:
+    with backend_of(workers=1, without_workers=WAIT) as backend:
         assert_same_answer(solve(TOWERS, backend=backend, listener=log), by_threads("towers"))
-    assert len(list(tmp_path.iterdir())) == deaths
-    assert sum("is lost" in note for note in log.notes) == deaths
-    assert workers > 1 or "no worker is left: waiting for one" in log.notes
+    assert len(list(tmp_path.iterdir())) == 1
+    assert sum("is lost" in note for note in log.notes) == 1
+    assert "no worker is left: waiting for one" in log.notes
 
 
 @pytest.mark.long
@@ -327,6 +327,7 @@ def test_chunk_that_fails_always_ends_the_solve(monkeypatch: pytest.MonkeyPatch,
         solve(TOWERS, backend=backend)
 
 
+@pytest.mark.long
 def test_fault_of_the_dispatcher_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     """It must not leave the caller waiting."""
 

@@ -66,3 +66,11 @@ def is_sharper(rng: Random) -> bool:
     assert shared_out.whole_s(ranks) <= best_s
     assert bound_s <= best_s * (1.0 + 1e-12)
     return bool(bound_s > counts @ seconds / ranks * 1.01)
+
+
+def test_some_of_several_ways_have_the_bounds_that_they_have_among_all() -> None:
+    rng = np.random.default_rng(3)
+    held = HeldLayers(np.array([1.0, 30.0]), rng.random((7, 2)), rng.random((7, 2, 3)), rng.random((7, 2, 3)))
+    ways, flight = rng.random(7) < 0.5, np.arange(4, 0, -1.0)
+    assert held.only(ways).least_s(flight, 22.0) == pytest.approx(held.least_s(flight, 22.0)[ways], rel=1e-12)
+    assert held.only(ways).whole_s(4) == pytest.approx(held.whole_s(4)[ways])

@@ -22,8 +22,8 @@ from piper_ray.sweep import run
 from piper_ray.sweep.answer import Report, solve_points
 from piper_ray.sweep.dataset import read_dataset
 from piper_ray.sweep.demand import Demand
-from piper_ray.sweep.point import Point, Progress
-from tests.sweep_support import SMALL_POINTS, content, write_plans, write_small
+from piper_ray.sweep.point import Point
+from tests.sweep_support import content, write_plans, write_small
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
@@ -32,18 +32,6 @@ def undisturbed(folder: Path) -> tuple[Path, list[dict[str, Any]]]:
     source = write_small(folder)
     run.run_sweep(source, folder / "here")
     return source, content(folder / "here")
-
-
-@pytest.mark.long
-def test_on_ray_or_here_the_dataset_is_the_same(tmp_path: Path) -> None:
-    source, expected = undisturbed(tmp_path)
-    told: list[Progress] = []
-    progress = run.run_sweep(source, tmp_path / "ray", address="local", listener=told.append)
-    assert content(tmp_path / "ray") == expected
-    assert (progress.done, progress.failed) == (SMALL_POINTS, 1)
-    assert progress.workers in (1, 2), "the second one may have joined too late"
-    pids = {row["host"] for row in read_dataset(tmp_path / "ray", ["host"]).to_pylist()}
-    assert len(pids) == 1
 
 
 def test_plans_on_ray_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,6 +61,7 @@ def workers_that_die(monkeypatch: pytest.MonkeyPatch, folder: Path, deaths: int,
     monkeypatch.setattr(run, "solve_points", mortal)
 
 
+@pytest.mark.long
 def test_workers_that_die_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, expected = undisturbed(tmp_path)
     workers_that_die(monkeypatch, tmp_path, 2, devices=4)
@@ -155,6 +144,7 @@ def test_a_worker_that_cannot_work_is_told_of(tmp_path: Path, monkeypatch: pytes
         run.run_sweep(write_small(tmp_path), tmp_path / "ray", address="local")
 
 
+@pytest.mark.long
 def test_a_worker_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of two, as after Ctrl-Z: what it has others do too."""
     source, expected = undisturbed(tmp_path)

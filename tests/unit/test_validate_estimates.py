@@ -23,7 +23,7 @@ from scripts.validation.order import Layouts, layouts_by_source, order_figures
 from scripts.validation.page import made_texts, with_blocks
 from scripts.validation.price import PricedRun, outcome_of
 from scripts.validation.proof import proofs
-from scripts.validation.sources import interval_of
+from scripts.validation.sources import errors_by_source, interval_of
 from tests.data import DATA, goldens
 
 HARDWARE = load_hardware()
@@ -70,6 +70,20 @@ def test_no_group_is_worse_than_the_expected_figures_say(all_outcomes: list[Pric
 
 
 @pytest.mark.long
+def test_runs_kept_back_are_as_near_and_in_the_order_that_the_page_says() -> None:
+    outcomes = [outcome_of(run, HARDWARE) for run in read_runs(DATA / "runs" / "kept.json")]
+    found = {(one.source, one.group): one.errors.mean for one in errors_by_source(outcomes)}
+    assert found["Hagemann 2023", "3D since 2023"] <= 0.056
+    assert found["NeMo AutoModel", "experts"] <= 0.23
+    bridge = Errors(tuple(x.error for x in outcomes if "Megatron-Bridge" in x.run.source and x.error is not None))
+    assert len(bridge.values) == 42
+    assert bridge.mean <= 0.1
+    order = order_figures(layouts_by_source(outcomes)["Hagemann 2023"])
+    assert order.regret_of_five <= 0.02
+    assert order.tau >= 0.5
+
+
+@pytest.mark.long
 def test_at_most_half_of_the_runs_were_fitted(all_outcomes: list[PricedRun]) -> None:
     fitted = [in_fitted_half(outcome.run.id) for outcome in all_outcomes]
     assert 0.4 < sum(fitted) / len(fitted) <= 0.5
@@ -104,6 +118,7 @@ def test_calibrating_on_some_runs_of_a_machine_tells_more_of_the_others(all_outc
     ("changes", "words"),
     [
         ({"gpu": None}, "gpu: not said"),
+        ({"ep": 16}, "takes whole groups of 16 GPUs"),
         ({"gpu": "abacus"}, "abacus"),
         ({"tp": None, "pp": None, "dp": None}, "layout: not said"),
         ({"microbatch": None}, "microbatch: not said"),

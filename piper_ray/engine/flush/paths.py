@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -52,6 +53,7 @@ def often(schedule: int, microbatches: int, most_stages: int) -> float:
     return m - 1 if schedule == GPIPE else m - 1 - min(most_stages - 1, m - 1) / 2.0
 
 
+@lru_cache(maxsize=1 << 14)
 def room(schedule: int, microbatches: int, most_stages: int) -> FloatArray:
     """Returns float64[most_stages + 1]: for k = 0, 1, ..., how much the last k stages may take together, as a multiple
     of what a batch takes beyond the work of all stages; float64[0] if that bounds nothing.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypedDict
+from functools import cached_property
+from typing import NamedTuple, TypedDict, TypeVar
 
 from piper_ray.model.instance import Tmpc
 from piper_ray.model.mode import Mode, Recomputation
@@ -125,6 +126,13 @@ class LayerCosts:
         """b: state, and what a backward pass needs beyond the workspace set aside for all layers together."""
         return self.state_bytes + self.excess_bytes
 
+    @cached_property
+    def compared(self) -> tuple[float, ...]:
+        """All that a plan with this layer depends on, the whole backward pass and its gradients of inputs included."""
+        backward_s = self.planned_s - self.forward_pass_s
+        seconds = self.forward_pass_s, self.planned_s, self.weight_s, backward_s, backward_s - self.weight_s
+        return (*seconds, self.synchronised_bytes, self.activation_bytes, self.fixed_bytes, self.shared_bytes)
+
 
 class _Passes(NamedTuple):
     """What a layer's passes take for a microbatch, without what is moved during them. forward_s, backward_s, again_s:
@@ -146,34 +154,60 @@ class _Passes(NamedTuple):
         return self.forward_s + self.talk.forward_s + self.idle_forward_s, back_s
 
 
-def _passes(kind: LayerKind, mode: LayerMode, stack: Stack) -> _Passes:
-    """Worked out once for all modes that divide the layer alike on the same stack."""
-    known_for, found = kind.known.get(mode.divided, (None, None))
+_Known = TypeVar("_Known")
+
+
+def _known_on(stack: Stack, kind: LayerKind, key: Hashable, work_out: Callable[[], _Known]) -> _Known:
+    """Worked out once for all modes of the kind that have this key on the same stack."""
+    known_for, found = kind.known.get(key, (None, None))
     if known_for is not stack:
-        found = _work_out_passes(kind, mode, stack)
-        kind.known[mode.divided] = stack, found
-    assert isinstance(found, _Passes)
-    return found
+        found = work_out()
+        kind.known[key] = stack, found
+    known: _Known = found
+    return known
+
+
+def _passes(kind: LayerKind, mode: LayerMode, stack: Stack) -> _Passes:
+    return _known_on(stack, kind, mode.divided, lambda: _work_out_passes(kind, mode, stack))
 
 
 def _work_out_passes(kind: LayerKind, mode: LayerMode, stack: Stack) -> _Passes:
     launch_s = stack.launch_s(mode.degree)
-    forward = [forward_s(operator, kind, mode, stack) / stack.efficiency for operator in kind.operators]
-    backward = sum(backward_s(operator, kind, mode, stack) for operator in kind.operators) / stack.efficiency
-    again, again_launches = _again(kind, mode, stack, forward)
+    once = _known_on(stack, kind, mode.divides, lambda: _work_out_once(kind, mode, stack))
+    forward, backward = sum(once.forward), once.backward_s
+    again, again_launches = _again(kind, mode, stack, once.forward)
     talk = exchanges_of(kind, mode, stack)
-    launched = [operator for operator in kind.operators if not is_captured(operator, stack)]
-    forward_launches = sum(launches(operator, kind, mode, stack)[0] for operator in launched)
-    backward_launches = sum(launches(operator, kind, mode, stack)[1] for operator in launched) + again_launches
     experts_host = experts_host_s(kind, mode, stack)
     return _Passes(
-        sum(forward),
+        forward,
         backward,
         again,
         talk,
-        idle_s(sum(forward) + talk.forward_s, launch_s * forward_launches + experts_host[0]),
-        idle_s(backward + again + talk.backward_s + talk.again_s, launch_s * backward_launches + experts_host[1]),
+        idle_s(forward + talk.forward_s, launch_s * once.launches[0] + experts_host[0]),
+        idle_s(
+            backward + again + talk.backward_s + talk.again_s,
+            launch_s * (once.launches[1] + again_launches) + experts_host[1],
+        ),
+        once.weight_s,
+    )
+
+
+class _Once(NamedTuple):
+    """A layer's operators, of which nothing is made again. forward: seconds of each; launches: of both passes."""
+
+    forward: list[float]
+    backward_s: float
+    weight_s: float
+    launches: tuple[int, int]
+
+
+def _work_out_once(kind: LayerKind, mode: LayerMode, stack: Stack) -> _Once:
+    launched = [launches(x, kind, mode, stack) for x in kind.operators if not is_captured(x, stack)]
+    return _Once(
+        [forward_s(operator, kind, mode, stack) / stack.efficiency for operator in kind.operators],
+        sum(backward_s(operator, kind, mode, stack) for operator in kind.operators) / stack.efficiency,
         sum(weight_gradients_s(operator, kind, mode, stack) for operator in kind.operators) / stack.efficiency,
+        (sum(forward for forward, _ in launched), sum(backward for _, backward in launched)),
     )
 
 

@@ -218,10 +218,20 @@ def _read(source: str, table: Mapping[str, object]) -> Hardware:
     if not isinstance(listed, Mapping):
         faults.at("gpus", "not a table; expected a table of GPUs")
         listed = {}
-    read = {key: faults.model(Gpu, _based(key, listed, faults), path_of("gpus", key)) for key in listed}
+    read = {key: _gpu(key, listed, faults) for key in listed}
     if faults or training is None:
         raise InputError(source, faults.found)
     return Hardware({key: gpu for key, gpu in read.items() if gpu is not None}, training)
+
+
+def _gpu(key: str, listed: Mapping[str, object], faults: Faults) -> Gpu | None:
+    """That GPU; None, with the faults of its own figures noted: its base notes those that it hands on."""
+    entry, path, found = listed[key], path_of("gpus", key), Faults()
+    gpu = found.model(Gpu, _based(key, listed, faults), path)
+    if isinstance(entry, Mapping) and "base" in entry:
+        found = Faults(one for one in found.found if one.path in {path_of(path, name) for name in entry})
+    faults.found += found.found
+    return gpu
 
 
 def _based(key: str, listed: Mapping[str, object], faults: Faults) -> object:

@@ -23,11 +23,15 @@ class LayerMode(Mode):
     degree: int = 1
     groups: int = 0
 
+    @property
+    def divides(self) -> Hashable:
+        """All that one run of each operator depends on: not what is made again."""
+        return self.degree, self.context, self.experts, self.expert_tensor, self.sequence_parallel
+
     @cached_property
     def divided(self) -> Hashable:
         """All that passes depend on: not what replicas share, nor where activations wait."""
-        spread = self.degree, self.context, self.experts, self.expert_tensor
-        return (*spread, self.sequence_parallel, self.recomputation, self.gathered)
+        return self.divides, self.recomputation, self.gathered
 
     @property
     def without_degree(self) -> Mode:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
+from operator import le
 
 from piper_ray.model.errors import UsageError
 from piper_ray.model.mode import CHEAP, EVERY_SECOND_PRODUCT, Recomputation, Sharding
@@ -126,17 +126,6 @@ def _covers(one: str, other: str, kinds: Iterable[LayerKind]) -> bool:
     return all(one in again for again in made if other in again)
 
 
-_figures = attrgetter(
-    "forward_pass_s",
-    "planned_s",
-    "weight_s",
-    "synchronised_bytes",
-    "activation_bytes",
-    "fixed_bytes",
-    "shared_bytes",
-)
-
-
 def undominated(costs: Mapping[LayerMode, LayerCosts]) -> dict[LayerMode, LayerCosts]:
     """The modes of a kind that may be the best choice somewhere; and all modes of one further option, or of none."""
     alike: dict[Hashable, list[LayerMode]] = {}  # whose layers are divided in the same way
@@ -197,11 +186,5 @@ def _never_loses(one: LayerMode, of_one: LayerCosts, other: LayerMode, of_other:
         return False
     if other.sequence_parallel and not one.sequence_parallel:
         return False  # which hands more on
-    mine, theirs = ((*_figures(costs), *_backward(costs)) for costs in (of_one, of_other))
-    return mine != theirs and all(x <= y for x, y in zip(mine, theirs, strict=True))
-
-
-def _backward(costs: LayerCosts) -> tuple[float, float]:
-    """The whole pass, and its gradients of inputs."""
-    whole_s = costs.planned_s - costs.forward_pass_s
-    return whole_s, whole_s - costs.weight_s
+    mine, theirs = of_one.compared, of_other.compared
+    return mine != theirs and all(map(le, mine, theirs))

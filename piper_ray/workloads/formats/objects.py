@@ -8,6 +8,7 @@ TMPCs in ``graph``.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
@@ -366,8 +367,8 @@ _fields_of_tmpc = attrgetter(*_RULES[Tmpc])
 def _check_layer(
     layer: Layer, path: str, neighbours: graph.Neighbours | None, sound: set[tuple[int, ...]], faults: Faults
 ) -> None:
-    """neighbours: None if some edge could not be read. sound: identities of the values of TMPCs' valid fields; equal
-    layers share these values, so each set is checked once."""
+    """neighbours: None if some edge could not be read. sound: identities of the values of the fields of valid rows;
+    equal layers share these values, so each row is checked once."""
     _check_fields(Layer, layer, path, faults)
     tmpcs_of = _as_given(layer.tmpcs)
     if not isinstance(tmpcs_of, Mapping):
@@ -381,14 +382,19 @@ def _check_layer(
         where = path_of(f"{path}.tmpcs", degree if isinstance(degree, int) else str(degree))
         if not _is_degree(degree):
             _DEGREE.note(degree, where, faults)
-        tmpcs = _objects(row, Tmpc, where, faults) or ()
-        for kind in dict.fromkeys(tmpc.kind for tmpc in tmpcs if tmpc is not None):
-            graph.check_tmpc_ids([x.id for x in tmpcs if x is not None and x.kind == kind], where, faults)
+        tmpcs, before = _objects(row, Tmpc, where, faults) or (), len(faults.found)
+        some = [tmpc for tmpc in tmpcs if tmpc is not None]
+        fields = tuple(map(id, chain.from_iterable(map(_fields_of_tmpc, some))))
+        if fields not in sound:
+            for kind in dict.fromkeys(tmpc.kind for tmpc in some):
+                graph.check_tmpc_ids([x.id for x in some if x.kind == kind], where, faults)
+            for index, tmpc in enumerate(tmpcs):
+                if tmpc is not None:
+                    _check_tmpc_fields(tmpc, f"{where}[{index}]", faults)
+            if len(faults.found) == before:
+                sound.add(fields)
         for index, tmpc in enumerate(tmpcs):
             if tmpc is not None:
-                fields = tuple(map(id, _fields_of_tmpc(tmpc)))
-                if fields not in sound and _has_sound_fields(tmpc, f"{where}[{index}]", faults):
-                    sound.add(fields)
                 tables = id(tmpc.forward_sync_bytes), id(tmpc.backward_sync_bytes)
                 if tables not in sound_tables:
                     if _has_sound_tables(tmpc, ends):
@@ -398,12 +404,11 @@ def _check_layer(
     graph.check_some_tmpc(tmpcs_of.values(), f"{path}.tmpcs", faults)
 
 
-def _has_sound_fields(tmpc: Tmpc, path: str, faults: Faults) -> bool:
+def _check_tmpc_fields(tmpc: Tmpc, path: str, faults: Faults) -> None:
     found_before = len(faults.found)
     _check_fields(Tmpc, tmpc, path, faults)
     if (tmpc.forward_s is not None or tmpc.weight_s is not None) and len(faults.found) == found_before:
         graph.check_passes(tmpc, lambda name: f"{path}.{name}", faults)
-    return len(faults.found) == found_before
 
 
 def _has_sound_tables(tmpc: Tmpc, ends: tuple[frozenset[int], frozenset[int]] | None) -> bool:

@@ -18,8 +18,6 @@ from torch.fx.node import map_aggregate
 
 from piper_ray.workloads.measure.graph import TracedLayer
 
-META = torch.device("meta")
-
 _NAMES = frozenset({"cpu", "cpu:0", "meta"})
 """Names that code uses for the device of a trace."""
 
