@@ -189,6 +189,86 @@ class Separate(nn.Module):
         return found
 
 
+class Latent(nn.Module):
+    """Latent attention: narrow projections, one rotated key for all heads, written into slices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.norm = nn.Linear(WIDTH, 24, bias=False), nn.RMSNorm(16)
+        self.q, self.kv = nn.Linear(WIDTH, HEADS * 24, bias=False), nn.Linear(16, HEADS * 24, bias=False)
+        self.out = nn.Linear(HEADS * 8, WIDTH, bias=False)
+
+    def _turned(self, x: Tensor) -> Tensor:
+        angles = torch.arange(TOKENS)[:, None] / 10.0 ** torch.arange(8)[None, :]
+        half = torch.cat((-x[..., 4:], x[..., :4]), -1)
+        return x * angles.cos() + half * angles.sin()
+
+    def forward(self, x: Tensor) -> Tensor:
+        narrow, turned = self.down(x).split([16, 8], -1)
+        q = self.q(x).view(x.shape[0], TOKENS, HEADS, 24).transpose(1, 2)
+        k, v = self.kv(self.norm(narrow)).view(x.shape[0], TOKENS, HEADS, 24).transpose(1, 2).split([16, 8], -1)
+        keys = q.new_empty(q.shape)
+        keys[..., :16] = k
+        keys[..., 16:] = self._turned(turned.unsqueeze(1)).expand(-1, HEADS, -1, -1)
+        q = torch.cat([q[..., :16], self._turned(q[..., 16:])], -1)
+        scores = (q @ keys.transpose(2, 3)) / 24**0.5 + torch.full((TOKENS, TOKENS), float("-inf")).triu(1)
+        found: Tensor = x + self.out((scores.softmax(-1) @ v).transpose(1, 2).reshape(*x.shape[:2], -1))
+        return found
+
+
+class Window(nn.Module):
+    """Each token sees its last four; keys for two heads each; a norm written out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.o = nn.Parameter(torch.zeros(WIDTH)), nn.Linear(WIDTH, WIDTH, bias=False)
+        self.q, self.k, self.v = (nn.Linear(WIDTH, n * 8, bias=False) for n in (HEADS, 2, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        read = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * (1.0 + self.scale)
+        q, k, v = (of(read).view(*x.shape[:2], -1, 8).transpose(1, 2) for of in (self.q, self.k, self.v))
+        ones = torch.ones(TOKENS, TOKENS, dtype=torch.bool)
+        k, v = (of.repeat_interleave(2, 1) for of in (k, v))
+        mask = ones.tril() & ~ones.tril(-4)
+        seen = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        found: Tensor = x + self.o(seen.transpose(1, 2).flatten(2))
+        return found
+
+
+class Scan(nn.Module):
+    """A selective scan, by doubling: each token's state is its own and a share of the one before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.step, self.out = nn.Linear(WIDTH, 128), nn.Linear(64, 64), nn.Linear(64, WIDTH)
+        self.states, self.decay = nn.Linear(64, 8, bias=False), nn.Parameter(torch.zeros(64, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner, gate = self.into(x).chunk(2, -1)
+        step = functional.softplus(self.step(inner)).unsqueeze(-1)
+        put, read = self.states(inner).chunk(2, -1)
+        share, state = torch.exp(-step * self.decay.exp()), step * put.unsqueeze(2) * inner.unsqueeze(-1)
+        for before in (1, 2, 4, 8):
+            pad = (0, 0, 0, 0, before, 0)
+            state = state + share * functional.pad(state, pad)[:, :TOKENS]
+            share = share * functional.pad(share, pad, value=1.0)[:, :TOKENS]
+        found: Tensor = x + self.out(torch.einsum("bsdn,bsn->bsd", state, read) * functional.silu(gate))
+        return found
+
+
+class Routed(Mixture):
+    """Tokens of all samples in one row, shares by scatter."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        read = self.norm(x).view(-1, WIDTH)
+        scores = self.router(read).softmax(-1)
+        best, which = scores.topk(2, -1)
+        shares = torch.zeros_like(scores).scatter(-1, which, best / best.sum(-1, keepdim=True))
+        inner = functional.silu(torch.einsum("th,ehf->tef", read, self.gate))
+        inner = inner * torch.einsum("th,ehf->tef", read, self.up)
+        return x + torch.einsum("tef,efh,te->th", inner, self.down, shares).view(x.shape)
+
+
 class Twice(nn.Module):
     """One matrix, called twice."""
 
@@ -206,6 +286,14 @@ class Branching(Twice):
 
     def forward(self, x: Tensor) -> Tensor:
         found: Tensor = self.again(x) if x.sum() > 0.0 else x
+        return found
+
+
+class Choosing(Twice):
+    """How much it makes depends on its input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.again(x[x.sum(-1) > 0.0])
         return found
 
 
@@ -259,6 +347,26 @@ def language(microbatch: int) -> Made:
 
 def separate(microbatch: int) -> Made:
     return Separate(), [_tokens(microbatch)]
+
+
+def latent(microbatch: int) -> Made:
+    return Latent(), [_tokens(microbatch)]
+
+
+def window(microbatch: int) -> Made:
+    return Window(), [_tokens(microbatch)]
+
+
+def scan(microbatch: int) -> Made:
+    return Scan(), [_tokens(microbatch)]
+
+
+def routed(microbatch: int) -> Made:
+    return Routed(), [_tokens(microbatch)]
+
+
+def choosing(microbatch: int) -> Made:
+    return Choosing(), [_tokens(microbatch)]
 
 
 def twice(microbatch: int) -> Made:

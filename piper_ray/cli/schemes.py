@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -114,7 +114,9 @@ def schemes(
             known.append(find_one(tell))
         if asked.plan is None or estimate is None:
             return known
-        asked_for.append(_asked_by_plan(asked.plan, estimate, known, asked.zero is not None, stop.check))
+        from piper_ray.proposal.scheme_prices import asked_by_plan
+
+        asked_for.append(asked_by_plan(asked.plan, estimate, known, asked.zero is not None, stop.check, note))
         return asked_for[0][0]
 
     asked_for: list[tuple[list[KindSchemes], float]] = []
@@ -264,46 +266,6 @@ def _estimated(
     for text in found.instance.notes:
         note(text)
     return found, _degrees(asked, found.setting.stack.domain)
-
-
-def _asked_by_plan(
-    path: Path, estimate: Estimate, kinds: list[KindSchemes], zero: bool, check: Callable[[], None]
-) -> tuple[list[KindSchemes], float]:
-    """The kinds with the schemes of a plan and those that are cheaper at its prices of memory, and the share of a
-    stage's time that others save at most. Raises UsageError, InputError and InvalidPlan."""
-    import piper_ray
-    from piper_ray.model.schedule import FLUSHED
-    from piper_ray.proposal.scheme_prices import SimulatedPlan, asked_at_prices
-    from piper_ray.workloads.formats.load import plan_claims
-    from piper_ray.workloads.schemes.kept import planned_schemes
-    from piper_ray.workloads.schemes.tmpcs import SchemeOffer, with_more, with_schemes
-
-    claims = plan_claims(path)
-    if claims.schedule is None or claims.schedule.name not in FLUSHED:
-        raise UsageError(f"--plan {path}: expected a plan that solve wrote under --schedule 1f1b or gpipe")
-    own = {one.digest: planned_schemes(claims.schemes, one.priced, one.degree) for one in kinds if one.priced}
-    known = [with_more(one, own[one.digest]) if one.priced else one for one in kinds]
-    instance = with_schemes(estimate, known, zero)
-    plan = piper_ray.load_plan(path, instance)
-    options = piper_ray.SimulationOptions.of(claims.step)
-    simulation = piper_ray.simulate(instance, plan, claims.schedule, options=options)
-    rows = [
-        (instance.layer_by_id[x].tmpcs[y.tensor_parallel_degree], z) for y in plan.stages for x, z in y.tmpc_ids.items()
-    ]
-    modes = [next(one.mode for one in row if one.id == tmpc_id) for row, tmpc_id in rows]
-    if len({mode.sequence_parallel or mode.context > 1 for mode in modes}) > 1:
-        note(
-            f"{path}: values between layers lie in shards of tokens here and replicated there; what it takes to bring "
-            "them from one to the other is not counted: solve --runtime megatron finds plans of one of both"
-        )
-    best = SimulatedPlan(replace(estimate, instance=instance), plan, simulation, claims.step)
-    offer, save = asked_at_prices(best, SchemeOffer(zero, own), check)
-    if save is None:
-        raise UsageError(
-            f"--plan {path}: a stage has t = 1, several stages are on a rank, or the optimizer's state is on the host: "
-            "no scheme is asked for there"
-        )
-    return [with_more(one, offer.more.get(one.digest, ())) if one.priced else one for one in known], save
 
 
 def _write(

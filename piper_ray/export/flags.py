@@ -40,6 +40,7 @@ class _MegatronFlags(_RuntimeFlags):
     model_switches: list[str]
     model_details: list[str]
     costly: list[str]
+    saving: list[str]
     harmless_beginnings: list[str]
 
 

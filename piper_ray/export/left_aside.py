@@ -39,6 +39,8 @@ def notes_of_the_rest(settings: Mapping[str, object], read: Collection[str]) -> 
     costly = [name for name in said if name.startswith(tuple(MEGATRON.costly))]
     if costly:
         yield f"not counted in times and memory, as plans have no such setting: {_listed(costly)}"
+    if saving := [name for name in costly if name.startswith(tuple(MEGATRON.saving))]:
+        yield f"the launch may hold less memory than is counted, because of {_listed(saving)}"
     if unknown := [name for name in said if name not in costly]:
         yield f"unknown, and ignored: {_listed(unknown)}"
 

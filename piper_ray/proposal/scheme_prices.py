@@ -5,23 +5,28 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from piper_ray.cost.schedules import sync_s_per_byte
 from piper_ray.cost.stage import held_bytes
+from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Tmpc
 from piper_ray.model.mode import ALL_REPLICAS, Mode, Sharding
 from piper_ray.model.plan import Plan
-from piper_ray.model.schedule import StepTerms
+from piper_ray.model.schedule import FLUSHED, StepTerms
 from piper_ray.simulate.result import RankSimulation, Simulation
+from piper_ray.simulate.run import SimulationOptions, simulate
 from piper_ray.workloads.estimate.build import Estimate
+from piper_ray.workloads.formats.load import load_plan, plan_claims
 from piper_ray.workloads.schemes.columns import Cheapest, LeastTime, Taken, least_time
 from piper_ray.workloads.schemes.frontier import FoundScheme, KindSchemes
 from piper_ray.workloads.schemes.graph import TensorPlacement
+from piper_ray.workloads.schemes.kept import planned_schemes
 from piper_ray.workloads.schemes.layers import BORDERS
 from piper_ray.workloads.schemes.names import name_of
 from piper_ray.workloads.schemes.program import PROGRAM_GAP, SchemeProgram
 from piper_ray.workloads.schemes.scheme import Scheme
-from piper_ray.workloads.schemes.tmpcs import SchemeOffer, room_again_bytes, tmpc_of_scheme
+from piper_ray.workloads.schemes.tmpcs import SchemeOffer, room_again_bytes, tmpc_of_scheme, with_more, with_schemes
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,47 @@ def asked_at_prices(
         saved = max(saved, 1.0 - least_s / layers.time_s)
     grown = {key: tuple(found) for key, found in more.items()}
     return (offer if grown == dict(offer.more) else replace(offer, more=grown)), saved
+
+
+def asked_by_plan(
+    path: Path,
+    estimate: Estimate,
+    kinds: list[KindSchemes],
+    zero: bool,
+    check: Callable[[], None],
+    tell: Callable[[str], None],
+) -> tuple[list[KindSchemes], float]:
+    """The kinds with the schemes of a plan that ``solve`` wrote and those that are cheaper at its prices of memory, and
+    the share of a stage's time that others save at most. check: as of ``asked_at_prices``. tell: takes a note.
+
+    Raises UsageError, InputError and InvalidPlan.
+    """
+    claims = plan_claims(path)
+    if claims.schedule is None or claims.schedule.name not in FLUSHED:
+        raise UsageError(f"--plan {path}: expected a plan that solve wrote under --schedule 1f1b or gpipe")
+    own = {one.digest: planned_schemes(claims.schemes, one.priced, one.degree) for one in kinds if one.priced}
+    known = [with_more(one, own[one.digest]) if one.priced else one for one in kinds]
+    instance = with_schemes(estimate, known, zero)
+    plan = load_plan(path, instance)
+    options = SimulationOptions.of(claims.step)
+    simulation = simulate(instance, plan, claims.schedule, options=options)
+    rows = [
+        (instance.layer_by_id[x].tmpcs[y.tensor_parallel_degree], z) for y in plan.stages for x, z in y.tmpc_ids.items()
+    ]
+    modes = [next(one.mode for one in row if one.id == tmpc_id) for row, tmpc_id in rows]
+    if len({mode.sequence_parallel or mode.context > 1 for mode in modes}) > 1:
+        tell(
+            f"{path}: values between layers lie in shards of tokens here and replicated there; what it takes to bring "
+            "them from one to the other is not counted: solve --runtime megatron finds plans of one of both"
+        )
+    best = SimulatedPlan(replace(estimate, instance=instance), plan, simulation, claims.step)
+    offer, save = asked_at_prices(best, SchemeOffer(zero, own), check)
+    if save is None:
+        raise UsageError(
+            f"--plan {path}: a stage has t = 1, several stages are on a rank, or the optimizer's state is on the host: "
+            "no scheme is asked for there"
+        )
+    return [with_more(one, offer.more.get(one.digest, ())) if one.priced else one for one in known], save
 
 
 @dataclass(frozen=True)

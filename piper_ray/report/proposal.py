@@ -465,7 +465,7 @@ def help_lines(best: Proposed, found: Iterable[Help]) -> Iterator[str]:
             said = f"{one.what}{uses}" if best.idle_devices else f"with {one.what}"
             yield f"{said}: {change_text(gain)} {what}/s"
         else:
-            yield f"with {one.what}: {change_text(one.found.step_s / best.step_s - 1.0)}"
+            yield f"with {one.what}: step {change_text(one.found.step_s / best.step_s - 1.0)}"
 
 
 def against_lines(proposal: FoundPlans, theirs: Theirs) -> Iterator[str]:

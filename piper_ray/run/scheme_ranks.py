@@ -122,7 +122,10 @@ class SchemeRanks:
     def _constant(self, node: fx.Node) -> Any:
         """A value computed from given inputs only. Raises UsageError if it needs others."""
         if node not in self.constants:
-            if node.op == "placeholder":
+            if not all(one.constant for one in traced.as_list(self.trace.made[node])):  # only its shape counts
+                told = node.meta["val"]
+                self.constants[node] = torch.zeros(tuple(told.shape), dtype=told.dtype)
+            elif node.op == "placeholder":
                 self.constants[node] = self.given[node.name]
             else:
                 args, kwargs = map_arg((node.args, node.kwargs), self._constant)
@@ -149,8 +152,9 @@ class SchemeRanks:
                 return self._part(self._constant(arg), one, strategy.axis)
             if arg in self._values:
                 return inputs[self._values[arg]]
-            source = fetched(arg.args[0])  # type: ignore[arg-type]
-            if traced.operator_of(arg) in traced.RESHAPED:
+            copied = traced.operator_of(arg) == "copy"  # of the first only its shape counts
+            source = fetched(arg.args[int(copied)])  # type: ignore[arg-type]
+            if copied or traced.operator_of(arg) in traced.RESHAPED:
                 return source.reshape(self._shape(one, strategy.placements[one.name]))
             return arg.target(source, *arg.args[1:], **arg.kwargs)  # type: ignore[operator]
 

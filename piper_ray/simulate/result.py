@@ -215,11 +215,11 @@ class Simulation:
 
     @property
     def memory_violations(self) -> list[str]:
-        """A sentence for each rank, numbered from 0, that needs more memory than its devices have."""
+        """A sentence for each rank that needs more memory than its devices have, the one that lacks most first."""
         return [
             f"{rank.name} needs {bytes_text(rank.peak_memory_bytes)} on each device, "
             f"{bytes_text(rank.peak_memory_bytes - rank.memory_limit_bytes)} more than it has"
-            for rank in self.ranks
+            for rank in sorted(self.ranks, key=lambda rank: rank.memory_limit_bytes - rank.peak_memory_bytes)
             if rank.peak_memory_bytes > rank.memory_limit_bytes * (1.0 + _MEMORY_TOLERANCE)
         ]
 

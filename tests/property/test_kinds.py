@@ -251,5 +251,6 @@ def test_nobody_by_hand_is_faster_than_the_solver() -> None:
 @pytest.mark.parametrize(("seed", "schedule"), [(42, "gpipe"), (49, "1f1b"), (59, "1f1b")])
 def test_bounds_over_borders_are_for_one_kind_alone(seed: int, schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are made for large graphs: here for each."""
-    monkeypatch.setattr(flush_solve, "_CHAIN_SHARE", 0)
+    for limit in ("_CHAIN_SHARE", "_BORDERS_FROM"):
+        monkeypatch.setattr(flush_solve, limit, 0)
     assert assert_best(random_kinds(seed), schedule)

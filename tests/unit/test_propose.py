@@ -267,8 +267,8 @@ def test_the_screen_fits_and_says_each_change_with_its_sign(proposal: FoundPlans
     assert max(map(len, lines)) <= 100
     change = change_text(slower.step_s / best.step_s - 1.0)
     assert change.startswith("+")
-    assert f"with 8 % less memory: {change}" in lines
-    assert "with links of twice the rate: the same" in lines
+    assert f"with 8 % less memory: step {change}" in lines
+    assert "with links of twice the rate: step the same" in lines
     assert "with 25 % more memory: no plan fits" in lines
     assert "with a batch of 32: +100 % tokens/s" in lines  # nothing of GPUs, as none is idle
     assert (

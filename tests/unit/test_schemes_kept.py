@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from piper_ray.report.schemes import draw_scheme
 from piper_ray.workloads.schemes import frontier, kept
+from piper_ray.workloads.schemes.check import faults_of
+from piper_ray.workloads.schemes.document import in_full
 from piper_ray.workloads.schemes.frontier import schemes_of
+from piper_ray.workloads.schemes.graph import REPLICATED
+from piper_ray.workloads.schemes.program import SchemeProgram
 from piper_ray.workloads.schemes.scheme import PricedGraph
 from tests.lengths import long_after
-from tests.scheme_support import RandomPrices, feeding_layer
+from tests.scheme_support import RandomPrices, chain_layer, feeding_layer
 
 _OF = PricedGraph(feeding_layer(), RandomPrices(1))
 
@@ -67,3 +73,33 @@ def test_a_scheme_is_drawn_with_its_placements(entry: Path) -> None:
     text = picture.read_text()
     assert all(f">{step.name}<" in text for step in _OF.graph.steps)
     assert f"t = 2: {found.name}" in text.replace("&#45;", "-")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("forward_s", float("nan"), "forward_s is nan"),
+        ("backward_s", 0.0, "backward_s is 0"),
+        ("once_a_batch_s", 9.0, "once_a_batch_s is 9"),
+        ("made_again_bytes", 10**400, "too large|made_again_bytes"),
+        ("copied_parameters", -1.0, "copied_parameters is -1"),
+        ("border", "h", "its border is h; expected s or replicated"),
+    ],
+)
+def test_a_document_that_says_something_else_does_not_hold(name: str, value: object, told: str) -> None:
+    of = PricedGraph(chain_layer(), RandomPrices(1))
+    scheme = SchemeProgram(of.graph, 2, of.prices, REPLICATED).fastest(2.0)
+    assert scheme is not None
+    document = in_full(scheme, of)
+    assert faults_of(document) == []
+    assert re.search(told, " ".join(faults_of({**document, name: value})))
+
+
+def test_a_price_below_nothing_is_no_price() -> None:
+    of = PricedGraph(chain_layer(), RandomPrices(1))
+    scheme = SchemeProgram(of.graph, 2, of.prices, REPLICATED).fastest(2.0)
+    assert scheme is not None
+    document = in_full(scheme, of)
+    prices: Any = document["prices"]
+    next(iter(prices["steps"].values()))["forward"][0] = -1.0
+    assert "takes -1.0 s" in " ".join(faults_of(document))

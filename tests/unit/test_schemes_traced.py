@@ -51,6 +51,10 @@ _AXES = {
     "unet": {"down": 4},
     "cross": {"s": 16, "z": 24, "q": 4},
     "vit": {"layer.qkv": 4, "layer.up": 128},
+    "latent": {"s": 16, "q": 4},
+    "window": {"s": 16, "o 1": 2},
+    "scan": {"s": 16, "decay": 64},
+    "routed": {"s": 16, "gate": 4},
 }
 """By family the axes that a layer is divided along, and what shards of them divide: heads, groups of them, channels."""
 
@@ -103,6 +107,7 @@ def test_a_model_is_cut_into_its_layers_equal_ones_once() -> None:
     ("family", "told"),
     [
         ("twice", "again.weight is read by two operators"),
+        ("choosing", "how much index makes depends on numbers in its inputs"),
         ("branching", "expected code that does the same whatever the numbers in its inputs"),
     ],
 )

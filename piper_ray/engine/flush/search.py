@@ -18,6 +18,7 @@ import numpy as np
 
 from piper_ray.engine.backends.calls import Workers
 from piper_ray.engine.flush.space import SearchSpace
+from piper_ray.engine.flush.tables import FlushWorkload
 from piper_ray.engine.flush.task_search import ChosenStages, TaskEffort, TaskMemo, TaskResult, call_of
 from piper_ray.engine.flush.tasks import DegreePair
 from piper_ray.engine.ledger import TIE, Ledger, Round
@@ -27,11 +28,15 @@ FIRST_SHARE = 0.005
 _LARGE_SHARE = 4.0
 """Plans are first sought up to this share above the bound. It doubles each round; beyond the second, any plan will
 do."""
-_STEP = 0.03
+_STEP, _LEAST_STEP = 0.03, 0.01
 """The largest share on a large lattice or with several kinds of devices, once a plan is known: the number of states
-grows steeply with the time that plans may take."""
+grows steeply with the time that plans may take. The least one after a round that made it grow steeply."""
+_FEW_STATES, _STEEP = 1_000, 4.0
+"""Rounds of so few states are cheap. From this growth of states in one round on, the next step is shorter."""
 _CAREFUL_STEP, _CAREFUL_ROUNDS = 0.06, 16
 """With several kinds and no plan known: the largest share, and the number of rounds for which it holds."""
+_FEW_TASKS = 2
+"""So many tasks are searched without bounds by the cheapest borders: these take about as long."""
 _LOOK_S = 0.05
 """Seconds between two checks of the limits."""
 
@@ -105,9 +110,13 @@ class FlushSearch:
             mine.searched |= theirs.searched
             mine.looked_through |= theirs.looked_through
 
-    def bound(self) -> None:
-        """Computes bounds of all tasks, at the best plan's time if there is one."""
-        self._run_before(FlushSearch(self.space, self.tasks, self.workers, self._part(), effort=TaskEffort.BOUND))
+    def bound(self, workload: FlushWorkload) -> None:
+        """Computes bounds of all open tasks by the cheapest borders of ``workload``, at the best plan's time if there
+        is one. Does nothing if a plan is known and only a few tasks are open."""
+        tasks, upper_s = self._open_below(self.ledger.upper_s), self.ledger.upper_s
+        if len(tasks) > _FEW_TASKS or upper_s == np.inf:
+            known = [replace(x, borders=None if x.has_kinds else workload.borders(x.arrays.bounding)) for x in tasks]
+            self._run_before(FlushSearch(self.space, known, self.workers, self._part(), effort=TaskEffort.BOUND))
 
     def improve(self, space: SearchSpace, tasks: Sequence[DegreePair], origin: str, first_share: float) -> None:
         """Looks for an early plan on fewer downsets. Keeps the bounds that hold for all plans of a task."""
@@ -139,7 +148,7 @@ class FlushSearch:
         """Seeks plans that take hardly more than the bound, then ever more. So few plans slower than the best one are
         looked at, and plans that a round does not find are proved not to exist.
         """
-        ledger, share, index = self.ledger, self.first_share, 0
+        ledger, share, index, before = self.ledger, self.first_share, 0, 0
         has_kinds = any(task.has_kinds for task in self.tasks)
         try:
             if self.effort is TaskEffort.BOUND:
@@ -153,7 +162,7 @@ class FlushSearch:
                 yield from self._seek(soon, ledger.upper_s, round_, TaskEffort.BOUND)
             while self.tasks and not self._is_near():
                 index += 1
-                upper_s, lower_s = ledger.upper_s, ledger.lower_s
+                upper_s, lower_s, states = ledger.upper_s, ledger.lower_s, self.states
                 cutoff_s = min(upper_s, lower_s * (1.0 + share))
                 tasks = self._open_below(cutoff_s * (1.0 + TIE))
                 round_ = Round(ledger, index, len(tasks), cutoff_s)
@@ -163,10 +172,13 @@ class FlushSearch:
                 if ledger.proved or cutoff_s >= upper_s:
                     break
                 share = 2.0 * share if share < _LARGE_SHARE else np.inf
+                # Where a plan is found, the number of states may depend on when workers hear of it.
+                few, before = before, self.states - states if ledger.upper_s == upper_s else before
                 # A step that does not raise the bound, such as one from 0, is not repeated.
                 rose = lower_s < cutoff_s <= ledger.lower_s * (1.0 + TIE)
                 if rose and (self.space.is_large or has_kinds) and np.isfinite(ledger.upper_s):
-                    share = min(share, _STEP)
+                    is_steep = before > _STEEP * max(few, _FEW_STATES)
+                    share = min(share, max(share / 4.0, _LEAST_STEP) if is_steep else _STEP)
                 elif rose and has_kinds and index < _CAREFUL_ROUNDS:
                     share = min(share, _CAREFUL_STEP)
         finally:

@@ -52,6 +52,9 @@ _MANY_DOWNSETS = 300
 _FEW_DOWNSETS = 200
 """If there are more downsets than the first, an early plan is sought on the second number of cheap borders."""
 
+_BORDERS_FROM = 2_000
+"""From this number of downsets on, bounds by the cheapest borders take less time than they save."""
+
 _CHAIN_SHARE = 4
 """A chain is searched first if the lattice has at least this many times as many downsets."""
 
@@ -173,7 +176,7 @@ class _Problem:
             lattice_s = tell_of_lattice(lattice, began_s, request.listener)
         began_s = time.perf_counter()
         workload = build_workload(instance, lattice, variants, borders)
-        if graph.size > MANY_LAYERS or is_wide or lattice.size >= _CHAIN_SHARE * (graph.size + 1):
+        if graph.size > MANY_LAYERS or is_wide or lattice.size >= _BORDERS_FROM:
             workload = replace(workload, border_labelling=border_labelling(graph))
         costs_s = tell_of_options(workload.tmpcs_alone, began_s, request.listener)
         return cls(
@@ -275,13 +278,13 @@ class _Problem:
         """Runs a search to its end. On a large lattice, early plans are sought first."""
         are_bounded = self.workload.border_labelling is not None
         if are_bounded and self.are_plans_late:
-            search.bound()
+            search.bound(self.workload)
         for origin, workload in (("borders", self.with_cheap_borders), ("chain", self.chain)):
             if workload is not None and search.ledger.stopped_by is None:
                 space = SearchSpace(workload.arrays, is_large=True)
                 search.improve(space, self.tasks(workload, instance), origin, FIRST_SHARE)
         if are_bounded and np.isfinite(search.ledger.upper_s) and search.ledger.stopped_by is None:
-            search.bound()
+            search.bound(self.workload)
         if self.is_wide and self.space.paths is not None and search.ledger.stopped_by is None:
             search.improve(self.space.along_beams(), search.tasks, "beam", np.inf)
         search.ledger.run(search)

@@ -67,14 +67,12 @@ class FlushWorkload:
         """The options of each variant once, whatever the number of neighbours of its stages."""
         return tuple({id(x.variant): row for x, row in zip(self.placed, self.tmpcs, strict=True)}.values())
 
-    def borders(self, variants: tuple[int, ...]) -> BorderBound | None:
+    def borders(self, bounding: IndexArray) -> BorderBound | None:
         """Returns the bound by cheapest borders for these variants; None if it is not used or does not exist."""
-        if self.border_labelling is None:
-            return None
-        if variants not in self.borders_of:
-            of_task = np.array(variants, np.int64)
-            self.borders_of[variants] = BorderBound.of(self.lattice.graph, self.border_labelling, self.arrays, of_task)
-        return self.borders_of[variants]
+        variants = tuple(bounding.tolist())
+        if self.border_labelling is not None and variants not in self.borders_of:
+            self.borders_of[variants] = BorderBound.of(self.lattice.graph, self.border_labelling, self.arrays, bounding)
+        return self.borders_of.get(variants)
 
 
 def build_workload(

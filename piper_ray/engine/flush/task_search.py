@@ -128,12 +128,12 @@ def _chosen(choice: int, wanted: FloatArray, start: IndexArray, items: FloatArra
     if choice == FASTEST:
         return chosen
     if choice == LEAST_TIME:
-        least_time_choice(start, items, memory_bytes, chosen)
+        least_time_choice(start, items, memory_bytes, np.inf, chosen)
         return chosen
     most_s = (wanted[0] + wanted[1]) * (1.0 + 1e-9)
     status, rows, ids, before, taken = choice_front(start, items, memory_bytes, most_s, MANY, True)
     if status == NONE_FITS:  # the wanted seconds are only a bound
-        least_time_choice(start, items, memory_bytes, chosen)
+        least_time_choice(start, items, memory_bytes, np.inf, chosen)
         return chosen
     at = int(ids[np.argmin(np.abs(rows[:, :3] - wanted).sum(axis=1))])
     for k in range(chosen.size - 1, -1, -1):

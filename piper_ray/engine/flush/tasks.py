@@ -32,8 +32,8 @@ class DegreePair:
     """One (d, t); with devices of several kinds, one d and a t for each kind.
 
     order: its place among all pairs, by rising ``lower_s``: no batch of its plans takes less. mixes: limits on the
-    mixes, which ``arrays`` lists once the pair is searched. prices: if they were computed. borders: given on
-    graphs with many downsets or layers, for one kind of devices.
+    mixes, which ``arrays`` lists once the pair is searched. prices: if they were computed. borders: given while it is
+    bounded, on graphs with many downsets or layers and one kind of devices.
     """
 
     order: int
@@ -146,8 +146,7 @@ def list_tasks(
         if has_kinds:
             lower_s = max(lower_s, arrays.microbatches * ahead.ahead_share[0] / share_within(arrays, mixes))
         if lower_s < np.inf:
-            borders_of = None if has_kinds else workload.borders(bounding)
-            task = DegreePair(0, degrees, mixes, arrays, ahead, max(0.0, float(lower_s)), borders=borders_of)
+            task = DegreePair(0, degrees, mixes, arrays, ahead, max(0.0, float(lower_s)))
             found.append(task if has_kinds else task.with_mixes())
     found.sort(key=lambda task: (task.lower_s, task.key))
     return [replace(task, order=order) for order, task in enumerate(found)]

@@ -63,13 +63,15 @@ def stage_items(stage: StageKey, in_flight: int, tables: FlushTables, task: Flus
 
 
 @kernel
-def least_time_choice(start: IndexArray, figures: FloatArray, memory_bytes: float, choice: IndexArray) -> float:
+def least_time_choice(
+    start: IndexArray, figures: FloatArray, memory_bytes: float, most_s: float, choice: IndexArray
+) -> float:
     """Returns the least forward and backward seconds, in sum, of a choice that fits, with the choice in ``choice``; inf
-    if none fits, -1 if that is too hard to decide.
+    if none of at most ``most_s`` fits, -1 if that is too hard to decide.
     """
     time_s = figures[:, 0] + figures[:, 1]
     memory = figures[:, 3].copy()
-    found = least_cost(Items(start, time_s, memory), memory_bytes, np.inf, False, choice)
+    found = least_cost(Items(start, time_s, memory), memory_bytes, most_s, False, choice)
     if found == TOO_HARD:
         return -1.0
     return found

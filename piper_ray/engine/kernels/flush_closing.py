@@ -200,12 +200,12 @@ def close_gap(
                 _put(path, depth, np.array([least.forward_s, least.backward_s, least.sync_s, time_s]))
                 if _with_tail_s(task, levels, states, path, depth, (j, mix, q, m)) >= control[0] * (1.0 - _ENOUGH):
                     continue
-                if quickest_row(stage, y, least, tables, task, one) == NO_ROW:
+                most_s = control[0] / microbatches
+                if quickest_row(stage, y, most_s, least, tables, task, one) == NO_ROW:
                     continue
                 _put(path, depth, np.array([least.forward_s, least.backward_s, least.sync_s, one[3]]))
                 if _with_tail_s(task, levels, states, path, depth, (j, mix, q, m)) >= control[0] * (1.0 - _ENOUGH):
                     continue
-                most_s = control[0] / microbatches
                 exact, rows, partial = front_rows(stage, y, most_s, MANY, least, one, tables, task)
                 choices += partial
                 for row in range(rows.shape[0]):

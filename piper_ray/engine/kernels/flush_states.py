@@ -168,7 +168,10 @@ def tails(
                                 priced_of[behind] = stage_id
                                 priced[behind] = priced_time_s(key, y, least, tables, task)
                             time_s = priced[behind]
-                            if task.room.size > 0 and time_s > spare_s * (task.room[behind + 1] - task.room[behind]):
+                            room_s = most_s
+                            if task.room.size > 0:
+                                room_s = min(most_s, spare_s * (task.room[behind + 1] - task.room[behind]))
+                            if time_s > room_s:
                                 continue
                             if microbatches * time_s + fill_s > limit:
                                 break
@@ -197,16 +200,16 @@ def tails(
                                 continue
                             if one_of[behind] != stage_id:
                                 one_of[behind] = stage_id
-                                one_choice[behind] = quickest_row(key, y, least, tables, task, one[behind])
+                                one_choice[behind] = quickest_row(key, y, room_s, least, tables, task, one[behind])
                             if one_choice[behind] == NO_ROW:
-                                break
+                                continue
                             alone = not follows_all or one_choice[behind] == NO_CHOICE
                             alone = alone or one_choice_is_best(
                                 task, behind, one[behind], levels.shape[0] > 1, least, tail
                             )
                             if not alone and front_of[behind] != stage_id:
                                 front_of[behind] = stage_id
-                                rows = front_rows(key, y, most_s, FEW, least, one[behind], tables, task)[1]
+                                rows = front_rows(key, y, room_s, FEW, least, one[behind], tables, task)[1]
                                 while used_rows + rows.shape[0] > fronts.shape[0]:
                                     fronts = twice_rows(fronts)
                                 front_begin[behind] = used_rows

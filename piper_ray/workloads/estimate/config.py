@@ -75,6 +75,8 @@ def read_model(model: str) -> ModelConfig:
     InputError."""
     path = Path(model)
     if path.suffix == ".json" or (path.exists() and not path.is_dir()):
+        if path.suffix in (".py", ".sh", ".args"):
+            raise UsageError(f"{model}: expected a model's name or config.json; --against takes a launch file")
         text = documents.read_text(model)
         toml = path.suffix.lower() == ".toml"
         document = documents.parse_toml(model, text) if toml else documents.parse_json(model, text)

@@ -12,6 +12,7 @@ import contextlib
 import io
 import logging
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -33,63 +34,49 @@ from piper_ray.workloads.schemes.traced import TracedGraph, TracedWork
 _PACKED = 4
 """So many projections, or fewer, in one matrix."""
 
+_HEAD = 256
+"""So wide is a head, or narrower."""
+
 _NUMBER_BYTES = 2.0
 """Of a number, as it is trained on GPUs."""
 
 Axes = tuple[int | None, ...]
 """An axis for each side of a tensor; None for sides of 1."""
 
-SAME = frozenset(
-    ["clone", "contiguous", "detach", "alias", "to", "_to_copy", "type_as", "identity", "dropout_", "lift_fresh_copy"]
-)
+SAME = frozenset(["clone", "contiguous", "detach", "alias", "to", "_to_copy", "type_as", "identity", "lift_fresh_copy"])
 _LINEAR = frozenset(["neg", "div", "mul", "dropout", "feature_dropout", "alpha_dropout"])
-_POINTWISE = frozenset(
-    [
-        "gelu",
-        "relu",
-        "silu",
-        "sigmoid",
-        "tanh",
-        "exp",
-        "log",
-        "sqrt",
-        "rsqrt",
-        "pow",
-        "abs",
-        "softplus",
-        "leaky_relu",
-        "elu",
-        "hardswish",
-        "mish",
-        "erf",
-        "sin",
-        "cos",
-        "square",
-        "reciprocal",
-        "clamp",
-        "where",
-        "masked_fill",
-        "maximum",
-        "minimum",
-        "logsigmoid",
-        "hardtanh",
-        "ge",
-        "gt",
-        "le",
-        "lt",
-    ]
-) | {name + "_" for name in ("relu", "silu", "gelu", "sigmoid", "tanh")}
-_SUMS = frozenset(("add", "sub", "add_", "sub_"))
-RESHAPED = frozenset(["view", "reshape", "_unsafe_view", "unflatten", "flatten", "unsqueeze", "squeeze", "expand"])
-_CUT = frozenset(("chunk", "split", "split_with_sizes", "unbind", "tensor_split", "slice", "select", "narrow"))
-_ALONG = {"softmax": 1, "_softmax": 1, "log_softmax": 1, "cumsum": 1, "cumprod": 1, "logcumsumexp": 1, "topk": 2,
-          "sort": 1, "gather": 1, "flip": 1, "logsumexp": 1}  # fmt: skip
-"""Operators along one side, by the place of the argument that says it."""
+_POINTWISE = frozenset((
+    "gelu", "relu", "silu", "sigmoid", "tanh", "exp", "exp2", "expm1", "log", "log1p", "log2", "sqrt", "rsqrt", "pow",
+    "abs", "softplus", "leaky_relu", "elu", "selu", "celu", "relu6", "hardswish", "hardsigmoid", "hardtanh", "mish",
+    "erf", "sin", "cos", "square", "reciprocal", "clamp", "clamp_min", "clamp_max", "where", "masked_fill", "maximum",
+    "minimum", "logsigmoid", "log_sigmoid", "softsign", "sign", "rsub", "addcmul", "addcdiv", "lerp", "remainder",
+    "floor", "round", "nan_to_num", "ge", "gt", "le", "lt", "eq", "ne", "logical_and", "logical_or", "logical_not",
+    "bitwise_and", "bitwise_or", "bitwise_not"))  # fmt: skip
+_SUMS = frozenset(("add", "sub"))
+RESHAPED = frozenset((
+    "view", "reshape", "view_as", "reshape_as", "_unsafe_view", "unflatten", "flatten", "unsqueeze", "squeeze",
+    "expand", "expand_as"))  # fmt: skip
+_CUT = frozenset(["chunk", "split", "split_with_sizes", "unbind", "tensor_split", "slice", "select", "narrow", "glu"])
+_ALONG_ONE = ("softmax", "_softmax", "log_softmax", "cumsum", "cumprod", "logcumsumexp", "sort", "gather", "scatter",
+              "scatter_add", "flip", "logsumexp", "amax", "amin", "max", "min", "argmax", "argmin", "prod", "var",
+              "std", "all", "any")  # fmt: skip
+_PERMUTED = ("transpose", "t", "numpy_T", "permute", "swapaxes", "swapdims", "movedim", "moveaxis")  # fmt: skip
+_ALONG = {
+    **dict.fromkeys(_ALONG_ONE, 1),
+    **dict.fromkeys(("topk", "roll", "norm", "linalg_vector_norm", "slice_scatter"), 2),
+}
+"""Operators along some sides, by the place of the argument that says which; of all where it is missing."""
 
 SPATIAL = ("conv1d", "conv2d", "conv3d", "convolution", "conv_transpose1d", "conv_transpose2d")
 PRODUCTS = ("linear", "matmul", "mm", "bmm", "addmm", *SPATIAL)
+_RESIZED = ("pad", "constant_pad_nd", "repeat", "tile")
+"""Operators along the sides whose length they change."""
+
+_WIDENED = ("one_hot", "view_as_real", "view_as_complex")
+"""The last side is more or gone."""
+
 _POOLS = ("max_pool1d", "max_pool2d", "avg_pool1d", "avg_pool2d", "adaptive_avg_pool1d", "adaptive_avg_pool2d",
-          "upsample_nearest2d", "upsample_bilinear2d", "upsample_nearest1d", "pad", "constant_pad_nd")  # fmt: skip
+          "upsample_nearest2d", "upsample_bilinear2d", "upsample_nearest1d")  # fmt: skip
 
 
 @dataclass
@@ -233,8 +220,14 @@ def exported_module(
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)  # the error tells what torch would log
     try:
-        with contextlib.redirect_stderr(io.StringIO()):  # torch prints what it has of the graph
-            return torch.export.export(model.module, args, kwargs, strict=False, preserve_module_call_signature=calls)
+        with (
+            contextlib.redirect_stderr(io.StringIO()),
+            warnings.catch_warnings(),
+        ):  # torch prints what it has of the graph
+            warnings.simplefilter("ignore")
+            found = torch.export.export(model.module, args, kwargs, strict=False, preserve_module_call_signature=calls)
+            if any(getattr(getattr(x.target, "_schema", None), "is_mutable", False) for x in found.graph.nodes):
+                found = found.run_decompositions({})  # what writes into a tensor makes another one
     except Exception as error:  # noqa: BLE001 - of the user's code, and of torch's about it
         text = f"{spec}: {name} is no one graph of operators: {words_of(error).partition(' (unhinted')[0][:300]}"
         raise UsageError(
@@ -242,6 +235,14 @@ def exported_module(
         ) from None
     finally:
         logging.disable(before)
+    for node in found.graph.nodes:
+        shapes = [x.shape for x in pytree.tree_leaves(node.meta.get("val")) if isinstance(x, torch.Tensor)]
+        if any(not isinstance(size, int) for shape in shapes for size in shape):
+            raise UsageError(
+                f"{spec}: {name}: how much {operator_of(node)} makes depends on numbers in its inputs\n"
+                "expected code whose tensors have the same shapes whatever the numbers in its inputs"
+            )
+    return found
 
 
 def _at(error: BaseException) -> str:
@@ -265,6 +266,9 @@ class _Trace:
         self.whole: dict[str, _TracedValue] = {}
         self.names: dict[int, str] = {}
         self.parts: list[int] = []
+        self.sliced: set[int | None] = set()
+        self.samples: tuple[int | None, int] = None, 0
+        self.batched: set[int | None] = set()
 
     def follow(self, node: Any, exported: Any) -> None:
         if node.op == "placeholder":
@@ -275,7 +279,8 @@ class _Trace:
         elif node.op == "call_function":
             self._called(node)
         elif node.op == "output":
-            flat = [arg for arg in node.args[0] if isinstance(arg, fx.Node)]
+            outputs = exported.graph_signature.user_outputs
+            flat = [arg for arg in node.args[0] if isinstance(arg, fx.Node) and arg.name in outputs]
             found = [self.made[arg] for arg in flat]
             self.leaving = list(
                 dict.fromkeys(one.name for one in found if isinstance(one, _TracedValue) and one.learned)
@@ -288,13 +293,18 @@ class _Trace:
         floating = isinstance(tensor, torch.Tensor) and tensor.is_floating_point()
         arrives = node.name in signature.user_inputs and floating
         sides = ("samples", TOKENS, "width") if arrives and len(shape) == 3 else ()
-        names = sides or [f"{path.rpartition('.')[0]} {i}" if path else f"{node.name} {i}" for i in range(len(shape))]
+        names = [*sides] or [
+            f"{path.rpartition('.')[0] or path} {i}" if path else f"{node.name} {i}" for i in range(len(shape))
+        ]
         if path:
             names = [path.rpartition(".")[0] or path, *names[1:]]
+        if arrives and len(shape) > 3:  # images
+            names[0] = "samples"
         axes = tuple(self.axes.new(size, side) for size, side in zip(shape, names, strict=True))
         if arrives and sides:
             self.tokens = axes[1] if self.tokens is None else self.tokens
             self.axes.block(axes[2])
+            self.samples = axes[0], shape[0]
         learned = bool(path) or arrives
         self.made[node] = made = self._value(path or node.name, axes, shape, learned, parameter=bool(path), of=tensor)
         made.constant = not learned
@@ -312,7 +322,7 @@ class _Trace:
 
     def _new(self, node: Any, axes: Sequence[int | None], tensor: Any, number: int | None = None) -> _TracedValue:
         name = node.name if number is None else f"{node.name} {number}"
-        learned = tensor.is_floating_point()
+        learned = tensor.is_floating_point() or tensor.is_complex()
         return self._value(name, tuple(axes), tuple(tensor.shape), learned, of=tensor)
 
     def _called(self, node: Any) -> None:
@@ -322,7 +332,8 @@ class _Trace:
         results = [
             x for x in (tensor if isinstance(tensor, (list, tuple)) else [tensor]) if isinstance(x, torch.Tensor)
         ]
-        if all(one.constant for one in read) or not results:
+        fresh = operator.endswith("_like") or operator.startswith("new_")  # only the shape of its input counts
+        if fresh or all(one.constant for one in read) or not results:
             made = [self._new(node, self._fresh(node, x.shape), x, i) for i, x in enumerate(results)]
             for one in made:
                 one.learned, one.constant = False, True
@@ -370,13 +381,9 @@ class _Trace:
         self.made[node] = read[0]
         return True
 
-    def permuted(self, node: Any, operator: str, read: list[_TracedValue], results: list[Any]) -> bool:
-        sides = list(range(len(read[0].axes)))
-        if operator in ("transpose", "t", "swapaxes"):
-            one, other = node.args[1:3] if operator != "t" else (0, 1)
-            sides[one], sides[other] = sides[other], sides[one]
-        else:
-            sides = [side % len(sides) for side in node.args[1]]
+    def permuted(self, node: Any, _: str, read: list[_TracedValue], results: list[Any]) -> bool:
+        told = torch.empty((*range(2, 2 + len(read[0].axes)),), device="meta")
+        sides = [length - 2 for length in node.target(told, *node.args[1:], **node.kwargs).shape]
         axes = tuple(read[0].axes[side] for side in sides)
         self.made[node] = _TracedValue(read[0].name, axes, tuple(results[0].shape), read[0].learned, read[0].parameter)
         return True
@@ -394,8 +401,16 @@ class _Trace:
             return True
         axes = [None] * len(shape)
         for before, after in _groups(source.shape, shape):
-            ours = _lead(after, shape)
-            theirs = _lead(before, source.shape)
+            ours, theirs = _lead(after, shape), _lead(before, source.shape)
+            samples, length = self.samples
+            if samples is not None and theirs is not None and before:
+                wide = [side for side in before if source.shape[side] > 1]
+                if len(wide) > 1 and self._is(source.axes[theirs], {samples}):  # tokens of all samples
+                    theirs = wide[1]
+                    self.batched |= {source.axes[theirs]}
+                wide = [side for side in after if shape[side] > 1]
+                if len(wide) > 1 and shape[wide[0]] == length and self._is(source.axes[theirs], self.batched):
+                    ours = wide[1]
             for side in before:
                 if side != theirs:
                     self.axes.block(source.axes[side])
@@ -406,6 +421,9 @@ class _Trace:
                 self.axes.join(source.axes[theirs], fresh, Fraction(*parts))
         self.made[node] = _TracedValue(source.name, tuple(axes), shape, source.learned, source.parameter)
         return True
+
+    def _is(self, axis: int | None, some: Iterable[int | None]) -> bool:
+        return axis is not None and self.axes.root(axis) in self._roots(some)
 
     def pointwise(self, node: Any, operator: str, read: list[_TracedValue], results: list[Any]) -> bool:
         axes = self._fresh(node, results[0].shape)
@@ -426,14 +444,37 @@ class _Trace:
         self._step(node, OperatorFamily.POINTWISE, tensors, made_of_it, keeps=made_of_it[1:] if linear else tensors)
         return True
 
+    def copied(self, node: Any, operator: str, read: list[_TracedValue], results: list[Any]) -> bool:
+        """Of the first only its shape counts."""
+        return self.reshaped(node, operator, read[1:], results)
+
+    def repeated(self, node: Any, _: str, read: list[_TracedValue], results: list[Any]) -> bool:
+        """Each part of a side several times, as of keys for groups of queries: shards stay together."""
+        if len(read) > 1 or len(results[0].shape) != len(read[0].shape):
+            return False
+        axes = self._fresh(node, results[0].shape)
+        for ours, theirs in zip(axes, read[0].axes, strict=True):
+            self.axes.join(theirs, ours)
+        self._step(node, OperatorFamily.POINTWISE, read, [self._new(node, axes, results[0])])
+        return True
+
     def rows(self, node: Any, operator: str, read: list[_TracedValue], results: list[Any]) -> bool:
         """Along one side, or the last ones of norms."""
         source = read[0]
         count = len(source.shape)
         if operator in _ALONG:
             place = _ALONG[operator]
-            side = node.args[place] if len(node.args) > place else node.kwargs.get("dim", -1)
-            sides = {int(side) % count}
+            names = (node.kwargs[name] for name in ("dim", "dims") if name in node.kwargs)
+            given: Any = node.args[place] if len(node.args) > place else next(names, None)
+            if isinstance(given, fx.Node):  # two tensors
+                return self.pointwise(node, operator, read, results)
+            if given is None or given == []:
+                given = {"topk": -1, "sort": -1, "slice_scatter": 0}.get(operator, [*range(count)])
+            sides = {int(side) % count for side in (given if isinstance(given, (list, tuple)) else [given])}
+        elif operator in _RESIZED:
+            sides = {side for side in range(count) if source.shape[side] != results[0].shape[side - count]}
+        elif operator in _WIDENED:
+            sides = {count - 1} if operator == "view_as_complex" else set()
         elif operator in ("layer_norm", "rms_norm", "native_layer_norm"):
             sides = {count - 1 - i for i in range(len(node.args[1]))}
         elif operator == "group_norm":
@@ -449,26 +490,33 @@ class _Trace:
         made = []
         for number, result in enumerate(results):
             axes = self._fresh(node, result.shape)
-            for side in range(min(count, len(axes))):
-                if side not in sides or result.shape[side] == source.shape[side]:
-                    self.axes.join(source.axes[side], axes[side])
-            along += [axes[side] for side in sides if side < len(axes)]
+            first = len(axes) - count if operator in _RESIZED else 0
+            kept = [side for side in range(count) if len(axes) >= count or side not in sides]
+            along += [axis for place, axis in enumerate(axes) if not first <= place < first + len(kept)]
+            for place, side in enumerate(kept, first):
+                if side not in sides or result.shape[place] == source.shape[side]:
+                    self.axes.join(source.axes[side], axes[place])
+                if side in sides:
+                    along.append(axes[place])
             made.append(self._new(node, axes, result, number if len(results) > 1 else None))
-        for weight in read[1:]:
+        for other in read[1:]:
             if operator in ("group_norm", "batch_norm"):
-                self.axes.join(weight.axes[0], source.axes[1])
-            else:
-                for ours, theirs in zip(reversed(weight.axes), reversed(source.axes), strict=False):
-                    self.axes.join(ours, theirs)
+                self.axes.join(other.axes[0], source.axes[1])
+                continue
+            for side in range(-len(other.axes), 0):
+                if operator in _ALONG and (side % count in sides or other.shape[side] != source.shape[side]):
+                    along += [other.axes[side], source.axes[side]]
+                else:
+                    self.axes.join(other.axes[side], source.axes[side])
         self._step(node, OperatorFamily.ROWS, read, made, along=along, keeps=read)
         return True
 
     def cut(self, node: Any, operator: str, read: list[_TracedValue], results: list[Any]) -> bool:
-        """Equal parts keep the axis of what is cut; of other parts that side has none."""
+        """Equal parts keep the axis of what is cut; of other parts that side has none. glu: a half by the other."""
         source = read[0]
-        place = 1 if operator in ("unbind", "select", "slice", "narrow") else 2
-        side = node.args[place] if len(node.args) > place else node.kwargs.get("dim", 0)
-        side = int(side) % len(source.shape)
+        place = 1 if operator in ("unbind", "select", "slice", "narrow", "glu") else 2
+        side = node.args[place] if len(node.args) > place else node.kwargs.get("dim", -1 if operator == "glu" else 0)
+        side, count = int(side) % len(source.shape), 2 if operator == "glu" else len(results)
         made, along = [], []
         for number, result in enumerate(results):
             kept = [axis for i, axis in enumerate(source.axes) if i != side or operator not in ("unbind", "select")]
@@ -478,23 +526,35 @@ class _Trace:
                 if i != side or operator in ("unbind", "select"):
                     self.axes.join(ours, theirs)
                 elif alike and len({x.shape for x in results}) == 1:
-                    self.axes.join(ours, theirs, Fraction(1, len(results)))
+                    self.axes.join(ours, theirs, Fraction(1, count))
                 else:
                     along += [ours, theirs]
+                    self.sliced |= {ours}
             made.append(self._new(node, axes, result, number if len(results) > 1 else None))
-        self._step(node, OperatorFamily.POINTWISE, [source], made, along=along)
+        keeps = read if operator == "glu" else []
+        self._step(node, OperatorFamily.POINTWISE, [source], made, along=along, keeps=keeps)
         return True
 
-    def joined(self, node: Any, _: str, read: list[_TracedValue], results: list[Any]) -> bool:
-        """Behind each other; along that side only parts of one length are divided, each for itself."""
+    def joined(self, node: Any, operator: str, read: list[_TracedValue], results: list[Any]) -> bool:
+        """Behind each other, or along a new side; of parts of one length, which are whole sides, each is divided for
+        itself."""
         axes = self._fresh(node, results[0].shape)
         side = int(node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)) % len(axes)
-        if len({one.shape[side] for one in read}) > 1 or read[0].shape[side] == 1:
-            self.axes.block(axes[side])
+        along, packed = [axes[side]], axes
+        if operator == "stack":
+            packed = [*axes[:side], *axes[side + 1 :]]
+        elif not ({one.axes[side] for one in read} & self.sliced) and len({one.shape[side] for one in read}) == 1:
+            along = [] if read[0].shape[side] > 1 else along
         for one in read:
-            for i, (ours, theirs) in enumerate(zip(axes, one.axes, strict=True)):
-                self.axes.join(ours, theirs, Fraction(len(read) if i == side else 1))
-        self._step(node, OperatorFamily.POINTWISE, read, [self._new(node, axes, results[0])])
+            for i, (ours, theirs) in enumerate(zip(packed, one.axes, strict=True)):
+                if i != side or operator == "stack":
+                    self.axes.join(ours, theirs)
+                elif along:
+                    along.append(theirs)
+                else:
+                    self.axes.join(ours, theirs, Fraction(len(read)))
+        made = self._new(node, axes, results[0])
+        self._step(node, OperatorFamily.POINTWISE, read, [made], along=along)
         return True
 
     def product(self, node: Any, operator: str, read: list[_TracedValue], results: list[Any]) -> bool:
@@ -672,12 +732,17 @@ class _Trace:
         steps = tuple(
             replace(step, along=named((*along, *self._entangled(step, work)))) for step, work, along in self.steps
         )
-        there = {axis for value in values.values() for axis in value.axes}
-        sizes = {names[root]: self.axes.size[root] for root in names if names[root] in there}
-        sizes = {axis: size for axis, size in sizes.items() if size > 1}
-        if TOKENS in sizes:  # samples are for data parallelism
-            sizes.pop("samples", None)
         works = {step.name: work.named(named) for step, work, _ in self.steps}
+        there = {
+            axis
+            for step in steps
+            if works[step.name].products or step.family in _NUMBERED
+            for name in (*step.inputs, *step.outputs)
+            for axis in values[name].axes
+            if step.family is OperatorFamily.ATTENTION or axis not in step.along
+        } or {axis for value in values.values() for axis in value.axes}  # what no product is divided along helps little
+        sizes = {names[root]: self.axes.size[root] for root in names if names[root] in there}
+        sizes = {axis: size for axis, size in sizes.items() if size > 1 and axis != "samples"}  # for data parallelism
         graph = OperatorGraph(self.name, values, steps, tuple(self.arriving), tuple(self.leaving), sizes)
         return TracedGraph(graph, works)
 
@@ -745,7 +810,7 @@ def groups_of(node: Any, operator: str) -> int:
 def _lead(sides: Sequence[int], shape: Sequence[int]) -> int | None:
     """The side of a group that has its axis."""
     wide = [side for side in sides if shape[side] > 1]
-    if len(wide) > 2 and shape[wide[0]] <= _PACKED:
+    if len(wide) > 1 and shape[wide[0]] <= _PACKED and (len(wide) > 2 or shape[wide[1]] > _HEAD):
         return wide[1]
     return wide[0] if wide else None
 
@@ -770,16 +835,18 @@ def _groups(before: Sequence[int], after: Sequence[int]) -> list[tuple[list[int]
 _Rule = Callable[[_Trace, fx.Node, str, list[_TracedValue], list[Any]], bool]
 _RULES: Mapping[str, _Rule] = {
     **dict.fromkeys(SAME, _Trace.same),
-    **dict.fromkeys(("transpose", "t", "permute", "swapaxes"), _Trace.permuted),
+    **dict.fromkeys(_PERMUTED, _Trace.permuted),
     **dict.fromkeys(RESHAPED, _Trace.reshaped),
     **dict.fromkeys((*_POINTWISE, *_LINEAR, *_SUMS), _Trace.pointwise),
-    **dict.fromkeys((*_ALONG, *_POOLS), _Trace.rows),
+    **dict.fromkeys((*_ALONG, *_RESIZED, *_WIDENED, *_POOLS), _Trace.rows),
     **dict.fromkeys(("layer_norm", "rms_norm", "group_norm", "batch_norm", "instance_norm"), _Trace.rows),
     **dict.fromkeys(_CUT, _Trace.cut),
-    **dict.fromkeys(("cat", "concat"), _Trace.joined),
+    **dict.fromkeys(("cat", "concat", "stack"), _Trace.joined),
     **dict.fromkeys(PRODUCTS, _Trace.product),
     **dict.fromkeys(("einsum", "sum", "mean"), _Trace.contracted),
     "scaled_dot_product_attention": _Trace.attention,
     "embedding": _Trace.lookup,
     "cross_entropy_loss": _Trace.loss,
+    "copy": _Trace.copied,
+    "repeat_interleave": _Trace.repeated,
 }

@@ -25,6 +25,7 @@ from piper_ray.workloads.schemes.graph import (
     TensorPlacement,
     Value,
 )
+from piper_ray.workloads.schemes.layers import BORDERS
 from piper_ray.workloads.schemes.rules import Strategy, strategies
 
 _NEAR = 1e-5
@@ -60,12 +61,14 @@ def _faults(document: Document | None, tmpc: Tmpc, degree: int, on_host: bool) -
     """on_host: TMPCs' times have updates by the host, which no scheme has."""
     if document is None:
         return ["the plan does not have it in full"]
+    if (own := document.get("tensor_parallel_degree")) != degree:
+        return [f"it is of t = {own}; expected t = {degree}, as the stage has"]
     said = {"activation_bytes": tmpc.activation_bytes}
     said |= {} if on_host else {"time_s": tmpc.time_per_sample_s}
     said |= {} if tmpc.forward_s is None else {"forward_s": tmpc.forward_s}
     if tmpc.mode.sharding is Sharding.NONE:  # else replicas share of both what they have
         said |= {"weights_bytes": tmpc.weights_bytes, "least_fixed_bytes": tmpc.fixed_bytes}
-    return faults_of({**document, "tensor_parallel_degree": degree}, said)
+    return faults_of(document, said)
 
 
 def faults_of(document: Document, said: Mapping[str, float] | None = None) -> list[str]:
@@ -75,12 +78,12 @@ def faults_of(document: Document, said: Mapping[str, float] | None = None) -> li
         faults = list(walk.faults())
         figures = walk.figures() if not faults else {}
         given = [*((name, document[name]) for name in figures), *(said or {}).items()]
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        for name, value in given if figures else ():
+            found = figures[name] if name in figures else max(value, figures["state_bytes"])
+            if not abs(value - found) <= _NEAR * found + (1.0 if name.endswith("bytes") else 0.0):  # nor is it NaN
+                faults.append(f"{name} is {value:.6g}; the rule table gives {found:.6g}")
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         return [f"not a scheme as piper-ray schemes writes it ({type(error).__name__}: {error})"]
-    for name, value in given if figures else ():
-        found = figures[name] if name in figures else max(value, figures["state_bytes"])
-        if abs(value - found) > _NEAR * found + (1.0 if name.endswith("bytes") else 0.0):
-            faults.append(f"{name} is {value:.6g}; the rule table gives {found:.6g}")
     return faults
 
 
@@ -149,6 +152,8 @@ class _Walk:
         if self.laid.keys() != {weight.name for weight in graph.weights}:
             yield "placements of other weights than its operators have"
             return
+        if self.border not in BORDERS:
+            yield f"its border is {self.border.text}; expected {' or '.join(one.text for one in BORDERS)}"
         for name, place in self.laid.items():
             if place not in graph.placements(name, self.degree):
                 yield f"{name} lies {place.text}; that divides it not evenly"
@@ -226,8 +231,12 @@ class _Walk:
         for number, phase in ((0, "forward"), (1, "backward"), (1, "again")):
             for step, _ in self._all(phase):
                 of_device, of_host = prices["steps"][step.name][phase]
+                if not (of_device >= 0.0 and of_host >= 0.0):
+                    raise ValueError(f"{step.name} takes {of_device} s and {of_host} s")
                 device_s[number], host_s[number] = device_s[number] + of_device, host_s[number] + of_host
         for one in self.document["moves"]:
+            if not one["seconds"] >= 0.0:
+                raise ValueError(f"a move of {one['value']} takes {one['seconds']} s")
             device_s[0 if one["when"] == "forward" else 1] += one["seconds"]
         back = {step.name: strategy for step, strategy in self._all("backward")}
         for weight in graph.weights:
@@ -239,9 +248,18 @@ class _Walk:
             self._share(one["value"], placement_of(one["placement"]), graph.values[one["value"]].bytes)
             for one in self.document["kept"]
         )
+        again = (
+            graph.values[name].bytes / (self.degree if strategy.placements[name].axis else 1)
+            for step, strategy in self._all("again")
+            for name in step.outputs
+        )
         return {
             "time_s": sum(passes) + once_s,
             "forward_s": passes[0],
+            "backward_s": passes[1],
+            "once_a_batch_s": once_s,
+            "made_again_bytes": sum(again),
+            "copied_parameters": sum(one.parameters for one in graph.weights if not self.laid[one.name].axis),
             "activation_bytes": sum(kept),
             "state_bytes": numbers * prices["state_bytes"],
             "weights_bytes": numbers * prices["synchronised_bytes"],

@@ -43,12 +43,16 @@ class TracedGraph:
     def unruled(self, setting: Setting) -> Iterator[str]:
         """Operators that no rule divides, and what they cost."""
         prices = TracedPrices(1, setting, self)
+        found: dict[str, list[tuple[str, float]]] = {}
         for step in self.graph.steps:
             if operator := self.works[step.name].opaque:
                 price = prices.step(step, strategies(step, self.graph, 1)[0])
                 assert price is not None
-                cost = time_text(price.forward_s + price.backward_s, 3)
-                yield f"{self.graph.name}: no rule divides {operator} ({step.name}): each device does all of it, {cost}"
+                found.setdefault(operator, []).append((step.name, price.forward_s + price.backward_s))
+        for operator, steps in found.items():
+            cost = time_text(sum(seconds for _, seconds in steps), 3)
+            names = steps[0][0] if len(steps) == 1 else f"{steps[0][0]} and {len(steps) - 1} more"
+            yield f"{self.graph.name}: no rule divides {operator} ({names}): each device does all of it, {cost}"
 
 
 @dataclass(frozen=True)
