@@ -182,7 +182,7 @@ class RuntimeSolve:
             return f"no faster plan {rules} was found{bound}{ended}"
         known = most - least <= 2.0 * _FREE_GAP
         if known and least < _FREE_GAP:
-            return f"as fast as {rules}"
+            return f"as fast as the best plan {rules}"
         bound = "" if known or most == float("inf") else f", {_percent(most)} at most"
         how = f"{time_text(free_s)}/microbatch with {_differs(free)}"
         return f"{_percent(least)} slower than {rules}{bound}: {how}{ended}"

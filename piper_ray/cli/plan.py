@@ -196,7 +196,7 @@ def plan(
     model, hardware = modelled.read()
     for chosen in filter(None, (hardware.choice_note(gpu) for gpu in dict(modelled.clusters))):
         note(chosen)
-    command = command_text(context, hidden=("json", "verbose"))
+    command = command_text(context, hidden=("json", "out", "verbose"))
     if asked.is_table:
         _plan_clusters(asked, model, hardware)
     else:
