@@ -100,9 +100,9 @@ def verify(
         print_plan(screen, instance, plan, evaluation)
         if simulation is not None:
             screen.print()
-            print_simulation(screen, simulation)
+            print_simulation(screen, instance, simulation)
         cost = cost_text(instance, time_s, evaluation.devices)
-        print_lines(screen, ["", f"valid: {cost}", speed_line(instance.batch, time_s)])
+        print_lines(screen, ["", f"valid: {cost}", speed_line(instance, time_s, valued_for)])
         if schemes:
             print_lines(screen, [f"schemes: {', '.join(schemes)} hold by the rule table, at the prices they state"])
         if certified is not None:
@@ -244,7 +244,7 @@ def simulate(planned: PlannedOptions, asked: SimulateOptions, charged: StepOptio
     else:
         screen = console()
         print_lines(screen, [*instance_lines(instance), ""])
-        print_simulation(screen, simulation)
+        print_simulation(screen, instance, simulation)
     unwritten.report()
 
 
@@ -363,8 +363,11 @@ def report(planned: PlannedOptions, page: PageOutput, scheduled: ScheduleOptions
     from piper_ray.report.page.render import write_page
     from piper_ray.report.page.subject import report_subject
     from piper_ray.report.terminal import console, print_lines
+    from piper_ray.workloads.estimate.doubt import step_text
 
     with judged(planned.plan_file, instance), working("other planners") as line:
         subject = current().run(lambda _: report_subject(instance, plan, shown_for, claims, line))
     write_page(subject, page.out)
-    print_lines(console(), [f"{page.out}: {subject.valued.simulation.text}"])
+    simulation = subject.valued.simulation
+    text = simulation.text_of(step_text(simulation.step_s, subject.valued.doubt))
+    print_lines(console(), [f"{page.out}: {text}"])

@@ -87,7 +87,7 @@ def solve_by_baseline(
             print_plan(screen, instance, result.plan, result.evaluation)
             screen.print()
         cost = cost_text(instance, result.evaluation.time_per_sample_s, result.evaluation.devices)
-        speed = speed_line(instance.batch, result.evaluation.time_per_sample_s)
+        speed = speed_line(instance, result.evaluation.time_per_sample_s, result.schedule)
         tried = f"{result.note}; best of {result.tried:,}"
         print_lines(screen, [f"{planner}: {cost}; not proved to be the best", speed, tried])
         if out is not None:
@@ -320,7 +320,7 @@ def solve(
             print_layers(screen, instance, solution.plan, solution.schedule, most)
         if simulation is not None and flushed:
             screen.print()
-            print_simulation(screen, simulation, most)
+            print_simulation(screen, instance, simulation, most)
     more: dict[str, object] = {}
     in_haste = solution.stopped_by is not None and solution.stopped_by.in_haste
     if own_runtime is not None and not in_haste:

@@ -62,6 +62,17 @@ def size_text(size_bytes: float, digits: int = 4) -> str:
     return _size_text(_SIZES, size_bytes, digits)
 
 
+_LARGER = {"B": "KiB", "KiB": "MiB", "MiB": "GiB", "GiB": "TiB"}
+
+
+def held_text(size_bytes: float) -> str:
+    """``72.2 GiB``, ``0.995 GiB``: memory in three digits."""
+    number, unit = size_text(size_bytes, 3).split(" ")
+    if float(number) < 1000.0:
+        return f"{number} {unit}"
+    return f"{float(number) / 1024.0:.3g} {_LARGER[unit]}"
+
+
 def _size_text(units: tuple[tuple[str, float], ...], size_bytes: float, digits: int) -> str:
     scale = _scale(units, size_bytes, digits)
     number = scale.text(size_bytes)

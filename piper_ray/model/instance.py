@@ -16,6 +16,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from piper_ray.model.arguments import cluster_figures, shown
 from piper_ray.model.cluster import Cluster, Link
@@ -66,12 +67,14 @@ class TrainedModel:
 
     config: the keys of its Hugging Face config that matter here, ``model_type`` among them; plain values. precision: of
     matrix products: bf16, fp16 or fp8. software: the generation of training software whose speed the times assume.
-    gpu: the device of these times, by its key in the table of hardware. lora_rank: the rank of adapters that are
+    gpu: the device of these times, by its key in the table of hardware; "several": of devices of several kinds; "":
+    the times are no estimates, as in a profile. lora_rank: the rank of adapters that are
     trained while the model is frozen; 0: the model itself is trained. fused_attention: attention is one kernel.
     context_exchange: how groups that share a sequence exchange keys and values for attention. dispatcher: how tokens
     reach experts on other devices; "": the usual way for the number of ranks. expert_overlap: whether that overlaps
     with passes. weight_bytes, gradient_bytes, optimizer_bytes: bytes kept per parameter. optimizer_on_host: the
-    optimizer's state is in host memory, and parameters are updated there.
+    optimizer's state is in host memory, and parameters are updated there. calibrated: ``least`` and ``most`` of
+    measured over estimated steps of the cluster, and the number of ``runs``; None: none were measured.
 
     >>> TrainedModel({"model_type": "llama"}).precision
     'bf16'
@@ -90,6 +93,7 @@ class TrainedModel:
     gradient_bytes: float = 4.0
     optimizer_bytes: float = 12.0
     optimizer_on_host: bool = False
+    calibrated: Mapping[str, Any] | None = None
 
     @property
     def scales_by_blocks(self) -> bool:

@@ -133,8 +133,7 @@ def _summary_lines(found: LayoutMemory) -> Iterator[str]:
         f"plan and solve count {size_text(counted_bytes, 3)} of it, and set aside what backward, buffers and outside "
         "need"
     )
-    least, most = (size_text(size_bytes, 3) for size_bytes in found.likely_bytes)
-    yield f"measured: {least} to {most}, {memory_doubt(software_named(found.software)).words}"
+    yield f"measured: {memory_doubt(software_named(found.software)).range_text(found.needed_bytes)}"
     yield (
         f"outside what is allocated: CUDA's context {size_text(fullest.context_bytes, 3)}, communicators "
         f"{size_text(fullest.communicators_bytes, 3)}, fragments of the allocator {size_text(fullest.stuck_bytes, 3)}; "

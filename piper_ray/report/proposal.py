@@ -21,7 +21,7 @@ from piper_ray.model.events import (
     IncumbentFound,
     PartBegun,
 )
-from piper_ray.model.figures import percent_text, plural, range_text, share_text, size_text, time_text
+from piper_ray.model.figures import held_text, percent_text, plural, range_text, share_text, size_text, time_text
 from piper_ray.model.mode import Recomputation
 from piper_ray.model.plan import Stage
 from piper_ray.model.restrictions import odd_part
@@ -38,10 +38,10 @@ from piper_ray.report.simulated import early_receives_text, overlapped_text
 from piper_ray.report.summary import layers_text
 from piper_ray.report.terminal import NO_BREAK, Column, LiveLog, left_texts, print_fitting, print_lines, print_table
 from piper_ray.workloads.estimate.architectures.multimodal import TOWER_PATH, images_of
+from piper_ray.workloads.estimate.doubt import step_text
 from piper_ray.workloads.estimate.operators import LayerNode
 from piper_ray.workloads.schemes.document import saved_text
 
-_LARGER = {"B": "KiB", "KiB": "MiB", "MiB": "GiB", "GiB": "TiB"}
 _MOST_RANKS = 12
 
 
@@ -91,8 +91,7 @@ def answer_lines(proposal: FoundPlans, figures: Figures) -> Iterator[str]:
         f"{proposal.demand.runtime.title}, {request.precision}, batches of {plural(best.batch, 'sample')}{tokens}"
     )
     doubt = best.estimate.doubt
-    least_s, most_s = doubt.range_s(figures.step_s)
-    yield f"step      {time_text(figures.step_s, 3)} ({time_text(least_s, 3)} to {time_text(most_s, 3)}, {doubt.words})"
+    yield f"step      {step_text(figures.step_s, doubt)}"
     rates = []
     if figures.tokens_per_s is not None and figures.tokens_per_s_per_device is not None:
         rates += [
@@ -120,11 +119,10 @@ def answer_lines(proposal: FoundPlans, figures: Figures) -> Iterator[str]:
     peak_bytes = fullest.peak_memory_bytes
     left_bytes, held_bytes = limit_bytes - peak_bytes, proposal.demand.set_aside_bytes
     held = f", {held_text(held_bytes)} of it for {proposal.demand.runtime.title}" if held_bytes else ""
-    least_bytes, most_bytes = doubt.memory.range_bytes(peak_bytes)
     yield from _wrapped(
         "memory",
-        f"{held_text(peak_bytes)} of {held_text(limit_bytes)} on the fullest GPU ({held_text(least_bytes)} to "
-        f"{held_text(most_bytes)}, {doubt.memory.words}), {held_text(left_bytes)} "
+        f"{held_text(peak_bytes)} of {held_text(limit_bytes)} on the fullest GPU "
+        f"({doubt.memory.range_text(peak_bytes)}), {held_text(left_bytes)} "
         f"({100.0 * left_bytes / limit_bytes:.0f} %) free{held}{_outside_text(best, limit_bytes)}",
     )
     if best.on_host:
@@ -239,14 +237,6 @@ def rounded_down(number: float) -> float:
         return 0.0
     last = 10.0 ** (math.floor(math.log10(number)) - 2)
     return math.floor(number / last * (1.0 + 1e-12)) * last
-
-
-def held_text(size_bytes: float) -> str:
-    """``72.2 GiB``, ``0.995 GiB``: memory in three digits."""
-    number, unit = size_text(size_bytes, 3).split(" ")
-    if float(number) < 1000.0:
-        return f"{number} {unit}"
-    return f"{float(number) / 1024.0:.3g} {_LARGER[unit]}"
 
 
 def proof_line(proposal: FoundPlans) -> str:

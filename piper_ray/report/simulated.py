@@ -18,6 +18,7 @@ from piper_ray.report.summary import rates_text
 from piper_ray.report.terminal import Column, print_lines, print_table
 from piper_ray.simulate.result import RankSimulation, Simulation
 from piper_ray.simulate.run import Transfers, simulate
+from piper_ray.workloads.estimate.doubt import step_text, workload_doubt
 
 _WHAT = {
     ScheduleName.TWO_BW: "asynchronous 1F1B with two versions of the weights: never drained, updates a batch late",
@@ -37,7 +38,7 @@ _MOST_CHUNKS = 4
 """More would make the column of microbatches in flight too wide."""
 
 
-def print_simulation(console: Console, simulation: Simulation, most: int | None = None) -> None:
+def print_simulation(console: Console, instance: Instance, simulation: Simulation, most: int | None = None) -> None:
     """Prints the simulation at the console's width. most: rows of ranks; None for all."""
     columns = [Column(_HEADS[0]), Column(_HEADS[1], wrap=18), *(Column(head, right=True) for head in _HEADS[2:])]
     print_table(console, columns, list(_rows(simulation)), most)
@@ -46,15 +47,15 @@ def print_simulation(console: Console, simulation: Simulation, most: int | None 
         chunks = "+".join(f"chunk {number}" for number in range(1, v + 1)) if v <= _MOST_CHUNKS else "of all its chunks"
         print_lines(console, [f"in flight: microbatches whose activations a rank keeps at most, {chunks}"])
     console.print()
-    print_lines(console, summary_lines(simulation))
+    print_lines(console, summary_lines(instance, simulation))
 
 
-def summary_lines(simulation: Simulation) -> list[str]:
+def summary_lines(instance: Instance, simulation: Simulation) -> list[str]:
     """The schedule, the step, what was found and what stands for what: a line each."""
-    schedule = simulation.schedule
+    schedule, doubt = simulation.schedule, workload_doubt(instance, simulation.schedule)
     time_s = simulation.time_per_sample_s
-    rates = f"{time_text(time_s)}/microbatch, {rates_text(simulation.batch, time_s)}"
-    lines = [f"{schedule.text}: {_WHAT[schedule.name]}", f"step {time_text(simulation.step_s)}: {rates}"]
+    rates = f"{time_text(time_s, 3 if doubt else 6)}/microbatch, {rates_text(simulation.batch, time_s)}"
+    lines = [f"{schedule.text}: {_WHAT[schedule.name]}", f"step {step_text(simulation.step_s, doubt)}: {rates}"]
     if not simulation.steady:
         lines[-1] += " (no period was found: the average of a long run)"
     lines += [f"  {text}" for text in findings(simulation)]

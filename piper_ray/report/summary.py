@@ -50,6 +50,7 @@ from piper_ray.report.terminal import (
     table_lines,
 )
 from piper_ray.simulate.result import Simulation
+from piper_ray.workloads.estimate.doubt import Doubt, step_text, workload_doubt
 
 _AS_CLAIMED = 1e-6
 """Relative. A long run's average ends up to so far from what it comes to."""
@@ -95,9 +96,9 @@ def cost_text(instance: Instance, time_per_sample_s: float, devices: int) -> str
     return f"{time_text(time_per_sample_s)}/microbatch, {devices} of {instance.devices} devices"
 
 
-def speed_line(batch: Batch, time_per_sample_s: float) -> str:
+def speed_line(instance: Instance, time_per_sample_s: float, schedule: Schedule) -> str:
     """``speed: 1421.28 microbatches/s, 1.35090 s/step``: the line after the plan's cost."""
-    return f"speed: {speed_text(batch, time_per_sample_s)}"
+    return f"speed: {speed_text(instance.batch, time_per_sample_s, workload_doubt(instance, schedule))}"
 
 
 def schedule_line(schedule: Schedule, most_chunks: int | None = None) -> str:
@@ -119,7 +120,9 @@ def print_simulated(console: Console, instance: Instance, solution: Solution, si
     kept = found_s <= claimed_s * (1.0 + _AS_CLAIMED)
     gap = solution.gap or 0.0 if kept else relative_gap(found_s, solution.lower_bound_s)
     close = percent_text(gap) if gap <= PROOF_TOLERANCE else f"{100.0 * gap:.3g} %"
-    promised, bound, simulated = (time_text(batch.step_s(x)) for x in (claimed_s, solution.lower_bound_s, found_s))
+    digits = 3 if workload_doubt(instance, solution.schedule) else 6
+    times_s = [batch.step_s(x) for x in (claimed_s, solution.lower_bound_s, found_s)]
+    promised, bound, simulated = (time_text(x, digits) for x in times_s)
     console.print(f"step: promised {promised}, bound {bound}, simulated {simulated}, gap {close}", soft_wrap=True)
     if solution.plan is not None and solution.plan.in_flight is not None:
         listed = ", ".join(map(str, solution.plan.in_flight))
@@ -157,7 +160,7 @@ def _outcome_lines(instance: Instance, solution: Solution) -> Iterator[str | Tex
         devices = plan.by_rank(solution.schedule).devices
         cost = cost_text(instance, time_per_sample_s, devices)
         yield line.append(f": {cost}, gap {percent_text(solution.gap)}", style="default")
-        yield speed_line(instance.batch, time_per_sample_s)
+        yield speed_line(instance, time_per_sample_s, solution.schedule)
         if solution.gap > PROOF_TOLERANCE:
             yield f"no plan is faster than {time_text(solution.lower_bound_s)}/microbatch"
         for kind in instance.cluster.kinds:
@@ -467,11 +470,11 @@ class Throughput:
         return self.per_microbatch / time_per_sample_s
 
 
-def speed_text(batch: Batch, time_per_sample_s: float) -> str:
+def speed_text(batch: Batch, time_per_sample_s: float, doubt: Doubt | None = None) -> str:
     """``10,667 samples/s, 10,922,667 tokens/s, 3.07200 s/step``."""
     if time_per_sample_s <= 0:
         return "no time at all"
-    return f"{rates_text(batch, time_per_sample_s)}, {time_text(batch.step_s(time_per_sample_s))}/step"
+    return f"{rates_text(batch, time_per_sample_s)}, {step_text(batch.step_s(time_per_sample_s), doubt, '/step')}"
 
 
 def rates_text(batch: Batch, time_per_sample_s: float) -> str:

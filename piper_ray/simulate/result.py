@@ -230,8 +230,12 @@ class Simulation:
     @property
     def text(self) -> str:
         """Schedule, step, idle time, ranks and peak memory, in a line."""
+        return self.text_of(time_text(self.step_s))
+
+    def text_of(self, step: str) -> str:
+        """The same with the step in these words."""
         return (
-            f"{self.schedule.text}: step {time_text(self.step_s)}, {100.0 * self.bubble_share:.1f} % idle, "
+            f"{self.schedule.text}: step {step}, {100.0 * self.bubble_share:.1f} % idle, "
             f"{plural(len(self.ranks), 'rank')}, {self.ranks[self.busiest].name} busiest, "
             f"peak memory {self._peak_text}"
         )

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from piper_ray.calibrate.runs import read_runs
-from piper_ray.model.errors import PiperRayError
+from piper_ray.model.errors import PiperRayError, UsageError
 from piper_ray.workloads.estimate.hardware import load_hardware
 from scripts.validation.errors import run_lines, table_lines
 from scripts.validation.order import layouts_by_source, order_lines
@@ -43,6 +43,8 @@ def main() -> int:
         hardware = load_hardware(arguments.hardware)
         paths = arguments.runs or [RUNS / f"{name}.json" for name in ("published", "measured", "moe", "further")]
         outcomes = [outcome_of(run, hardware) for path in paths for run in read_runs(path)]
+        if not outcomes:
+            raise UsageError(f"{', '.join(map(str, paths))}: no run in it; expected at least one")
     except PiperRayError as error:
         print(error, file=sys.stderr)
         return error.exit_code

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from piper_ray.model.instance import Instance
 from piper_ray.model.schedule import ScheduleName
 from piper_ray.report.document import simulation_document, to_text
 from piper_ray.report.simulated import findings, print_simulation
@@ -15,9 +16,9 @@ from tests.report_cases import small_instance, small_plan, string_console
 from tests.simulate_support import GIB, chain, cut
 
 
-def _printed(simulation: Simulation) -> list[str]:
+def _printed(instance: Instance, simulation: Simulation) -> list[str]:
     console, output = string_console(120)
-    print_simulation(console, simulation)
+    print_simulation(console, instance, simulation)
     return output.getvalue().splitlines()
 
 
@@ -95,7 +96,7 @@ def test_stages_of_one_rank_are_named_together() -> None:
 
 def test_the_table_joins_ranks_that_read_alike() -> None:
     instance = chain([3.0] * 4, degrees=(2,), microbatches=8)
-    lines = _printed(simulate(instance, cut([1] * 4, 2, 2), "gpipe"))
+    lines = _printed(instance, simulate(instance, cut([1] * 4, 2, 2), "gpipe"))
     assert lines[0].split() == [
         *[
             "rank",
@@ -125,7 +126,7 @@ def test_the_table_joins_ranks_that_read_alike() -> None:
 def test_the_table_of_chunks_and_of_too_much() -> None:
     options = SimulationOptions(samples_per_microbatch=2, tokens_per_sample=1000)
     instance = chain([3.0] * 4, microbatches=4, memory_bytes=2 * GIB)
-    lines = _printed(simulate(instance, cut([1] * 4), "zb-v", options=options))
+    lines = _printed(instance, simulate(instance, cut([1] * 4), "zb-v", options=options))
     assert lines[1].split()[:3] == ["0", "1,", "4"]
     assert lines[2].split()[:3] == ["1", "2,", "3"]
     assert "over by 1" in lines[1]
@@ -137,7 +138,7 @@ def test_the_table_of_chunks_and_of_too_much() -> None:
 def test_every_schedule_is_described_and_documented(name: ScheduleName) -> None:
     instance = chain([3.0] * 4, microbatches=8, weights_bytes=GIB / 8)
     simulation = simulate(instance, cut([1] * 4), name.value)
-    assert any(line.startswith(name.value) for line in _printed(simulation))
+    assert any(line.startswith(name.value) for line in _printed(instance, simulation))
     document = json.loads(to_text(simulation_document(instance, simulation)))
     assert document["schema"] == "piper-ray/simulation"
     assert document["schedule"] == name.value
@@ -161,5 +162,5 @@ def test_steps_of_no_time_read_well() -> None:
     instance = chain([0.0, 0.0])
     for name in ("1f1b", "2bw"):
         simulation = simulate(instance, cut([1, 1]), name)
-        assert "step 0 s: 0 s/microbatch, no time at all" in _printed(simulation)
+        assert "step 0 s: 0 s/microbatch, no time at all" in _printed(instance, simulation)
         assert json.loads(to_text(simulation_document(instance, simulation)))["samples_per_s"] is None

@@ -15,11 +15,12 @@ from piper_ray import InputError, UsageError
 from piper_ray.export.files import Target
 from piper_ray.export.targets import exportable
 from piper_ray.model.constraints import WholePieces, choices_made
+from piper_ray.model.figures import held_text
 from piper_ray.model.mode import ALL_REPLICAS
 from piper_ray.model.schedule import ScheduleName
 from piper_ray.proposal.demand import PlanDemand
 from piper_ray.proposal.propose import propose
-from piper_ray.report.proposal import AskedOfPlan, held_text, print_plan
+from piper_ray.report.proposal import AskedOfPlan, print_plan
 from piper_ray.runtimes.pieces import pieces_of
 from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName
 from piper_ray.workloads.estimate.architectures.multimodal import TOWER_PATH, images_of

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from piper_ray.model.figures import plural, share_text, size_text, time_text
+from piper_ray.model.figures import held_text, plural, share_text, size_text, time_text
 from piper_ray.proposal.figures import Figures
 from piper_ray.proposal.layout_words import layout_words
 from piper_ray.proposal.propose import FoundPlans
 from piper_ray.report.page.tables import PageColumn, PageTable, TableCell
-from piper_ray.report.proposal import OF_WORDS, gap_text, held_text, other_plans, rounded, rounded_down, settling_lines
+from piper_ray.report.proposal import OF_WORDS, gap_text, other_plans, rounded, rounded_down, settling_lines
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,7 @@ def _cell(place: int, row: list[str]) -> TableCell:
 def _tiles(found: FoundPlans, figures: Figures) -> Iterator[Tile]:
     best, doubt = found.best, found.best.estimate.doubt
     run, words, devices = best.simulation, layout_words(best), best.instance.devices
-    least_s, most_s = doubt.range_s(figures.step_s)
-    step_more = f"{time_text(least_s, 3)} to {time_text(most_s, 3)}, {doubt.words}"
-    yield Tile("step_s", "Step", figures.step_s, time_text(figures.step_s, 3), step_more)
+    yield Tile("step_s", "Step", figures.step_s, time_text(figures.step_s, 3), doubt.range_text(figures.step_s))
     bound_more = f"no plan of {plural(found.cells.count, 'combination')} takes less than"
     bound = time_text(rounded_down(found.lower_s), 3)
     yield Tile("gap", "Gap", found.gap, gap_text(found.gap), f"{bound_more} {bound}")
@@ -79,10 +77,8 @@ def _tiles(found: FoundPlans, figures: Figures) -> Iterator[Tile]:
     kept = ", ".join(f"{name} {degree}" for name, degree in degrees.items() if degree > 1) or "one GPU"
     yield Tile("layout", "Layout", None, kept, f"mbs {words.microbatch}, {words.scheduled}, {words.sharing}")
     peak = run.peak_memory_bytes
-    least, most = doubt.memory.range_bytes(peak)
     memory_more = f"on the fullest GPU, of {size_text(run.memory_limit_bytes, 3)} that the plan may take"
-    likely = f"{held_text(least)} to {held_text(most)}, {doubt.memory.words}"
-    yield Tile("peak_memory_bytes", "Memory", peak, held_text(peak), f"{memory_more}; {likely}")
+    yield Tile("peak_memory_bytes", "Memory", peak, held_text(peak), f"{memory_more}; {doubt.memory.range_text(peak)}")
     yield Tile("bubble_share", "Idle", run.bubble_share, share_text(run.bubble_share), "of the GPUs' time")
     if figures.days is not None:
         yield Tile("days", "Training", figures.days, f"{rounded(figures.days)} days")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from piper_ray.evaluate import Evaluation, evaluate, evaluation_of
 from piper_ray.model.errors import InvalidPlan, LimitError
-from piper_ray.model.figures import relative_gap, size_text
+from piper_ray.model.figures import relative_gap
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import Schedule, StepTerms
@@ -15,8 +15,7 @@ from piper_ray.planners import KIND_PLANNERS
 from piper_ray.planners import plan as planned
 from piper_ray.simulate.result import Simulation
 from piper_ray.simulate.run import SimulationOptions, simulate
-from piper_ray.workloads.estimate.doubt import memory_doubt
-from piper_ray.workloads.estimate.software import load_software
+from piper_ray.workloads.estimate.doubt import Doubt, workload_doubt
 from piper_ray.workloads.formats.plans import PlanClaims
 
 _SAME_TIME = 1e-9
@@ -55,13 +54,15 @@ class Valued:
     faults: tuple[str, ...]
 
     @property
+    def doubt(self) -> Doubt | None:
+        """How sure the step and the memory are; None where they are no estimates."""
+        return workload_doubt(self.instance, self.simulation.schedule)
+
+    @property
     def likely_memory(self) -> str:
         """Where its measured peak may lie, of an estimated workload."""
-        if self.instance.model is None:
-            return ""
-        doubt = memory_doubt(load_software().get(self.instance.model.software))
-        least, most = (size_text(size, 3) for size in doubt.range_bytes(self.simulation.peak_memory_bytes))
-        return f"; {least} to {most}, {doubt.words}"
+        peak_bytes = self.simulation.peak_memory_bytes
+        return "" if self.doubt is None else f"; {self.doubt.memory.range_text(peak_bytes)}"
 
     @property
     def value_s(self) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 
 from piper_ray.model import limits
@@ -302,6 +302,7 @@ def trained_model(model: ModelConfig, request: EstimateRequest, training: Traini
         context_exchange=context_exchange_named(request.context_exchange).value,
         expert_overlap=Overlap.EXPERTS.value in request.overlaps,
         optimizer_on_host=bool(request.optimizer_on_host),
+        calibrated=None if request.calibration.spread is None else asdict(request.calibration.spread),
         **training.model_dump(),
     )
 

@@ -43,7 +43,7 @@ def on_several_kinds(of_kind: Mapping[str, Instance], between_bytes_per_s: float
     gpus = {"" if x.model is None else x.model.gpu for x in of_kind.values()}
     model = first.model
     if model is not None and len(gpus) > 1:
-        model = replace(model, gpu="")  # there is no one GPU that the times are of
+        model = replace(model, gpu="" if "" in gpus else "several")
     joined = replace(first, layers=tuple(layers), edges=tuple(edges), cluster=cluster, model=model, notes=notes)
     return joined.checked_as(first)
 

@@ -232,7 +232,9 @@ def precision_named(name: str) -> Precision:
 
 
 def dispatcher_named(name: str) -> TokenDispatcher:
-    """That way to send tokens to experts. Raises UsageError."""
+    """That way to send tokens to experts. Raises UsageError, which says what a library of kernels is called here."""
+    if str(name).lower() in ("deepep", "hybridep"):
+        raise UsageError(f"dispatcher {name} is {TokenDispatcher.ONCE_PER_NODE.value} here: give that")
     return choice("dispatcher", name, TokenDispatcher)
 
 

@@ -6,7 +6,7 @@ The table of the trained model (``model.instance``):
     [model]
     precision = "bf16"               # of matrix products: bf16, fp16 or fp8
     software = "megatron-core"       # the generation of training software whose speed the times assume
-    gpu = "H100-SXM"                 # the device of these times
+    gpu = "H100-SXM"                 # the device of estimated times; left out: these times are no estimates
     lora_rank = 16                   # of adapters that are trained while the model is frozen; left out: no adapters
     fused_attention = true           # attention is one kernel; the default
     context_exchange = "ring"        # of context parallelism
@@ -14,6 +14,7 @@ The table of the trained model (``model.instance``):
     expert_overlap = false           # whether that overlaps with passes
     weight_bytes = 2                 # kept for each parameter, with gradient_bytes and optimizer_bytes
     optimizer_on_host = false        # whether the optimizer's state is in host memory, where parameters are updated
+    calibrated = { least = 0.97, most = 1.04, runs = 5 }  # of measured over estimated steps of this cluster, if any
     config = { model_type = "llama", hidden_size = 4096 }  # of Hugging Face, the keys that matter here
     null = ["sliding_window"]        # keys of the config that are null
 
@@ -350,6 +351,14 @@ def _read_links(path: str, value: object, faults: Faults) -> Sequence[Link]:
     return links
 
 
+class CalibratedTable(Closed):
+    """Measured over estimated steps of a cluster: 9 in 10 further ones, and how many were measured."""
+
+    least: Figure = Field(description="a number >= 0")
+    most: Figure = Field(description="a number >= 0")
+    runs: int = Field(ge=1, description="a whole number >= 1")
+
+
 class TrainedModelTable(Closed):
     """The table in the file. ``null`` lists keys of ``config`` whose value is null, because TOML has no null."""
 
@@ -367,6 +376,7 @@ class TrainedModelTable(Closed):
     gradient_bytes: Figure = Field(default=TrainedModel.gradient_bytes, description=_BYTES)
     optimizer_bytes: Figure = Field(default=TrainedModel.optimizer_bytes, description=_BYTES)
     optimizer_on_host: bool = Field(default=TrainedModel.optimizer_on_host, description="true or false")
+    calibrated: CalibratedTable | None = Field(default=None, description="a table")
 
 
 def read_trained_model(value: object, path: str, faults: Faults) -> TrainedModel | None:
