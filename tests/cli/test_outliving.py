@@ -275,6 +275,7 @@ from piper_ray.model.events import EvaluationFinished
 def listener(event):
     if isinstance(event, EvaluationFinished):
         print("evaluated", file=sys.stderr, flush=True)
+        sys.stdin.read()  # until the raylet is killed
 with piper_ray.RayBackend("local", workers=1) as backend:
     piper_ray.solve(sys.argv[1], backend=backend, checkpoint=sys.argv[2], listener=listener)
 """
@@ -286,6 +287,7 @@ def test_from_python_the_end_of_a_real_ray_leaves_the_checkpoint(base: Path, tmp
     dump(instance, tmp_path / "long.json")
     with subprocess.Popen(
         [sys.executable, "-c", _FROM_PYTHON, str(tmp_path / "long.json"), str(kept)],
+        stdin=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env=_on_ray(base, tmp_path),
