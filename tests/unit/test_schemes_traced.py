@@ -59,7 +59,7 @@ _AXES = {
 """By family the axes that a layer is divided along, and what shards of them divide: heads, groups of them, channels."""
 
 
-_LARGE = ("unet", "llama")
+_LARGE = ("latent", "llama", "routed", "scan")
 """Their schemes take many seconds to find: one border and one share of the memory are enough of them."""
 
 
