@@ -294,12 +294,12 @@ def find_alternatives(
 def find_apart(
     instance: Instance, restrictions: Restrictions, schedule: Schedule, step: StepTerms, options: SolveOptions
 ) -> KindsApart | None:
-    """The best pipelines of one kind of devices each, exactly; None where none fit."""
+    """The best pipelines of one kind of devices each; None where none fit."""
     from piper_ray.planners.apart import kinds_apart
 
-    exact = replace(options, resume=None, gap=0.0, time_limit_s=None)
+    asked = replace(options, resume=None, gap=max(options.gap, _FREE_GAP), time_limit_s=None)
     with working("pipelines of one kind each"):
-        return current().run(lambda stop: kinds_apart(instance, restrictions, schedule.name, step, exact, stop))
+        return current().run(lambda stop: kinds_apart(instance, restrictions, schedule.name, step, asked, stop))
 
 
 def print_alternatives(

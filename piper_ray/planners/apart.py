@@ -41,10 +41,12 @@ class OwnPipelines:
 
 @dataclass(frozen=True)
 class KindsApart:
-    """parts: of the kinds that do anything. sync_s: what their gradients take. solves: how many plans were sought."""
+    """parts: of the kinds that do anything. sync_s: what their gradients take. least_s: no sharing out takes less. It
+    is below ``batch_s`` if the search for a kind's plan ended with a gap. solves: how many plans were sought."""
 
     parts: tuple[OwnPipelines, ...]
     sync_s: float
+    least_s: float
     solves: int
 
     @property
@@ -86,7 +88,7 @@ def kinds_apart(
     options: SolveOptions = SolveOptions(),
     stop: Stop[Any] | None = None,
 ) -> KindsApart | None:
-    """The best sharing out; None where none fits.
+    """The best sharing out, within the gaps of its plans; None where none fits.
 
     Raises UsageError for devices of one kind, or another schedule, and StopSearch where it is to end before.
     """
@@ -115,8 +117,7 @@ def kinds_apart(
             return None
         unknown = [(one.least_s[n], one, n) for one, n in split if n not in one.plans]
         if not unknown:
-            parts = tuple(OwnPipelines(one.kind, n, one.plans[n], float(one.least_s[n])) for one, n in split)
-            return KindsApart(parts, sync_s, solves)
+            return KindsApart(tuple(one.plans[n] for one, n in split), sync_s, value_s, solves)
         _, one, n = max(unknown, key=lambda part: part[0])
         if one.is_rough[n]:
             one.bound(n)
@@ -151,8 +152,8 @@ def _either(before: FloatArray, one: _OfKind, microbatches: int) -> FloatArray:
 
 @dataclass(eq=False)
 class _OfKind:
-    """What is known of one kind's devices. least_s: float64[N + 1], by microbatches, what no plan takes less than;
-    what the best takes, where it is known. is_rough: where a sharper bound is at hand. plans: the best ones known."""
+    """What is known of one kind's devices. least_s: float64[N + 1], by microbatches, what no plan takes less than.
+    is_rough: where a sharper bound is at hand. plans: those that were sought."""
 
     kind: str
     instance: Instance | None
@@ -161,7 +162,7 @@ class _OfKind:
     step: StepTerms
     least_s: FloatArray
     is_rough: list[bool]
-    plans: dict[int, Plan]
+    plans: dict[int, OwnPipelines]
 
     @classmethod
     def of(
@@ -194,9 +195,10 @@ class _OfKind:
             step=self.step,
             stop=None if stop is None else stop.part(),
         )
-        if found.stopped_by is not None:
+        if found.stopped_by is not None and (found.stopped_by.ends_all or found.plan is None):
             raise StopSearch(found.stopped_by)
-        value_s = found.time_per_sample_s
-        self.least_s[n] = math.inf if value_s is None else n * value_s
-        if found.plan is not None:
-            self.plans[n] = found.plan
+        if found.plan is None or found.time_per_sample_s is None:
+            self.least_s[n] = math.inf
+        else:
+            self.least_s[n] = max(self.least_s[n], n * found.lower_bound_s)
+            self.plans[n] = OwnPipelines(self.kind, n, found.plan, n * found.time_per_sample_s)

@@ -22,7 +22,9 @@ def apart_lines(apart: KindsApart | None, solution: Solution, microbatches: int)
         return
     own_s = None if solution.time_per_sample_s is None else microbatches * solution.time_per_sample_s
     less = "" if own_s is None else f", {_beside(apart.batch_s, own_s)}"
-    yield f"pipelines of one kind each: {time_text(apart.batch_s)} a step{less}"
+    is_proved = apart.batch_s <= apart.least_s * (1.0 + _SAME)
+    bound = "" if is_proved else f"; none take less than {time_text(apart.least_s)}"
+    yield f"pipelines of one kind each: {time_text(apart.batch_s)} a step{less}{bound}"
     for part in apart.parts:
         stages = plural(len(part.plan.stages), "stage")
         yield (
@@ -55,4 +57,4 @@ def apart_document(apart: KindsApart | None) -> dict[str, object] | None:
         }
         for part in apart.parts
     ]
-    return {"batch_s": apart.batch_s, "gradients_s": apart.sync_s, "kinds": parts}
+    return {"batch_s": apart.batch_s, "lower_bound_s": apart.least_s, "gradients_s": apart.sync_s, "kinds": parts}

@@ -286,6 +286,8 @@ class ApartDocument(_Documented):
 
     batch_s: float
     """The time of a batch, in s."""
+    lower_bound_s: float | None = None
+    """No division of the microbatches takes less than this, in s; null: in files of older versions."""
     gradients_s: float
     """The part of it that sums the gradients of the kinds, in s."""
     kinds: list[OwnPipelinesDocument]
