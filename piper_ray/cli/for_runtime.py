@@ -299,7 +299,9 @@ def find_apart(
 
     asked = replace(options, resume=None, gap=max(options.gap, _FREE_GAP), time_limit_s=None)
     with working("pipelines of one kind each"):
-        return current().run(lambda stop: kinds_apart(instance, restrictions, schedule.name, step, asked, stop))
+        # In a tuple, as that none fit is an answer: None means that a stopped search had found nothing.
+        (found,) = current().run(lambda stop: (kinds_apart(instance, restrictions, schedule.name, step, asked, stop),))
+    return found
 
 
 def print_alternatives(
