@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from hashlib import sha256
+from operator import attrgetter
 from typing import Any, ClassVar, NamedTuple, final
 
 import llvmlite.binding
@@ -41,7 +42,7 @@ class Origin(NamedTuple):
 
 
 dispatchers: dict[tuple[str, str, str], Any] = {}
-"""The dispatchers of all kernels of this process, by module, name and kind."""
+"""The dispatchers of this process, by module, name and kind. That of a kernel is there once it is used."""
 
 
 @final
@@ -124,7 +125,7 @@ class KernelLibrary(JITCodeLibrary):
 
 def _library_of(origin: Origin) -> KernelLibrary:
     """The library, loaded from disk or compiled."""
-    importlib.import_module(origin.module)
+    attrgetter(origin.name)(importlib.import_module(origin.module)).dispatcher()
     dispatcher = dispatchers[origin.module, origin.name, origin.kind]
     dispatcher.compile(origin.arguments)
     library: KernelLibrary = dispatcher.overloads[origin.arguments].library

@@ -1,7 +1,7 @@
-"""The only way kernels are compiled: without Python objects, without the GIL, and cached in a folder named by a hash of
-all sources.
+"""The decorators of kernels, and where compiled kernels are kept: in a folder named by a hash of all sources.
 
-A kernel's code contains that of the kernels it calls, so a cached entry is out of date when any of them changes.
+A kernel's code contains that of the kernels it calls, so a cached entry is out of date when any of them changes. Numba
+is imported when the first kernel is called, so commands that call none begin in half the time.
 """
 
 from __future__ import annotations
@@ -10,15 +10,10 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable
-from functools import cache
+from functools import cache, update_wrapper
 from pathlib import Path
-from types import FunctionType
-from typing import Any, TypeVar, cast
-
-import numba
-
-from piper_ray.compiled.cache import KernelCache
-from piper_ray.compiled.compiler import KernelCompiler, Merged, MergedCompiler, SharedCompiler, by_itself, dispatchers
+from threading import RLock
+from typing import Any, TypeVar, cast, final
 
 _FOLDERS = (
     "certificate/kernels",
@@ -32,6 +27,8 @@ _FOLDERS = (
 """The folders with kernels' source code."""
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+
+_dispatching = RLock()
 
 
 @cache
@@ -69,86 +66,62 @@ def cache_folders() -> tuple[Path, ...]:
     return ours / name, home / name
 
 
+@final
+class Kernel:
+    """A function that numba compiles on the first call, or loads from the cache. kind: see ``dispatcher_of``."""
+
+    def __init__(self, function: Callable[..., Any], kind: str, **flags: bool) -> None:
+        update_wrapper(self, function)
+        self._function, self._kind, self._flags = function, kind, flags
+        self._dispatcher: Any = None
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        return (self._dispatcher or self.dispatcher())(*arguments, **keywords)
+
+    @property
+    def _numba_type_(self) -> Any:
+        """Numba asks for it where a kernel calls another one by its name."""
+        return self.dispatcher()._numba_type_
+
+    def dispatcher(self) -> Any:
+        """Numba's dispatcher; the function itself if compilation is switched off."""
+        with _dispatching:
+            if self._dispatcher is None:
+                from piper_ray.compiled.dispatch import dispatcher_of
+
+                self._dispatcher = dispatcher_of(self._function, self._kind, cache_folders(), **self._flags)
+        return self._dispatcher
+
+
 def is_loaded(function: Callable[..., Any]) -> bool:
     """Whether this process has called the kernel before. A first call also takes the time to load or compile it."""
-    return bool(getattr(function, "overloads", True))
+    return bool(getattr(cast(Kernel, function).dispatcher(), "overloads", True))
 
 
 def kernel(function: _Function) -> _Function:
-    """Makes a kernel for Python to call. ``function`` is compiled on the first call, or loaded from the cache. Other
-    kernels call its machine code."""
-    return _compiled(function, KernelCompiler, _nrt=True)
+    """Makes a kernel for Python to call. Other kernels call its machine code."""
+    return cast(_Function, Kernel(function, "", _nrt=True))
 
 
 def shared_kernel(function: _Function) -> _Function:
     """Makes a kernel for other kernels to call: for long functions that are seldom called, preferably by several
     kernels."""
-    return _for_kernels(function, SharedCompiler, _nrt=True)
+    return cast(_Function, Kernel(function, "shared", _nrt=True))
 
 
 def inner_kernel(function: _Function) -> _Function:
     """Makes a kernel that other kernels copy into their code. If Python calls it, as in a test, it is compiled once
     more."""
-    return _for_kernels(function, MergedCompiler, _nrt=True)
+    return cast(_Function, Kernel(function, "inner", _nrt=True))
 
 
 def leaf_kernel(function: _Function) -> _Function:
     """An inner kernel without arrays, so that it needs no reference counts, which would take most of its time."""
-    return _for_kernels(function, MergedCompiler, _nrt=False)
+    return cast(_Function, Kernel(function, "inner", _nrt=False))
 
 
 def inlined_kernel(function: _Function) -> _Function:
     """A leaf kernel that is inlined into its callers. A call passes records array by array, about five hundred words,
     which can cost more than the work of a short function.
     """
-    return _for_kernels(function, MergedCompiler, _nrt=False, forceinline=True)
-
-
-# Numba's stubs know neither its settings nor these flags.
-_compiler: Any = numba.njit
-_unliteral: Callable[[Any], Any] = numba.types.unliteral
-
-
-def _compiled(function: _Function, compiler: type[KernelCompiler], **flags: Any) -> _Function:
-    compiled = _compiler(nogil=True, error_model="numpy", no_cfunc_wrapper=True, pipeline_class=compiler, **flags)(
-        function
-    )
-    if compiled is not function:  # compilation is switched on
-        prepare(compiled, KernelCache(cast(FunctionType, function), cache_folders(), compiler.kind))
-        dispatchers[function.__module__, function.__qualname__, compiler.kind] = compiled
-    return cast(_Function, compiled)
-
-
-def prepare(dispatcher: Any, cache: KernelCache) -> None:
-    """Prepares one of numba's dispatchers with a ``KernelCompiler``: it caches its results in ``cache``, and a call
-    with a literal, such as 0 or True, uses the same code as a call with a value of its type."""
-    compile_or_load, add_overload = dispatcher.compile, dispatcher.add_overload
-    call_template = dispatcher.get_call_template
-    dispatcher._cache = cache
-
-    def compile_claimed(signature: Any) -> Any:
-        with by_itself():
-            try:
-                return compile_or_load(signature)
-            finally:
-                cache.release()
-
-    def add(result: Any) -> None:
-        if isinstance(result.entry_point, Merged):  # Python cannot call it
-            dispatcher.overloads[tuple(result.signature.args)] = result
-        else:
-            add_overload(result)
-
-    def template_for(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        any_value = {name: _unliteral(of_type) for name, of_type in keywords.items()}
-        return call_template(tuple(map(_unliteral, arguments)), any_value)
-
-    dispatcher.compile, dispatcher.add_overload, dispatcher.get_call_template = compile_claimed, add, template_for
-
-
-def _for_kernels(function: _Function, compiler: type[KernelCompiler], **flags: Any) -> _Function:
-    compiled: Any = _compiled(function, KernelCompiler, **flags)
-    if compiled is not function:
-        called: Any = _compiled(function, compiler, no_cpython_wrapper=True, **flags)
-        compiled.get_call_template, compiled.get_overload = called.get_call_template, called.get_overload
-    return cast(_Function, compiled)
+    return cast(_Function, Kernel(function, "inner", _nrt=False, forceinline=True))

@@ -61,6 +61,15 @@ def test_completion_loads_no_more_than_it_offers(words: str, offered: str) -> No
     assert ("piper_ray.cli.solve" in loaded) == (offered == "--devices")
 
 
+def test_a_command_that_calls_no_kernel_loads_no_numba() -> None:
+    code = (
+        "import io, contextlib\nfrom piper_ray.cli import main\nwith contextlib.redirect_stdout(io.StringIO()): main()"
+    )
+    loaded = _loaded_after(f"sys.argv = ['piper-ray', 'info', 'inputs/bert32-a100.toml']\n{code}")
+    assert "numpy" in loaded
+    assert loaded.isdisjoint({"numba", "llvmlite", "ray"})
+
+
 @pytest.mark.long
 def test_modules_of_a_functions_name_hide_no_function() -> None:
     code = "import piper_ray.run.run, piper_ray.simulate.run, piper_ray.evaluate\n"

@@ -18,10 +18,9 @@ from typing import Any, NamedTuple, cast
 import numba
 import numpy as np
 import pytest
-from numba.core.dispatcher import Dispatcher
 
 import piper_ray
-from piper_ray.compiled import cache, jit
+from piper_ray.compiled import cache, dispatch, jit
 from piper_ray.compiled.cache import KernelCache
 from piper_ray.compiled.compiler import KernelCompiler
 from piper_ray.compiled.observers import COMPILING, observed
@@ -45,7 +44,7 @@ def kept_in(folders: list[Path]) -> Any:
     """``triple`` in what a fresh process would know of it."""
     compiler: Any = numba.njit
     dispatcher = compiler(nogil=True, pipeline_class=KernelCompiler)(triple)
-    jit.prepare(dispatcher, KernelCache(cast(FunctionType, triple), folders))
+    dispatch.prepare(dispatcher, KernelCache(cast(FunctionType, triple), folders))
     return dispatcher
 
 
@@ -333,12 +332,13 @@ def test_every_kernel_is_kept_in_these_files_and_lets_other_threads_run() -> Non
         for module in pkgutil.walk_packages(piper_ray.__path__, "piper_ray.")
         if re.search(r"\b(kernels?|compiled|cost)\b", module.name)
         for name, kernel in vars(importlib.import_module(module.name)).items()
-        if isinstance(kernel, Dispatcher)
+        if isinstance(kernel, jit.Kernel)
     ]
     assert {name.rpartition(".")[0].split(".")[1] for name, _ in found} >= {"cost", "engine", "planners"}
     for name, kernel in found:
-        assert isinstance(vars(kernel)["_cache"], KernelCache), name
-        assert kernel.targetoptions["nogil"], name
+        dispatcher = kernel.dispatcher()
+        assert isinstance(vars(dispatcher)["_cache"], KernelCache), name
+        assert dispatcher.targetoptions["nogil"], name
 
 
 def test_kernels_are_compiled_in_listed_folders_only() -> None:
