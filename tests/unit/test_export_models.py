@@ -19,6 +19,7 @@ from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.workloads.estimate.build import Estimate
 from piper_ray.workloads.estimate.config import ModelConfig, model_names, model_of_config, read_model
+from piper_ray.workloads.estimate.families import Microbatch
 from piper_ray.workloads.estimate.modes import Offer
 from tests.data import published_models
 from tests.estimate_support import estimated
@@ -85,10 +86,8 @@ def shallow(config: dict[str, Any]) -> dict[str, Any]:
 
 def planned(model: ModelConfig, **options: Any) -> tuple[Estimate, Plan]:
     """Two stages on two replicas of each; experts over eight ranks where they can be."""
-    spread = any(
-        kind.experts and kind.experts % 8 == 0
-        for kind in estimated(model, "H100-SXM", nodes=2, batch=model.samples * 16).architecture.kinds
-    )
+    kinds = model.architecture(Microbatch(model.samples, model.tokens, fused=True)).kinds
+    spread = any(kind.experts and kind.experts % 8 == 0 for kind in kinds)
     offer = Offer(experts=(8,)) if spread else Offer()
     result = estimated(model, "H100-SXM", nodes=2, batch=model.samples * 16, offer=offer, **options)
     instance = result.instance
