@@ -277,19 +277,22 @@ def compare(
     from piper_ray.report.summary import instance_lines
     from piper_ray.report.terminal import console, print_lines
 
-    names = _names(plan_files)
+    names = _names(plan_files, launched.recipe)
     with working("simulating") as progress:
         plans = current().run(lambda _: _compared(instance, plan_files, read, names, charged, progress))
     if told_as.json:
-        document: dict[str, object] = {"plans": comparison_document(instance, plans), "verdict": verdict(plans)}
+        document: dict[str, object] = {
+            "plans": comparison_document(instance, plans),
+            "verdict": verdict(instance, plans),
+        }
         typer.echo(to_text(document), nl=False)
         return
     screen = console()
     print_lines(screen, [*instance_lines(instance), ""])
     print_comparison(screen, instance, plans)
     screen.print()
-    print_difference(screen, plans)
-    print_lines(screen, ["", verdict(plans)])
+    print_difference(screen, instance, plans)
+    print_lines(screen, ["", verdict(instance, plans)])
 
 
 def _compared(
@@ -337,10 +340,10 @@ def _is_launch(path: Path) -> bool:
     return path.is_file() and read_launch(Source(path.read_text(encoding="utf-8-sig"), path)) is not None
 
 
-def _names(plan_files: list[Path]) -> list[str]:
-    """The names of the files without folders, where these tell them apart."""
-    stems = [path.stem for path in plan_files]
-    return stems if len(set(stems)) == len(stems) else [str(path) for path in plan_files]
+def _names(plan_files: list[Path], recipe: str | None) -> list[str]:
+    """The recipe's name for a Python file, else the file's name without its folder; paths where names are equal."""
+    names = [recipe if recipe is not None and path.suffix == ".py" else path.stem for path in plan_files]
+    return names if len(set(names)) == len(names) else [str(path) for path in plan_files]
 
 
 @dataclass(frozen=True)
@@ -369,5 +372,5 @@ def report(planned: PlannedOptions, page: PageOutput, scheduled: ScheduleOptions
         subject = current().run(lambda _: report_subject(instance, plan, shown_for, claims, line))
     write_page(subject, page.out)
     simulation = subject.valued.simulation
-    text = simulation.text_of(step_text(simulation.step_s, subject.valued.doubt))
+    text = simulation.text_of(step_text(simulation.step_s, subject.valued.doubt, digits=subject.valued.digits))
     print_lines(console(), [f"{page.out}: {text}"])

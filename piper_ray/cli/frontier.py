@@ -213,6 +213,7 @@ def _table_of_kinds(
     from piper_ray.report.plots.style import save
     from piper_ray.report.summary import instance_lines, schedule_line
     from piper_ray.report.terminal import console, print_lines
+    from piper_ray.workloads.estimate.doubt import shown_digits
 
     if curves.budgets is not None:
         raise UsageError("--budgets: bounds on the sum of d are for plans whose stages may differ in d (schedule 2bw)")
@@ -228,7 +229,7 @@ def _table_of_kinds(
             return kind_table(instance, numbers, restrictions, asked, options, stop=stop, tell=known.append)
 
         points = current().run(found)
-    print_kind_table(screen, kinds, points)
+    print_kind_table(screen, kinds, points, shown_digits(instance))
     plans: dict[tuple[int, int], PlanEntry] = {}
     unwritten = Unwritten()
     if curves.plans is not None:

@@ -101,11 +101,12 @@ def write_candidates(found: FoundPlans, count: int, out: Path, command: str) -> 
     """A job in a folder for each of the best plans whose launch fits, and what is to be done with them."""
     from piper_ray.model.figures import time_text
     from piper_ray.proposal.layout_words import layout_words
+    from piper_ray.report.proposal import listed_plans
 
     written: list[Path] = []
     rows: list[str] = []
     runs: list[dict[str, object]] = []
-    for one in found.found:
+    for _, one in listed_plans(found, len(found.found)):
         launch = launch_of(found, one)
         if launch.excess:
             note(f"no job for {layout_words(one).text}: {launch.excess[0]}")

@@ -326,7 +326,9 @@ def solve(
     if own_runtime is not None and not in_haste:
         free = own_runtime.without_rules(instance, solution, options)
         print_lines(screen, own_runtime.receives_lines(instance, solution, simulation))
-        print_lines(screen, [own_runtime.cost_text(solution, free), *own_runtime.rank_lines(instance, solution)])
+        print_lines(
+            screen, [own_runtime.cost_text(instance, solution, free), *own_runtime.rank_lines(instance, solution)]
+        )
         more["runtime"] = own_runtime.document(solution, free)
     if wanted.plans > 1 and not in_haste:
         others = for_runtime.find_alternatives(instance, restrictions, asked, wanted, options, solution)
@@ -338,7 +340,7 @@ def solve(
             for_runtime.write_alternatives(out, instance, others, unwritten)
     if written.apart and not in_haste:
         apart = for_runtime.find_apart(instance, kept.restrictions(), Schedule.of(asked), step, options)
-        print_lines(screen, apart_lines(apart, solution, instance.microbatches))
+        print_lines(screen, apart_lines(instance, apart, solution))
         more["apart"] = apart_document(apart)
     if certificate is not None:
         print_lines(screen, write_own_certificate(certificate, instance, solution, restrictions, options, unwritten))

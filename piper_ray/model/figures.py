@@ -8,6 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
+ESTIMATED_DIGITS = 3
+"""Significant digits of times and rates that are estimates."""
+
 PROOF_TOLERANCE = 2e-9
 """Relative. A proof states that no plan is faster by more than 1e-9, and its own arithmetic rounds."""
 
@@ -92,8 +95,30 @@ def memory_text(size_bytes: float) -> str:
     return f"{binary} ({decimal})" if is_round and len(decimal) + 1 < len(binary) else binary
 
 
-def rate_text(rate: float) -> str:
-    """``2,970,680``, ``65.2184``: samples or tokens per second, without an exponent."""
+def rounded(number: float) -> str:
+    """``73,000``, ``1,140``, ``8.9``: three digits."""
+    if number >= 999.5:
+        return f"{float(f'{number:.3g}'):,.0f}"
+    return f"{number:.3g}"
+
+
+def rounded_down(number: float) -> float:
+    """To three digits: what is true of a bound is true of less."""
+    if number <= 0.0:
+        return 0.0
+    last = 10.0 ** (math.floor(math.log10(number)) - 2)
+    return math.floor(number / last * (1.0 + 1e-12)) * last
+
+
+def least_text(bound_s: float, digits: int = 6) -> str:
+    """A lower bound of a time; in three digits it is rounded down."""
+    return time_text(rounded_down(bound_s) if digits == ESTIMATED_DIGITS else bound_s, digits)
+
+
+def rate_text(rate: float, digits: int = 6) -> str:
+    """``2,970,680``, ``65.2184``: samples or tokens per second, without an exponent; ``2,970,000`` in three digits."""
+    if digits == ESTIMATED_DIGITS:
+        return rounded(rate)
     return f"{rate:,.0f}" if rate >= 1e4 else f"{rate:.6g}"
 
 

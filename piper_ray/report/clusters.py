@@ -9,13 +9,13 @@ from itertools import pairwise
 
 from rich.console import Console
 
-from piper_ray.model.figures import held_text, time_text
+from piper_ray.model.figures import held_text, rounded, time_text
 from piper_ray.proposal.clusters import ClusterPlan
 from piper_ray.proposal.demand import PlanDemand, Proposed
 from piper_ray.proposal.figures import Figures, figures_of
 from piper_ray.proposal.layout_words import layout_words
 from piper_ray.proposal.moved import moved_between
-from piper_ray.report.proposal import SCREEN_COLUMNS, change_text, gap_text, rounded
+from piper_ray.report.proposal import SCREEN_COLUMNS, change_text, gap_text
 from piper_ray.report.terminal import NO_BREAK, Column, print_fitting, print_lines
 
 _BILLION = 1e9

@@ -15,6 +15,7 @@ from piper_ray.model.schedule import Schedule
 from piper_ray.report.terminal import Column, print_fitting, print_lines, print_table
 from piper_ray.runtimes.runtime import RUNTIMES
 from piper_ray.simulate.result import Simulation
+from piper_ray.workloads.estimate.doubt import shown_digits
 
 _MATTERS = 0.1
 """A share of the whole difference: a part that makes less of it is left out."""
@@ -95,7 +96,7 @@ def ids_text(instance: Instance, plan: Plan) -> str:
     return ", ".join(printable(tmpc_id) for tmpc_id in sorted(free or every))
 
 
-def reasons(slower: Simulation, faster: Simulation, digits: int = 6) -> list[str]:
+def reasons(slower: Simulation, faster: Simulation, digits: int) -> list[str]:
     """Why the one is faster, as phrases with seconds in ``digits`` digits, the largest part first."""
     one, other = parts_of(slower), parts_of(faster)
     gain_s = slower.step_s - faster.step_s
@@ -111,20 +112,20 @@ def reasons(slower: Simulation, faster: Simulation, digits: int = 6) -> list[str
     return [*found, *(f"despite {text}" for text in reversed(lost))]
 
 
-def verdict(plans: Sequence[ComparedPlan]) -> str:
+def verdict(instance: Instance, plans: Sequence[ComparedPlan]) -> str:
     """``yours 10.2 s a step, best 9.4 s (theirs, 7.8 % less)``: the first plan against the fastest one that fits."""
     yours = plans[0]
     fitting = [one for one in plans if one.fits]
     if not fitting:
         return "none of these plans fits into the devices' memory"
     best = min(fitting, key=lambda one: one.simulation.step_s)
-    step = time_text(yours.simulation.step_s)
+    step, least = (_step(instance, one) for one in (yours, best))
     if not yours.fits:
-        return f"{yours.name} does not fit into memory; best of the others {best.name}: {_step(best)}"
+        return f"{yours.name} does not fit into memory; best of the others {best.name}: {least}"
     if best is yours or yours.simulation.step_s <= best.simulation.step_s * (1.0 + _EQUAL):
         return f"{yours.name} is the best of these: {step} a step"
     less = 100.0 * (1.0 - best.simulation.step_s / yours.simulation.step_s)
-    return f"{yours.name} {step} a step, best {_step(best)} ({best.name}, {less:.2g} % less)"
+    return f"{yours.name} {step} a step, best {least} ({best.name}, {less:.2g} % less)"
 
 
 _PARTS = {
@@ -135,7 +136,7 @@ _PARTS = {
 }
 
 
-def print_difference(console: Console, plans: Sequence[ComparedPlan]) -> None:
+def print_difference(console: Console, instance: Instance, plans: Sequence[ComparedPlan]) -> None:
     """The parts of a step of the first plan and of the fastest other one that fits, which add up to both steps."""
     yours, *others = plans
     fitting = [one for one in others if one.fits]
@@ -145,7 +146,7 @@ def print_difference(console: Console, plans: Sequence[ComparedPlan]) -> None:
     mine, theirs = parts_of(yours.simulation), parts_of(best.simulation)
     pairs = [(words, getattr(mine, name), getattr(theirs, name)) for name, words in _PARTS.items()]
     pairs.append(("step", yours.simulation.step_s, best.simulation.step_s))
-    scale = time_scale(yours.simulation.step_s)
+    scale = time_scale(yours.simulation.step_s, min(5, shown_digits(instance) + 1))  # one more, as parts are small
     columns = [Column(f"{scale.unit} of a step"), *(Column(x.name, right=True) for x in (yours, best))]
     rows = [
         [words, scale.text(a), scale.text(b), f"{'+' if b > a else ''}{scale.text(b - a)}"] for words, a, b in pairs
@@ -153,8 +154,8 @@ def print_difference(console: Console, plans: Sequence[ComparedPlan]) -> None:
     print_table(console, [*columns, Column("difference", right=True)], rows)
 
 
-def _step(one: ComparedPlan) -> str:
-    return time_text(one.simulation.step_s)
+def _step(instance: Instance, one: ComparedPlan) -> str:
+    return time_text(one.simulation.step_s, shown_digits(instance))
 
 
 def print_comparison(
@@ -168,7 +169,7 @@ def print_comparison(
         parts, step_s = parts_of(one.simulation), one.simulation.step_s
         rows.append([
             one.name,
-            _step(one),
+            _step(instance, one),
             one.simulation.schedule.name.value,
             shape_text(one.plan, one.simulation.schedule),
             f"{one.simulation.devices:,}",

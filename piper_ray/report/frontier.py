@@ -19,6 +19,7 @@ from piper_ray.model.stop import StoppedBy
 from piper_ray.report.log import SolverLog
 from piper_ray.report.summary import Throughput
 from piper_ray.report.terminal import Column, print_lines, print_table
+from piper_ray.workloads.estimate.doubt import shown_digits
 
 _MOST_ROWS = 24
 _POINT_HEAD = (
@@ -76,7 +77,7 @@ def print_frontier(console: Console, found: Frontier, budgets: Sequence[Frontier
     for points, by_budget in ((found.points(), False), (budgets, True)):
         if any(point.time_per_sample_s is not None for point in points):
             console.print()
-            print_table(console, *_steps_table(points, by_budget, throughput))
+            print_table(console, *_steps_table(points, by_budget, throughput, shown_digits(found.instance)))
             steps = sum(point.is_step for point in points)
             if steps > _MOST_ROWS:
                 console.print(f"some of {steps:,} steps; --out writes all", soft_wrap=True)
@@ -93,7 +94,7 @@ def print_frontier(console: Console, found: Frontier, budgets: Sequence[Frontier
 
 
 def _steps_table(
-    points: Sequence[FrontierPoint], by_budget: bool, throughput: Throughput
+    points: Sequence[FrontierPoint], by_budget: bool, throughput: Throughput, digits: int
 ) -> tuple[list[Column], list[list[str]]]:
     """Each stretch of equal time: where it begins and ends. A long table keeps steps evenly spaced on a log scale."""
     steps: list[tuple[FrontierPoint, int]] = []
@@ -111,8 +112,8 @@ def _steps_table(
         assert time_s is not None
         rate = throughput.per_s(time_s) if time_s > 0 else math.inf
         first = point.data_parallel_budget if by_budget else point.devices
-        figures = [time_text(time_s), rate_text(rate), f"{rate / point.devices:.4g}", percent_text(point.gap or 0.0)]
-        rows.append([f"{first:,}", f"{last:,}", *figures])
+        figures = [time_text(time_s, digits), rate_text(rate, digits), f"{rate / point.devices:.{min(4, digits)}g}"]
+        rows.append([f"{first:,}", f"{last:,}", *figures, percent_text(point.gap or 0.0)])
     heads = [
         "sum of d" if by_budget else "devices",
         "up to",

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def print_kind_table(screen: Console, kinds: Sequence[str], points: Sequence[KindPoint]) -> None:
-    """Times of a microbatch, with what is not proved of each; then how many are proved."""
+def print_kind_table(screen: Console, kinds: Sequence[str], points: Sequence[KindPoint], digits: int) -> None:
+    """Times of a microbatch, with the gap of those that are not proved; then how many are proved."""
     first, second = map(printable, kinds)
-    of_pair = {one.devices: _cell(one) for one in points}
+    of_pair = {one.devices: _cell(one, digits) for one in points}
     others = sorted({one.devices[1] for one in points})
     columns = [Column(f"{first} \\ {second}", right=True), *(Column(f"{count:,}", right=True) for count in others)]
     rows = [
@@ -36,12 +36,12 @@ def print_kind_table(screen: Console, kinds: Sequence[str], points: Sequence[Kin
     print_lines(screen, ["", f"{proved:,} of {plural(len(points), 'point')} proved, by {plural(solved, 'solve')}"])
 
 
-def _cell(point: KindPoint) -> str:
+def _cell(point: KindPoint, digits: int) -> str:
     found = point.solution
     if found.time_per_sample_s is None:
         return "none fits" if found.status is Status.INFEASIBLE else "?"
     gap = "" if found.gap is None or found.status is Status.OPTIMAL else f" (gap {percent_text(found.gap)})"
-    return f"{time_text(found.time_per_sample_s)}{gap}"
+    return f"{time_text(found.time_per_sample_s, digits)}{gap}"
 
 
 def kind_rows(kinds: Sequence[str], points: Sequence[KindPoint], plans: Mapping[Counts, str]) -> list[Document]:

@@ -47,17 +47,21 @@ def machine_table(instance: Instance) -> tuple[list[Column], list[list[str]]]:
         [f"to the next stage, within {devices:,}{where}", *(_within_text(one, devices) for one in found)]
         for devices in sorted({group["devices"] for one in found for group in one["groups"][:-1]})
     ]
-    rows.append(["to the next stage", *(time_text(one["border_s_per_gb"]) for one in found)])
+    rows.append(["to the next stage", *(_time(one["border_s_per_gb"]) for one in found)])
     if any(uplinks):
         alone_s = [one["groups"][-1]["lone_border_s_per_gb"] for one in found]
-        rows.append(["the same, if one of a group sends (1f1b, gpipe)", *map(time_text, alone_s)])
+        rows.append(["the same, if one of a group sends (1f1b, gpipe)", *map(_time, alone_s)])
     if between_bytes_per_s is not None:
-        rows.append(["to another kind", *[time_text(_SIZE_BYTES / between_bytes_per_s)] * len(found)])
+        rows.append(["to another kind", *[_time(_SIZE_BYTES / between_bytes_per_s)] * len(found)])
     for d in sorted({int(d) for one in found for d in one["ring_s_per_gb"]}):
         times_s = [one["ring_s_per_gb"].get(str(d)) for one in found]
-        rows.append([f"summed over {d:,} replicas", *("" if x is None else time_text(x) for x in times_s)])
+        rows.append([f"summed over {d:,} replicas", *("" if x is None else _time(x) for x in times_s)])
     columns = [Column("A GB of a device"), *(Column(printable(one["kind"]) or "time", right=True) for one in found)]
     return columns, rows
+
+
+def _time(seconds: float) -> str:
+    return time_text(seconds, 4)
 
 
 def _group(own: Cluster, level: int) -> _Facts:
@@ -74,7 +78,7 @@ def _group(own: Cluster, level: int) -> _Facts:
 
 
 def _within_text(one: _Facts, devices: int) -> str:
-    return next((time_text(x["border_s_per_gb"]) for x in one["groups"][:-1] if x["devices"] == devices), "")
+    return next((_time(x["border_s_per_gb"]) for x in one["groups"][:-1] if x["devices"] == devices), "")
 
 
 def _group_text(group: _Facts) -> str:

@@ -71,7 +71,7 @@ def _rank_document(number: int, rank: RankMemory) -> dict[str, object]:
 def print_memory(console: Console, found: LayoutMemory) -> None:
     """Prints it at the console's width."""
     used = [term for term in _HEADS if any(rank.terms[term] for rank in found.ranks)]
-    heads = ["layers", "in flight", *(_HEADS[term] for term in used), "allocated", "outside", "needed"]
+    heads = ["layers", "in flight", *(_HEADS[term] for term in used), "sum", "outside", "needed"]
     print_lines(console, _head_lines(found))
     console.print()
     scale = size_scale(found.needed_bytes)
@@ -125,7 +125,7 @@ def _summary_lines(found: LayoutMemory) -> Iterator[str]:
     number = max(range(len(found.ranks)), key=lambda rank: found.ranks[rank].device_bytes)
     fullest = found.ranks[number]
     yield (
-        f"needed: {size_text(found.needed_bytes)} of each GPU, by rank {number}, whose worst moment is "
+        f"needed: {size_text(found.needed_bytes)} of each GPU, by rank {number}, which is fullest in "
         f"{_moment_text(fullest.moment)}"
     )
     counted_bytes = fullest.allocated_bytes - fullest.terms["backward pass"] - fullest.terms["buffers"]
@@ -135,7 +135,7 @@ def _summary_lines(found: LayoutMemory) -> Iterator[str]:
     )
     yield f"measured: {memory_doubt(software_named(found.software)).range_text(found.needed_bytes)}"
     yield (
-        f"outside what is allocated: CUDA's context {size_text(fullest.context_bytes, 3)}, communicators "
+        f"outside the sum: CUDA's context {size_text(fullest.context_bytes, 3)}, communicators "
         f"{size_text(fullest.communicators_bytes, 3)}, fragments of the allocator {size_text(fullest.stuck_bytes, 3)}; "
         f"nvidia-smi shows {size_text(_shown_bytes(found, fullest))}"
     )
@@ -156,4 +156,4 @@ def _shown_bytes(found: LayoutMemory, rank: RankMemory) -> float:
 
 
 def _moment_text(moment: str) -> str:
-    return moment if moment.startswith("the ") else f"the backward pass of {moment}"
+    return moment if moment.startswith("the ") else f"a backward pass ({moment})"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +20,17 @@ from piper_ray.model.events import (
     IncumbentFound,
     PartBegun,
 )
-from piper_ray.model.figures import held_text, percent_text, plural, range_text, share_text, size_text, time_text
+from piper_ray.model.figures import (
+    held_text,
+    percent_text,
+    plural,
+    range_text,
+    rounded,
+    rounded_down,
+    share_text,
+    size_text,
+    time_text,
+)
 from piper_ray.model.mode import Recomputation
 from piper_ray.model.plan import Stage
 from piper_ray.model.restrictions import odd_part
@@ -224,21 +233,6 @@ def _wrapped(head: str, text: str) -> list[str]:
     return folded(f"{head:<10}{text}", SCREEN_COLUMNS)
 
 
-def rounded(number: float) -> str:
-    """``73,000``, ``1,140``, ``8.9``: three digits."""
-    if number >= 999.5:
-        return f"{float(f'{number:.3g}'):,.0f}"
-    return f"{number:.3g}"
-
-
-def rounded_down(number: float) -> float:
-    """To three digits: what is true of a bound is true of less."""
-    if number <= 0.0:
-        return 0.0
-    last = 10.0 ** (math.floor(math.log10(number)) - 2)
-    return math.floor(number / last * (1.0 + 1e-12)) * last
-
-
 def proof_line(proposal: FoundPlans) -> str:
     """What is proved, of all plans together."""
     demand = proposal.demand
@@ -362,15 +356,19 @@ OF_WORDS = ("schedule", "runs as", "simpler in")
 def other_plans(proposal: FoundPlans) -> tuple[list[str], list[list[str]]]:
     """The plan and the best ones of other cells, by how much they lose and what each is simpler in: heads, and rows."""
     heads = ["step", "slower", "mbs", "TP", "CP", "PP", "DP", "EP", "schedule", "runs as", "memory", "simpler in"]
-    rows = list(_listed(proposal))
+    rows = [row for row, _ in listed_plans(proposal)]
     kept = [place for place, head in enumerate(heads) if head != "EP" or any(row[place] != "-" for row in rows)]
     return [heads[place] for place in kept], [[row[place] for place in kept] for row in rows]
 
 
-def _listed(proposal: FoundPlans) -> dict[tuple[str, ...], Proposed]:
-    """The best plans by their rows. Sharding over one replica makes plans that differ in nothing that is shown."""
-    best = layout_words(proposal.best)
-    return {tuple(_other_row(one, proposal.best, best)): one for one in proposal.found[: LISTED + 1]}
+def listed_plans(proposal: FoundPlans, most: int = LISTED + 1) -> list[tuple[list[str], Proposed]]:
+    """The best ``most`` plans with their rows. Of plans whose rows differ in nothing but what is recomputed, only the
+    fastest is kept."""
+    best, found = layout_words(proposal.best), dict[tuple[str, ...], tuple[list[str], Proposed]]()
+    for one in proposal.found[:most]:
+        row = _other_row(one, proposal.best, best)
+        found.setdefault(tuple(cell.partition(f", {_RECOMPUTES}")[0] for cell in row), (row, one))
+    return list(found.values())
 
 
 def _print_others(console: Console, proposal: FoundPlans) -> None:
@@ -389,7 +387,7 @@ def settling_lines(proposal: FoundPlans) -> list[str]:
     """What settles which plan is the fastest, where others lie within what a step of it may take."""
     best = proposal.best
     _, most_s = best.estimate.doubt.range_s(best.step_s)
-    close = sum(one.step_s <= most_s for one in _listed(proposal).values())
+    close = sum(one.step_s <= most_s for _, one in listed_plans(proposal))
     if close < 2 or proposal.demand.further:  # of which no candidates are written
         return []
     count = min(close, _MEASURED)
@@ -419,13 +417,16 @@ def _other_row(one: Proposed, best: Proposed, words: LayoutWords) -> list[str]:
     ]
 
 
+_RECOMPUTES = "recomputes"
+
+
 def _recomputes(words: LayoutWords) -> list[str]:
     """What a table's cell says of recomputation."""
     if words.recomputation == Recomputation.NONE:
         return []
     if words.recomputation is None:
-        return ["recomputes by stage"]
-    return [f"recomputes {', '.join(words.recomputation.parts)}"]
+        return [f"{_RECOMPUTES} by stage"]
+    return [f"{_RECOMPUTES} {', '.join(words.recomputation.parts)}"]
 
 
 def change_text(change: float) -> str:
@@ -493,6 +494,7 @@ def print_against(console: Console, proposal: FoundPlans, theirs: Theirs) -> Non
         console.print()
         print_difference(
             console,
+            best.instance,
             [
                 ComparedPlan("yours", own.plan, own.simulation),
                 ComparedPlan("plan", best.plan, best.simulation),

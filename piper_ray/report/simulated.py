@@ -18,7 +18,7 @@ from piper_ray.report.summary import rates_text
 from piper_ray.report.terminal import Column, print_lines, print_table
 from piper_ray.simulate.result import RankSimulation, Simulation
 from piper_ray.simulate.run import Transfers, simulate
-from piper_ray.workloads.estimate.doubt import step_text, workload_doubt
+from piper_ray.workloads.estimate.doubt import shown_digits, step_text, workload_doubt
 
 _WHAT = {
     ScheduleName.TWO_BW: "asynchronous 1F1B with two versions of the weights: never drained, updates a batch late",
@@ -45,7 +45,7 @@ def print_simulation(console: Console, instance: Instance, simulation: Simulatio
     if simulation.schedule.v > 1:
         v = simulation.schedule.v
         chunks = "+".join(f"chunk {number}" for number in range(1, v + 1)) if v <= _MOST_CHUNKS else "of all its chunks"
-        print_lines(console, [f"in flight: microbatches whose activations a rank keeps at most, {chunks}"])
+        print_lines(console, [f"in flight: the most microbatches whose activations a rank keeps, {chunks}"])
     console.print()
     print_lines(console, summary_lines(instance, simulation))
 
@@ -54,8 +54,10 @@ def summary_lines(instance: Instance, simulation: Simulation) -> list[str]:
     """The schedule, the step, what was found and what stands for what: a line each."""
     schedule, doubt = simulation.schedule, workload_doubt(instance, simulation.schedule)
     time_s = simulation.time_per_sample_s
-    rates = f"{time_text(time_s, 3 if doubt else 6)}/microbatch, {rates_text(simulation.batch, time_s)}"
-    lines = [f"{schedule.text}: {_WHAT[schedule.name]}", f"step {step_text(simulation.step_s, doubt)}: {rates}"]
+    digits = shown_digits(instance)
+    rates = f"{time_text(time_s, digits)}/microbatch, {rates_text(simulation.batch, time_s, digits)}"
+    step = step_text(simulation.step_s, doubt, digits=digits)
+    lines = [f"{schedule.text}: {_WHAT[schedule.name]}", f"step {step}: {rates}"]
     if not simulation.steady:
         lines[-1] += " (no period was found: the average of a long run)"
     lines += [f"  {text}" for text in findings(simulation)]
@@ -92,6 +94,9 @@ def _cells(simulation: Simulation, rank: RankSimulation) -> list[str]:
 _WORTH_SAYING = 0.01
 """Share of the time from which a loss is shown."""
 
+_NONE = 5e-4
+"""Shares below it read as 0.0 %."""
+
 _UNUSED = 0.05
 """Share of a device's memory from which unused memory is shown."""
 
@@ -124,9 +129,9 @@ def _promise(simulation: Simulation) -> Iterator[str]:
     if promised_s is None or simulation.in_flight is None:
         return
     if simulation.keeps_promise:
-        yield f"the promised {time_text(promised_s)} a batch are kept"
+        yield f"the promised {time_text(promised_s, 4)} a batch are kept"
         return
-    slower = f"{share_text(step_s / promised_s - 1.0)} slower than the promised {time_text(promised_s)} a batch"
+    slower = f"{share_text(step_s / promised_s - 1.0)} slower than the promised {time_text(promised_s, 4)} a batch"
     least = simulation.sustaining
     if least is None:
         yield f"{slower}: transfers take too long to hide"
@@ -160,6 +165,8 @@ def _bound(simulation: Simulation) -> Iterator[str]:
 
 def _bubble(simulation: Simulation) -> Iterator[str]:
     share = simulation.bubble_share
+    if share < _NONE:
+        return
     places = simulation.timeline.layout.places
     line = f"{share_text(share)} bubble"
     if not simulation.schedule.asynchronous and share >= _WORTH_SAYING:

@@ -22,6 +22,7 @@ from piper_ray.model.cluster import Cluster, DeviceKind
 from piper_ray.model.figures import (
     PROOF_TOLERANCE,
     given_size_text,
+    least_text,
     memory_text,
     percent_text,
     plural,
@@ -50,7 +51,7 @@ from piper_ray.report.terminal import (
     table_lines,
 )
 from piper_ray.simulate.result import Simulation
-from piper_ray.workloads.estimate.doubt import Doubt, step_text, workload_doubt
+from piper_ray.workloads.estimate.doubt import Doubt, shown_digits, step_text, workload_doubt
 
 _AS_CLAIMED = 1e-6
 """Relative. A long run's average ends up to so far from what it comes to."""
@@ -93,12 +94,14 @@ def links_text(cluster: Cluster) -> str:
 
 def cost_text(instance: Instance, time_per_sample_s: float, devices: int) -> str:
     """``703.591 us/microbatch, 2048 of 2048 devices``."""
-    return f"{time_text(time_per_sample_s)}/microbatch, {devices} of {instance.devices} devices"
+    time = time_text(time_per_sample_s, shown_digits(instance))
+    return f"{time}/microbatch, {devices} of {instance.devices} devices"
 
 
 def speed_line(instance: Instance, time_per_sample_s: float, schedule: Schedule) -> str:
     """``speed: 1421.28 microbatches/s, 1.35090 s/step``: the line after the plan's cost."""
-    return f"speed: {speed_text(instance.batch, time_per_sample_s, workload_doubt(instance, schedule))}"
+    doubt, digits = workload_doubt(instance, schedule), shown_digits(instance)
+    return f"speed: {speed_text(instance.batch, time_per_sample_s, doubt, digits)}"
 
 
 def schedule_line(schedule: Schedule, most_chunks: int | None = None) -> str:
@@ -120,7 +123,7 @@ def print_simulated(console: Console, instance: Instance, solution: Solution, si
     kept = found_s <= claimed_s * (1.0 + _AS_CLAIMED)
     gap = solution.gap or 0.0 if kept else relative_gap(found_s, solution.lower_bound_s)
     close = percent_text(gap) if gap <= PROOF_TOLERANCE else f"{100.0 * gap:.3g} %"
-    digits = 3 if workload_doubt(instance, solution.schedule) else 6
+    digits = shown_digits(instance)
     times_s = [batch.step_s(x) for x in (claimed_s, solution.lower_bound_s, found_s)]
     promised, bound, simulated = (time_text(x, digits) for x in times_s)
     console.print(f"step: promised {promised}, bound {bound}, simulated {simulated}, gap {close}", soft_wrap=True)
@@ -128,7 +131,7 @@ def print_simulated(console: Console, instance: Instance, solution: Solution, si
         listed = ", ".join(map(str, solution.plan.in_flight))
         console.print(f"sustained by replicas that take turns, with {listed} in flight")
     if not kept:
-        console.print(f"simulated speed: {rates_text(batch, found_s)}", soft_wrap=True)
+        console.print(f"simulated speed: {rates_text(batch, found_s, digits)}", soft_wrap=True)
         console.print(_unkept_text(simulation, found_s / claimed_s - 1.0))
 
 
@@ -155,6 +158,7 @@ def _outcome_lines(instance: Instance, solution: Solution) -> Iterator[str | Tex
     status = solution.status
     stopped = f" ({solution.stopped_by})" if solution.stopped_by is not None else ""
     plan, time_per_sample_s = solution.plan, solution.time_per_sample_s
+    bound = f"{least_text(solution.lower_bound_s, shown_digits(instance))}/microbatch"
     if plan is not None and time_per_sample_s is not None and solution.gap is not None:
         line = Text(f"{status.value}{stopped}", style=_STYLES.get(status, ""))
         devices = plan.by_rank(solution.schedule).devices
@@ -162,17 +166,16 @@ def _outcome_lines(instance: Instance, solution: Solution) -> Iterator[str | Tex
         yield line.append(f": {cost}, gap {percent_text(solution.gap)}", style="default")
         yield speed_line(instance, time_per_sample_s, solution.schedule)
         if solution.gap > PROOF_TOLERANCE:
-            yield f"no plan is faster than {time_text(solution.lower_bound_s)}/microbatch"
+            yield f"no plan is faster than {bound}"
         for kind in instance.cluster.kinds:
             if kind.name not in {stage.kind for stage in plan.stages}:
                 yield f"no stage is on {printable(kind.name)}: {_why_idle(instance, kind, status)}"
     elif solution.infeasibility is not None:
         yield from _infeasibility_lines(solution.infeasibility)
     else:
-        bound = f"none is faster than {time_text(solution.lower_bound_s)}/microbatch"
-        yield f"{status.value}{stopped}: no plan found so far; {bound}"
+        yield f"{status.value}{stopped}: no plan found so far; none is faster than {bound}"
     if solution.blocks is not None:
-        yield _best_of_blocks_text(solution.blocks)
+        yield _best_of_blocks_text(solution.blocks, shown_digits(instance))
     yield _work_text(solution)
     if solution.stats.cluster is not None:
         yield from cluster_lines(solution.stats.cluster, solution.stats.search_s)
@@ -203,13 +206,13 @@ def blocks_text(blocks: BlockStats) -> str:
     )
 
 
-def _best_of_blocks_text(blocks: BlockStats) -> str:
+def _best_of_blocks_text(blocks: BlockStats, digits: int) -> str:
     if blocks.time_per_sample_s is None:
         best = "no plan of whole blocks was found; one that cuts through them may still exist"
     elif blocks.proved:
-        best = f"no plan of whole blocks is faster than {time_text(blocks.time_per_sample_s)}/microbatch"
+        best = f"no plan of whole blocks is faster than {least_text(blocks.time_per_sample_s, digits)}/microbatch"
     else:
-        best = f"a plan of whole blocks takes {time_text(blocks.time_per_sample_s)}/microbatch"
+        best = f"a plan of whole blocks takes {time_text(blocks.time_per_sample_s, digits)}/microbatch"
     return f"{blocks_text(blocks)}; {best}"
 
 
@@ -470,21 +473,22 @@ class Throughput:
         return self.per_microbatch / time_per_sample_s
 
 
-def speed_text(batch: Batch, time_per_sample_s: float, doubt: Doubt | None = None) -> str:
+def speed_text(batch: Batch, time_per_sample_s: float, doubt: Doubt | None = None, digits: int = 6) -> str:
     """``10,667 samples/s, 10,922,667 tokens/s, 3.07200 s/step``."""
     if time_per_sample_s <= 0:
         return "no time at all"
-    return f"{rates_text(batch, time_per_sample_s)}, {step_text(batch.step_s(time_per_sample_s), doubt, '/step')}"
+    step = step_text(batch.step_s(time_per_sample_s), doubt, "/step", digits)
+    return f"{rates_text(batch, time_per_sample_s, digits)}, {step}"
 
 
-def rates_text(batch: Batch, time_per_sample_s: float) -> str:
+def rates_text(batch: Batch, time_per_sample_s: float, digits: int = 6) -> str:
     """``10,667 samples/s, 10,922,667 tokens/s``."""
     if time_per_sample_s <= 0:
         return "no time at all"
     throughput = Throughput.of(batch)
-    parts = [f"{rate_text(throughput.per_s(time_per_sample_s))} {throughput.unit}/s"]
+    parts = [f"{rate_text(throughput.per_s(time_per_sample_s), digits)} {throughput.unit}/s"]
     if batch.tokens_per_microbatch is not None:
-        parts.append(f"{rate_text(batch.tokens_per_microbatch / time_per_sample_s)} tokens/s")
+        parts.append(f"{rate_text(batch.tokens_per_microbatch / time_per_sample_s, digits)} tokens/s")
     return ", ".join(parts)
 
 

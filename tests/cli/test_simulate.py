@@ -119,5 +119,5 @@ def test_files_that_cannot_be_written_cost_no_answer(files: tuple[Path, Path], t
     missing = tmp_path / "missing"
     code, out, err = _run(*files, "--trace", missing / "trace.json", "--plot", missing / "timeline.svg")
     assert code == 2
-    assert "the promised 28.0000 s a batch are kept" in out
+    assert "the promised 28.00 s a batch are kept" in out
     assert err.count("cannot be written") == 2

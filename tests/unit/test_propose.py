@@ -23,7 +23,7 @@ from piper_ray.export.run_as import RunAs
 from piper_ray.export.targets import export_plan
 from piper_ray.model.errors import InfeasibleError
 from piper_ray.model.events import DegreesSearched, EvaluationFinished, Event
-from piper_ray.model.figures import held_text, plural, time_text
+from piper_ray.model.figures import held_text, plural, rounded, rounded_down, time_text
 from piper_ray.model.headroom import Headroom
 from piper_ray.model.instance import Tmpc
 from piper_ray.model.mode import ALL_REPLICAS, Mode, Recomputation, Sharding
@@ -49,8 +49,6 @@ from piper_ray.report.proposal import (
     print_against,
     print_plan,
     proof_line,
-    rounded,
-    rounded_down,
     settling_lines,
     unfinished_text,
     verbose_lines,

@@ -104,11 +104,11 @@ def test_info_draws_the_borders_of_each_kind() -> None:
     assert {row[0]: row[1:] for row in rows[: rows.index(next(row for row in rows if "summed" in row[0]))]} == {
         "groups": ["4 at 400 GB/s, 16 at 20 GB/s", "8 at 900 GB/s, 16 at 50 GB/s"],
         "shared uplinks": ["", "100 GB/s of 8"],
-        "to the next stage, within 4 (1f1b, gpipe)": ["2.50000 ms", ""],
-        "to the next stage, within 8 (1f1b, gpipe)": ["", "1.11111 ms"],
-        "to the next stage": ["50.0000 ms", "80.0000 ms"],
-        "the same, if one of a group sends (1f1b, gpipe)": ["50.0000 ms", "20.0000 ms"],
-        "to another kind": ["100.000 ms"] * 2,
+        "to the next stage, within 4 (1f1b, gpipe)": ["2.500 ms", ""],
+        "to the next stage, within 8 (1f1b, gpipe)": ["", "1.111 ms"],
+        "to the next stage": ["50.00 ms", "80.00 ms"],
+        "the same, if one of a group sends (1f1b, gpipe)": ["50.00 ms", "20.00 ms"],
+        "to another kind": ["100.0 ms"] * 2,
     }
     for size, expected_s in ((1, 0.02), (4, 0.04)):
         plan = Plan(tuple(Stage((k,), size, 1, {k: "plain"}, "new") for k in range(16 // size)))

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from piper_ray.model.figures import held_text, plural, share_text, size_text, time_text
+from piper_ray.model.figures import held_text, plural, rounded, rounded_down, share_text, size_text, time_text
 from piper_ray.proposal.figures import Figures
 from piper_ray.proposal.layout_words import layout_words
 from piper_ray.proposal.propose import FoundPlans
 from piper_ray.report.page.tables import PageColumn, PageTable, TableCell
-from piper_ray.report.proposal import OF_WORDS, gap_text, other_plans, rounded, rounded_down, settling_lines
+from piper_ray.report.proposal import OF_WORDS, gap_text, other_plans, settling_lines
 
 
 @dataclass(frozen=True)

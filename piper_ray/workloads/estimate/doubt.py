@@ -10,8 +10,8 @@ from importlib.resources import files
 
 from pydantic import Field
 
-from piper_ray.model.figures import held_text, plural, time_text
-from piper_ray.model.instance import Instance
+from piper_ray.model.figures import ESTIMATED_DIGITS, held_text, plural, time_text
+from piper_ray.model.instance import Instance, TrainedModel
 from piper_ray.model.schedule import Schedule
 from piper_ray.workloads.estimate.hardware import Gpu
 from piper_ray.workloads.estimate.software import Precision, Software, SoftwareFamily, Spread, Stack, load_software
@@ -160,17 +160,26 @@ def workload_doubt(instance: Instance, schedule: Schedule) -> Doubt | None:
     """What is known of steps of a workload that ``estimate`` wrote. None for other workloads, and for asynchronous
     schedules, which no measured run has."""
     model = instance.model
-    software = None if model is None or not model.gpu else load_software().get(model.software)
-    if model is None or software is None or model.precision not in set(Precision) or schedule.asynchronous:
+    if model is None or schedule.asynchronous or not _is_estimate(model):
         return None
+    software = load_software()[model.software]
     like = likeness(software, Precision(model.precision), any(layer.experts for layer in instance.layers))
     return _doubt(software, like, {}, Spread(**model.calibrated) if model.calibrated else None)
 
 
-def step_text(step_s: float, doubt: Doubt | None, each: str = "") -> str:
-    """``115 s (102 s to 132 s, as 9 in 10 of 26 measured runs like it)``; ``115.123 s`` where it is no estimate. each:
-    follows the time."""
-    text = time_text(step_s, 3 if doubt else 6) + each
+def _is_estimate(model: TrainedModel) -> bool:
+    return bool(model.gpu) and model.software in load_software() and model.precision in set(Precision)
+
+
+def shown_digits(instance: Instance) -> int:
+    """In how many digits people see its times and rates: three of a workload that ``estimate`` wrote."""
+    return ESTIMATED_DIGITS if instance.model is not None and _is_estimate(instance.model) else 6
+
+
+def step_text(step_s: float, doubt: Doubt | None, each: str = "", digits: int = 6) -> str:
+    """``115 s (102 s to 132 s, as 9 in 10 of 26 measured runs like it)``; without a doubt ``115.123 s``, in ``digits``
+    digits. each: follows the time."""
+    text = time_text(step_s, ESTIMATED_DIGITS if doubt else digits) + each
     return f"{text} ({doubt.range_text(step_s)})" if doubt else text
 
 
