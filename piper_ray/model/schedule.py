@@ -89,7 +89,7 @@ class Schedule:
             raise UsageError(f"schedule {name.value} has no groups of microbatches; interleaved and zb-h1 have")
         (ahead,) = arguments.whole_numbers("ahead", [self.ahead])
         if ahead < 0 or (ahead and name is not ScheduleName.INTERLEAVED):
-            raise UsageError(f"ahead must be 0, or more for interleaved alone, not {ahead} for {name.value}")
+            raise UsageError(f"ahead must be 0, or more for interleaved, not {ahead} for {name.value}")
         are_open = self.chunks is None and name in _OPEN_CHUNKS
         for of, value in (
             ("name", name),

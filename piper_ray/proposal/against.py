@@ -1,4 +1,4 @@
-"""A plan of the user's own, compared with the one that was found: valued under the same model."""
+"""The user's own plan, valued in the same way as the plan that was found."""
 
 from __future__ import annotations
 
@@ -14,8 +14,12 @@ from piper_ray.workloads.estimate.build import Estimate
 
 @dataclass(frozen=True)
 class Theirs:
-    """A plan of people's own, priced. name: of its file. plan: with the best plan's solution, as nothing is proved of
-    it. notes: what of the layout it does not hold. hosts_hold: whether nodes' own memory holds what it has there."""
+    """The user's own plan, priced.
+
+    name: the file's name. plan: carries the best plan's solution, since nothing is proved of this one. notes: parts of
+    the layout that the plan does not hold. hosts_hold: whether the nodes' own memory suffices for the state that the
+    plan keeps there.
+    """
 
     name: str
     plan: Proposed
@@ -24,7 +28,7 @@ class Theirs:
 
     @property
     def fits(self) -> bool:
-        """Whether it keeps within the memory of devices and nodes."""
+        """Whether devices and nodes have enough memory for it."""
         return self.hosts_hold and not self.plan.simulation.memory_violations
 
 
@@ -36,8 +40,10 @@ def demand_of(
     expert_tensor: int,
     on_host: bool,
 ) -> PlanDemand:
-    """The demand with the ways to run layers that a layout may use. samples: of its microbatches; None: any. on_host:
-    it has the optimizer's state in host memory."""
+    """The demand, extended by the ways to run layers that a layout may use.
+
+    samples: samples of a microbatch; None: any number. on_host: the layout keeps the optimizer's state in host memory.
+    """
     offer = demand.request.offer
     offer = replace(
         offer,
@@ -58,9 +64,12 @@ def priced(
     transfers: Transfers,
     flushes: int = 1,
 ) -> Proposed:
-    """Their plan under the model of the estimate, on GPUs with all their memory, from one flush of their pipelines to
-    the next. transfers: of their launch; those that overlap with passes are charged in them, as in all plans that it is
-    held against. flushes: how many there are in a batch."""
+    """The user's plan, priced by the estimate on GPUs with all their memory, from one flush of the pipelines to the
+    next.
+
+    transfers: how the launch transfers tensors. Transfers that overlap with passes are charged within passes, as in all
+    plans that this one is compared with. flushes: how many flushes a batch has.
+    """
     instance = estimate.instance.replace(microbatches=estimate.instance.microbatches // flushes)
     estimate = replace(estimate, instance=instance)
     charged = Transfers.IN_PASSES if transfers.overlaps else transfers

@@ -1,7 +1,8 @@
-"""All that ``plan`` chooses among, in cells: plans alike in all that a launch says but d, t, p and stages.
+"""All plans that ``plan`` chooses from, divided into cells.
 
-One search goes through all cells, the most promising first, with one best plan for all. A cell whose bound says that
-none of its plans is of interest is closed without a look at them.
+A cell holds plans that agree in all settings of a launch except d, t, p and the stages. One search goes through all
+cells, the most promising first, and keeps one best plan. If a cell's bound shows that none of its plans is of interest,
+the search skips the cell.
 """
 
 from __future__ import annotations
@@ -34,28 +35,31 @@ from piper_ray.workloads.estimate.build import Estimate
 from piper_ray.workloads.estimate.host import with_state_on_host
 
 CHUNKED_PASSES = 6_000_000_000
-"""The most passes that all searches with chunks together may simulate: some 12 s of one core."""
+"""The most passes that all searches with chunks may simulate together: about 12 s of one core."""
 
 _LEAST_PASSES = 100_000_000
-"""The passes that each of them may simulate in any case, for a first bound and a quick plan."""
+"""The passes that each such search may simulate in any case, for a first bound and a quick plan."""
 
 _MORE = 3
-"""Once all have had their turn, the one of the least bound gets this many times as much."""
+"""After the first round, the cell with the least bound gets this many times as many passes."""
 
 LISTED = 5
-"""For this many of the best cells the best plan of each is proved."""
+"""The search proves the best plan of each of this many best cells."""
 
 RUNNERS_UP = 1.25
-"""Plans slower than this factor of the best one are of no interest."""
+"""Plans that take longer than this factor times the best plan are of no interest."""
 
 _GAP = 1e-4
 _CHUNKED_GAP = 0.005
-"""What a search of one cell leaves open."""
+"""The gap at which the search of one cell ends."""
 
 
 class Closing(str, Enum):
-    """How a cell was closed. BOUND: its bound alone says that no plan of it is of interest. SEARCHED: a search has gone
-    through it, which left its bound where it is. NO_PLAN: none fits. LEFT_OPEN: no search has gone through it."""
+    """How a cell was closed.
+
+    BOUND: its bound alone shows that none of its plans is of interest. SEARCHED: a search went through it; the cell has
+    that search's bound. NO_PLAN: no plan fits. LEFT_OPEN: no search went through it.
+    """
 
     BOUND = "bound"
     SEARCHED = "searched"
@@ -65,12 +69,13 @@ class Closing(str, Enum):
 
 @dataclass
 class Cell:
-    """Plans of one microbatch size, schedule and mode of all layers. restrictions: on them, but for the mode. on_host:
-    the setting has the optimizer's state in host memory, and the estimate has not.
+    """Plans of one microbatch size, one schedule and one mode for all layers.
 
-    lower_s: none of its plans takes less a step; inf: none fits. about_s: what one of equal stages takes. searched:
-    whether a search has gone through it. passes: that another one may simulate, where one more would tell more. found:
-    its best plan known. closing: set at the end of a search.
+    restrictions: restrictions on the plans, besides the mode. on_host: the plans keep the optimizer's state in host
+    memory, and the estimate does not. lower_s: no plan of the cell has a shorter step; inf: none fits. about_s: the
+    step of a plan with equal stages. searched: whether a search went through the cell. passes: how many passes another
+    search may simulate, if that can improve the bound. found: the best known plan of the cell. closing: set at the end
+    of the search.
     """
 
     samples: int
@@ -99,7 +104,7 @@ class Cell:
         *,
         on_host: bool = False,
     ) -> list[Cell]:
-        """For each of these settings of the estimate's instance."""
+        """A cell for each of these settings of the estimate's instance."""
         worths = worths_of(settings, restrictions, Schedule.first_of(schedule), step)
         all_s, given = estimate.instance.microbatches, (restrictions, step)
         return [
@@ -109,7 +114,7 @@ class Cell:
 
     @property
     def priced_on_host(self) -> bool:
-        """Whether its plans have the optimizer's state in host memory."""
+        """Whether its plans keep the optimizer's state in host memory."""
         model = self.estimate.instance.model
         return self.on_host or (model is not None and model.optimizer_on_host)
 
@@ -130,9 +135,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class Cells:
-    """cells: but for those that another one never loses to, under any schedule. settings: of each microbatch size, the
-    modes of these and of those. schedules: that they are for. refused: what there are none of, and why. on_host:
-    whether the optimizer's state is in host memory, both where both are tried."""
+    """cells: all cells except those that never beat another cell under any schedule. settings: for each microbatch
+    size, the modes of the kept and of the left-out cells. schedules: the schedules of the cells. refused: what was not
+    tried, and why. on_host: whether plans keep the optimizer's state in host memory; both values if both are tried."""
 
     cells: tuple[Cell, ...]
     settings: Mapping[int, Settings]
@@ -142,13 +147,16 @@ class Cells:
 
     @property
     def count(self) -> int:
-        """Of all combinations."""
+        """The number of all combinations."""
         others = len(self.on_host) * sum(len(one.others) for one in self.settings.values())
         return len(self.cells) + len(self.schedules) * others
 
     def on(self, changed: Cluster, *, roomier: bool = True) -> list[Cell]:
-        """These on another cluster. roomier: whether it may have more of anything; where it has less memory and no
-        other change, what no plan is faster than is still so."""
+        """The same cells on another cluster.
+
+        roomier: whether that cluster may have more of anything. If it only has less memory, the cells' lower bounds
+        still hold.
+        """
         found = list[Cell]()
         for _, alike in groupby(self.cells, key=lambda one: (one.samples, one.schedule, one.on_host)):
             before = list(alike)
@@ -197,8 +205,10 @@ def cells_of(demand: PlanDemand, estimates: Mapping[int, Estimate]) -> Cells:
 
 @dataclass(frozen=True)
 class CellBegun:
-    """Search number ``number``, from 1, of ``total`` at most, for a batch of ``microbatches``. what: in words
-    ("microbatches of 4, 1f1b"). best_s: the best step so far; None without a plan."""
+    """The search ``number``, from 1, of at most ``total``, for a batch of ``microbatches``.
+
+    what: the cell in words ("microbatches of 4, 1f1b"). best_s: the best step so far; None if there is no plan.
+    """
 
     number: int
     total: int
@@ -208,7 +218,7 @@ class CellBegun:
 
 
 class Watch(Protocol):
-    """Hears of each cell's search as it begins, and of what that one reports."""
+    """Receives the beginning of each cell's search, and the events of that search."""
 
     def __call__(self, event: CellBegun | Event) -> None: ...
 
@@ -218,13 +228,14 @@ def unwatched(event: CellBegun | Event) -> None:
 
 
 class CellSearch:
-    """The rule of a search through cells: those without chunks first, each in the order of its promise.
+    """The rule that searches cells: first those without chunks, each in the order of its promise.
 
-    listed: the number of cells whose plans are sought. known: plans found before, of these or other cells. passes: that
-    searches with chunks may simulate. found: the best plan of each cell, the fastest first, and those known before;
-    each once, as at t = 1 sequence parallelism changes nothing. bounded: whether a bound of all is wanted, so that each
-    cell with chunks gets one even where passes are used up. near: plans that are faster by no more, relative, are of no
-    interest. threads: of each search without chunks; None: one per core.
+    listed: the number of cells whose best plans are sought. known: plans that are known before the search, of these or
+    other cells. passes: how many passes all searches with chunks may simulate. found: the best plan of each cell and
+    the known plans, the fastest first; each plan once (at t = 1 sequence parallelism changes nothing). bounded: whether
+    the caller needs a bound for all cells; then each cell with chunks gets a bound even if no passes are left. near:
+    plans that are faster by no more than this share are of no interest. threads: threads of each search without chunks;
+    None: one for each core.
     """
 
     left_open: StoppedBy | None = None
@@ -253,17 +264,17 @@ class CellSearch:
             self.ledger.begin_with(one)
 
     def run(self) -> None:
-        """Through all cells, or until the end is wished for."""
+        """Searches all cells, or stops early if the caller wishes."""
         self.ledger.run(self)
         self.close_cells()
 
     def close_cells(self) -> None:
-        """Says of each cell how it was closed so far."""
+        """Sets how each cell was closed so far."""
         for cell in self.cells:
             cell.closing = self._closing(cell)
 
     def efforts(self) -> Generator[None, None, None]:
-        """A cell's search each; while passes are left, another one of the least bound's."""
+        """Searches one cell at a time; while passes are left, then searches the cell with the least bound again."""
         for number, cell in enumerate(self.cells, start=1):
             if not self._is_of_interest(cell):
                 continue
@@ -288,8 +299,8 @@ class CellSearch:
         self._go_through(cell)
 
     def within_s(self, cell: Cell) -> float:
-        """No slower plan of it is of interest: of cells with chunks, which take a search much longer, one that is
-        faster than all others; of others, one that is listed."""
+        """The cutoff for a cell's plans: slower ones are of no interest. A cell with chunks, whose search takes much
+        longer, has to beat all other plans; another cell only has to be listed."""
         if cell.schedule in CHUNKED:
             return self.ledger.upper_s * (1.0 - self._near)
         steps_s = [one.step_s for one in self.found]
@@ -367,7 +378,7 @@ class CellSearch:
 
 
 def why_none(demand: PlanDemand, estimates: Mapping[int, Estimate], stop: Stop[Any]) -> list[str]:
-    """Where no cell has a plan, why the smallest microbatches have none under any of the schedules."""
+    """Why even the smallest microbatches have no plan under any of the schedules, if no cell has one."""
     samples, of_size = next(iter(estimates.items()))
     instance, said = (of_size.on_host if demand.tries_host else of_size).instance, list[str]()
     for name in demand.schedules:

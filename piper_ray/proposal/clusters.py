@@ -1,4 +1,4 @@
-"""Plans for several clusters: GPU types and numbers of nodes, batches, or rooms, each by a search of its own."""
+"""Plans for several clusters: types of GPU, numbers of nodes, batches or headrooms. Each has its own search."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from piper_ray.proposal.propose import FoundPlans, propose
 
 @dataclass(frozen=True)
 class ClusterPlan:
-    """What a search for one cluster found: found, or why there is none."""
+    """The result of a search for one cluster: the plans in ``found``, or the reason why there are none."""
 
     demand: PlanDemand
     found: FoundPlans | None
@@ -26,7 +26,8 @@ class ClusterPlan:
 def plans_of(
     demands: Iterable[PlanDemand], stop: Stop[Any], tell: Tell | None = None, watch: Watch = unwatched
 ) -> Iterator[ClusterPlan]:
-    """The best plan for each; those found before begin the next search on the same GPUs. Raises StopSearch."""
+    """The best plan for each demand. Plans that are already known start the next search on the same GPUs. Raises
+    StopSearch."""
     known: list[FoundPlans] = []
     for demand in demands:
         try:
@@ -41,8 +42,11 @@ def plans_of(
 
 
 def _after(known: list[FoundPlans], demand: PlanDemand, stop: Stop[Any], tell: Tell | None, watch: Watch) -> FoundPlans:
-    """The best plan, after those of other demands. With less memory than before no plan is faster than the bound of
-    before, and the best one that fits is still the best."""
+    """The best plan, found with the help of earlier demands' plans.
+
+    If this demand only has less memory than an earlier one, the earlier bound holds here, and the earlier best plan, if
+    it fits, is still the best.
+    """
     alike = [one for one in known if (one.demand.gpu, one.demand.devices) == (demand.gpu, demand.devices)]
     roomier = [one for one in alike if replace(one.demand, headroom=demand.headroom) == demand]
     if roomier:
@@ -62,8 +66,9 @@ _MOST_BATCHES = 12
 
 
 def batches_between(low: int, high: int, devices: int) -> tuple[int, ...]:
-    """Both ends and batches between that replicas can divide in many ways: multiples of the odd part of the number of
-    devices and of as small a power of two as leaves a dozen at most; and the roundest of all."""
+    """Batches from ``low`` to ``high``: both ends, the roundest number between them, and multiples of the odd part of
+    the number of devices times a power of two, which replicas can divide in many ways. The power of two is the least
+    that leaves at most a dozen batches."""
     step, roundest = odd_part(devices), 1
     while high // step - (low - 1) // step > _MOST_BATCHES - 3:
         step *= 2

@@ -1,4 +1,4 @@
-"""What is to be trained where, and by what; and its estimates by the samples of a microbatch."""
+"""What to train, on which cluster, with which runtime; and the estimates for each microbatch size."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from piper_ray.workloads.formats.objects import check_instance
 from piper_ray.workloads.schemes.tmpcs import SchemeOffer
 
 _EVERY_SIZE_TO = 16
-"""Of larger microbatches powers of two alone are tried: matrix products gain little beyond."""
+"""Above this size only powers of two are tried, since larger microbatches hardly speed up matrix products."""
 
 NOTHING_FITS = (
     "no plan fits: it takes more nodes, optimizer state shared among more replicas (zero), or GPUs with more memory"
@@ -47,7 +47,7 @@ Tell = Callable[[str], None]
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """While millions of small objects are made that all stay, the collector would look through them again and again."""
+    """Pauses the garbage collector, which would otherwise scan millions of small objects that all stay."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -58,15 +58,17 @@ def uncollected() -> Iterator[None]:
 
 
 def usual_batch(model: ModelConfig, devices: int) -> int:
-    """In samples: the model's own where ``devices`` divide it well, else one near it."""
+    """A batch in samples: the model's own if ``devices`` divide it well, else a size near it."""
     return model.batch if model.batch % odd_part(devices) == 0 else divisible_batch(model.batch, devices)
 
 
 @dataclass(frozen=True)
 class FurtherKinds:
-    """What makes a cluster one of several kinds of GPUs, or of sites. name: of the demand's own kind. others: of each
-    further one its name, its GPU and what is asked of it. between_bytes_per_s: the rate between kinds, None: that of
-    the slower network."""
+    """Further kinds of GPUs, or further sites, of a cluster.
+
+    name: the name of the demand's own kind. others: the name, the GPU and the request of each further kind.
+    between_bytes_per_s: the rate between kinds; None: that of the slower network.
+    """
 
     name: str
     others: tuple[tuple[str, str, EstimateRequest], ...]
@@ -75,14 +77,15 @@ class FurtherKinds:
 
 @dataclass(frozen=True)
 class PlanDemand:
-    """What is to be trained where, and by what. request: its microbatch size, if any, is the only one tried.
+    """What to train, on which cluster, with which runtime.
 
-    schedules: those tried, of the runtime's own. set_aside_bytes: of each GPU, left free by all plans, for what the
-    runtime holds beyond a plan's figures; below 0: what GPUs have beyond the estimate. headroom: what else is to be
-    left free. stack: GPUs and software that are no entries of tables; None: as the request says. further: other
-    kinds of GPUs of the same cluster, whose batch, microbatches and precision are those of ``request``. schemes: adds
-    TMPCs that are found from operators; None: there are none of these. tensor_parallel: the only degrees, without
-    those of context parallelism; None: all. stages: the only number of pipeline ranks; None: all.
+    request: if it has a microbatch size, only that one is tried. schedules: the runtime's schedules that are tried.
+    set_aside_bytes: memory of each GPU that all plans leave free for what the runtime holds beyond a plan's figures; if
+    negative, memory that GPUs have beyond the estimate. headroom: further memory to leave free. stack: GPUs and
+    software that are in no table; None: those of the request. further: other kinds of GPUs of the same cluster; batch,
+    microbatches and precision are those of ``request``. schemes: adds TMPCs that are found from operators; None: there
+    are none. tensor_parallel: the only tensor-parallel degrees, without those of context parallelism; None: all.
+    stages: the only number of pipeline ranks; None: all.
     """
 
     model: ModelConfig
@@ -102,7 +105,7 @@ class PlanDemand:
 
     @property
     def kinds(self) -> tuple[tuple[str, str, EstimateRequest], ...]:
-        """The name of each kind, its GPU, and what is asked of it."""
+        """The name, the GPU and the request of each kind."""
         own, further = self.request, self.further
         if further is None:
             return ((self.gpu, self.gpu, own),)
@@ -122,26 +125,27 @@ class PlanDemand:
 
     @property
     def domain(self) -> int:
-        """GPUs that share the fast link; of several kinds the most."""
+        """The number of GPUs that share the fast link; the largest number if there are several kinds."""
         return max(one.domain_of(self.hardware.gpu(gpu)) for _, gpu, one in self.kinds)
 
     @property
     def devices(self) -> int:
-        """Of the whole cluster."""
+        """The number of GPUs of the cluster."""
         return sum(one.devices_of(self.hardware.gpu(gpu)) for _, gpu, one in self.kinds)
 
     def scheduled(self, name: ScheduleName) -> Schedule:
-        """As the runtime runs it: Megatron's interleaved begins with one more forward pass on each rank where experts'
-        exchanges overlap with passes, so that these are of two microbatches."""
+        """The schedule as the runtime runs it. If experts' exchanges overlap with passes, Megatron's interleaved
+        schedule begins with one more forward pass on each rank, so that exchanges of one microbatch run during passes
+        of another."""
         return Schedule(name, ahead=int(self.overlaps_experts and name is ScheduleName.INTERLEAVED))
 
     @property
     def overlaps_experts(self) -> bool:
-        """Whether Megatron is to run experts' exchanges during passes of other microbatches."""
+        """Whether Megatron runs experts' exchanges during passes of other microbatches."""
         return self.runtime.passes_ahead and Overlap.EXPERTS.value in self.request.overlaps
 
     def restrictions(self, instance: Instance, schedule: ScheduleName) -> Restrictions:
-        """What the runtime can run of an instance. Raises UsageError for a model that it does not know."""
+        """The restrictions of the runtime on an instance. Raises UsageError for a model that it does not know."""
         overlapped = self.overlaps_experts and any(layer.experts for layer in instance.layers)
         # Megatron refuses several pipeline ranks then.
         wanted = 1 if overlapped and schedule not in CHUNKED else self.stages
@@ -152,7 +156,7 @@ class PlanDemand:
         return Restrictions(constraints=[_overlapped(x) if isinstance(x, OneMode) else x for x in found.constraints])
 
     def refuse_layouts(self) -> None:
-        """Raises UsageError where the model or the cluster has no such degrees."""
+        """Raises UsageError if the model or the cluster cannot have these degrees."""
         architecture = self.model.architecture(Microbatch(1, self.request.tokens or self.model.tokens, fused=True))
         every, layers = degrees_of(architecture.kinds, self.domain).values(), len(architecture.nodes)
         able = sorted({t for degrees in every for t in degrees})
@@ -166,17 +170,17 @@ class PlanDemand:
                 f"are {self.devices:,} GPUs and {layers} layers"
             )
         if stages > 1 and self.overlaps_experts and ScheduleName.INTERLEAVED not in self.schedules:
-            raise UsageError(f"--stages {stages}: with --overlap experts several ranks run interleaved alone")
+            raise UsageError(f"--stages {stages}: with --overlap experts several ranks run only interleaved")
 
     @property
     def layouts_text(self) -> str:
-        """Of what is tried alone: ``, with TP 2 or 4 and 8 pipeline ranks``; empty where all is."""
+        """The degrees that the user fixed: ``, with TP 2 or 4 and 8 pipeline ranks``; empty if none is fixed."""
         degrees = "" if self.tensor_parallel is None else f"TP {' or '.join(map(str, self.tensor_parallel))}"
         ranks = "" if self.stages is None else plural(self.stages, "pipeline rank")
         return f", with {' and '.join(filter(None, (degrees, ranks)))}" if degrees or ranks else ""
 
     def planned_bytes(self, memory_bytes: float) -> float:
-        """What plans may use of a GPU's memory. Raises UsageError where nothing is left."""
+        """The bytes of a GPU that plans may use. Raises UsageError if none are left."""
         found = memory_bytes * (1.0 - self.headroom.share) - self.headroom.size_bytes - self.set_aside_bytes
         if found <= 0.0:
             left = size_text(memory_bytes - found)
@@ -184,11 +188,11 @@ class PlanDemand:
         return found
 
     def whole_bytes(self, planned_bytes: float) -> float:
-        """The memory of a GPU of which plans may use so much."""
+        """The memory of a GPU that leaves plans so many bytes."""
         return (planned_bytes + self.headroom.size_bytes + self.set_aside_bytes) / (1.0 - self.headroom.share)
 
     def with_batch(self, tell: Tell) -> PlanDemand:
-        """With a batch that the devices divide, where nobody says which one it is to be."""
+        """The demand with a batch that the devices divide, if nobody gave a batch."""
         usual, batch = self.model.batch, usual_batch(self.model, self.devices)
         if self.request.batch is not None or batch == usual:
             return self
@@ -199,7 +203,7 @@ class PlanDemand:
         return replace(self, request=replace(self.request, batch=batch))
 
     def estimated(self, samples: int, batch: int | None = None, check: Callable[[], None] = lambda: None) -> Estimate:
-        """The estimate with microbatches of ``samples`` samples. check: may raise, to end it. Raises UsageError."""
+        """The estimate for microbatches of ``samples`` samples. check: may raise, to stop it. Raises UsageError."""
         request = replace(self.request, samples=samples, batch=self.request.batch if batch is None else batch)
         if self.stack is None:
             kinds = replace(self, request=request).kinds
@@ -217,10 +221,10 @@ class PlanDemand:
 
     @uncollected()
     def estimates(self, check: Callable[[], None] = lambda: None) -> tuple[dict[int, Estimate], list[str]]:
-        """By samples of a microbatch, and what is said of the sizes that are too large. check: may raise, to end it.
+        """The estimates by samples of a microbatch, and a text about sizes that are too large.
 
-        Raises UsageError where none can be made, InfeasibleError where the smallest one's layers need more memory than
-        there is, as then all do.
+        check: may raise, to stop it. Raises UsageError if no estimate can be made, and InfeasibleError if even the
+        layers of the smallest microbatches need more memory than there is.
         """
         found: dict[int, Estimate] = {}
         for samples in self.microbatch_sizes():
@@ -240,7 +244,7 @@ class PlanDemand:
 
     @cached_property
     def tries_host(self) -> bool:
-        """Whether plans with the optimizer's state in host memory are sought too."""
+        """Whether the search also tries plans that keep the optimizer's state in host memory."""
         if self.request.optimizer_on_host is not None:
             return False
         if not may_be_on_host(self.runtime, self.request, self.hardware.training):
@@ -249,23 +253,23 @@ class PlanDemand:
 
     @property
     def _gpu(self) -> Gpu:
-        """Of the first kind."""
+        """The GPU of the first kind."""
         return self.hardware.gpu(self.gpu) if self.stack is None else self.stack.gpu
 
     @property
     def host_bytes(self) -> float:
-        """Of a node's own memory, what the optimizer's state may take; of several kinds of the one with the least."""
+        """The bytes of a node's own memory that the optimizer's state may take; with several kinds, the least of them."""
         if self.stack is not None:
             return self.request.host_bytes_of(self._gpu)
         return min(one.host_bytes_of(self.hardware.gpu(gpu)) for _, gpu, one in self.kinds)
 
     def hosts_hold(self, one: Proposed) -> bool:
-        """Whether nodes have the memory for what a plan has of the optimizer's state there."""
+        """Whether the nodes' own memory suffices for the optimizer's state that a plan keeps there."""
         return one.host_bytes(self.request.node_of(self._gpu)) <= self.host_bytes
 
     @property
     def nothing_fits(self) -> str:
-        """What would help, where nothing does."""
+        """What could make a plan fit, if none does."""
         found = NOTHING_FITS.replace(":", f"{self.layouts_text}:", 1)
         if self.headroom.is_usual or not self.headroom:
             return found
@@ -273,11 +277,11 @@ class PlanDemand:
 
     @property
     def smallest(self) -> int:
-        """The samples of the smallest microbatches that are tried."""
+        """The size of the smallest microbatch that is tried, in samples."""
         return next(self.microbatch_sizes())
 
     def microbatch_sizes(self) -> Iterator[int]:
-        """Those that divide the batch, the smallest first: all to 16, then powers of two and the model's own."""
+        """The sizes that divide the batch, the smallest first: all up to 16, then powers of two and the model's own."""
         if self.request.samples is not None:
             yield self.request.samples
             return
@@ -287,16 +291,16 @@ class PlanDemand:
 
 
 def _divided(layer: Layer, degrees: tuple[int, ...]) -> Layer:
-    """The layer with these tensor-parallel degrees alone."""
+    """The layer with only these tensor-parallel degrees."""
     rows = {t: tuple(x for x in row if t // x.mode.context in degrees) for t, row in layer.tmpcs.items()}
     return replace(layer, tmpcs={t: row for t, row in rows.items() if row})
 
 
 _NOT_OVERLAPPED = {*Recomputation.FULL.parts, "moe"}
-"""What Megatron refuses to compute again where experts' exchanges overlap with passes."""
+"""Whether Megatron refuses to recompute this while experts' exchanges overlap with passes."""
 
 OVERLAPPED = (
-    "with experts' exchanges overlapped (--overlap experts) Megatron runs several pipeline ranks interleaved alone, "
+    "with experts' exchanges overlapped (--overlap experts) Megatron runs several pipeline ranks only interleaved, "
     "and recomputes neither whole layers nor moe: other plans are not tried"
 )
 
@@ -315,7 +319,10 @@ def _too_large(made: Estimate, samples: int) -> str:
 
 @dataclass(frozen=True)
 class Proposed:
-    """A plan, simulated. samples: of a microbatch. estimate: of all plans with that size."""
+    """A plan with its simulation.
+
+    samples: samples of a microbatch. estimate: the estimate for all plans of that size.
+    """
 
     samples: int
     estimate: Estimate
@@ -329,22 +336,22 @@ class Proposed:
 
     @property
     def batch(self) -> int:
-        """In samples."""
+        """The batch in samples."""
         return self.samples * self.instance.microbatches
 
     @property
     def step_s(self) -> float:
-        """Of the whole batch, simulated."""
+        """The simulated seconds of a whole batch."""
         return self.simulation.step_s
 
     @property
     def value_s(self) -> float:
-        """What a search minimises."""
+        """The figure that a search minimises."""
         return self.step_s
 
     @property
     def devices(self) -> int:
-        """That the plan uses."""
+        """The number of devices that the plan uses."""
         return self.simulation.devices
 
     @property
@@ -353,17 +360,17 @@ class Proposed:
 
     @property
     def rank(self) -> tuple[float, ...]:
-        """Of plans that take the same the least is preferred."""
+        """The order among equally fast plans: the least is preferred."""
         return (*rank_of(self.solution), self.samples)
 
     @property
     def on_host(self) -> bool:
-        """Whether the optimizer's state is in host memory."""
+        """Whether the plan keeps the optimizer's state in host memory."""
         return self.instance.model is not None and self.instance.model.optimizer_on_host
 
     def host_bytes(self, gpus_per_node: int) -> float:
-        """What the optimizer's state takes of the fullest node's own memory; 0 where it is on GPUs. Ranks follow each
-        other on the nodes."""
+        """The bytes of the fullest node's own memory that the optimizer's state takes; 0 if it is on GPUs. Ranks fill
+        the nodes one after the other."""
         if not self.on_host:
             return 0.0
         nodes, of_gpus = self.estimate.architecture.nodes, list[float]()
@@ -376,12 +383,12 @@ class Proposed:
 
     @property
     def idle_devices(self) -> int:
-        """Of the cluster, those that the plan leaves over."""
+        """The number of GPUs of the cluster that the plan leaves idle."""
         return self.instance.devices - self.simulation.devices
 
     @cached_property
     def _as_run(self) -> Plan:
-        """The plan, with no layer sharded over one replica."""
+        """The plan, in which a layer with one replica is not sharded."""
         found = list[Stage]()
         for stage in self.plan.stages:
             chosen = {layer: tmpc.mode for layer, _, tmpc in choices_made(self.instance, stage)}
@@ -391,11 +398,11 @@ class Proposed:
         return replace(self.plan, stages=tuple(found))
 
     def is_same(self, other: Proposed) -> bool:
-        """Whether it is run as the other one is; on one rank of one chunk schedules do not differ."""
+        """Whether both plans run in the same way; on one rank with one chunk all schedules are the same."""
         alike = (self.samples, self.on_host, self._as_run) == (other.samples, other.on_host, other._as_run)
         return alike and (self.solution.schedule == other.solution.schedule or len(self.plan.stages) == 1)
 
     def on(self, instance: Instance, step: StepTerms) -> Proposed:
-        """The same plan of another instance, which has its TMPCs."""
+        """The same plan for another instance that has its TMPCs."""
         simulation = simulate(instance, self.plan, self.solution.schedule, options=SimulationOptions.of(step))
         return replace(self, estimate=replace(self.estimate, instance=instance), simulation=simulation)

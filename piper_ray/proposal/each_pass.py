@@ -1,7 +1,8 @@
-"""Plans for a runtime that reduces gradients in every pass where there is one pipeline rank, else once a batch.
+"""Plans for a runtime that reduces gradients in every pass if there is one pipeline rank, and once a batch otherwise.
 
-A TMPC says what happens in a pass and what once a batch, whatever the number of ranks. TMPCs that share out weights
-price every pass. So plans of others have several ranks, or reduce nothing: one replica, or one microbatch for each.
+A TMPC states what happens in a pass and what happens once a batch, for any number of ranks. TMPCs with sharded weights
+price every pass. So plans with other TMPCs must have several ranks, or have nothing to reduce: one replica, or one
+microbatch for each replica.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from piper_ray.model.schedule import Schedule, StepTerms
 from piper_ray.model.solution import Solution, Status
 
 Solve = Callable[[tuple[Constraint, ...], float | None], Solution]
-"""Under further constraints, within a given time of a sample."""
+"""Solves under further constraints, within a given time per sample."""
 
 
 def counts_on_one_sum(instance: Instance, plan: Plan) -> bool:
-    """Whether a plan of one rank and several microbatches has TMPCs that reduce gradients once a batch."""
+    """Whether a plan with one rank and several microbatches has TMPCs that reduce gradients once a batch."""
     if len(plan.stages) > 1:
         return False
     (stage,) = plan.stages
@@ -48,7 +49,7 @@ def _has_weights(instance: Instance, layer: int) -> bool:
 def solve_each_pass(
     setting: ModeSetting, restrictions: Restrictions, under: tuple[Schedule, StepTerms], solve: Solve, within_s: float
 ) -> Solution:
-    """The best plan of those that the runtime runs as they are priced, and what all of these take at least."""
+    """The best plan that the runtime runs as it is priced, and a lower bound for all such plans."""
     free = solve((), _limit(within_s))
     if free.plan is None or not counts_on_one_sum(setting.instance, free.plan):
         return free
@@ -82,7 +83,10 @@ def _preference(found: Solution) -> tuple[float, ...]:
 
 
 def _parts(instance: Instance, restrictions: Restrictions) -> Iterator[tuple[Constraint, ...]]:
-    """That leave all plans which reduce what they reduce once a batch. restrictions: those that hold anyway."""
+    """Sets of restrictions that together keep every plan whose gradients are reduced once a batch in both cost and run.
+
+    restrictions: those that hold in any case.
+    """
     for count in rank_counts(instance, restrictions, 1):
         if count > 1:
             yield (StageCount(count),)

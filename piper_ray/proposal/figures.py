@@ -1,4 +1,4 @@
-"""What people ask of a plan: speed, shares of the peak rate, days and cost."""
+"""A plan's figures for people: speed, shares of the peak rate, days and cost."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Figures:
 
 
 def figures_of(proposed: Proposed, tokens: float | None = None, price_per_hour: float | None = None) -> Figures:
-    """tokens: of the whole training; price_per_hour: of one GPU, in any currency."""
+    """The figures of a plan. tokens: tokens of the whole training. price_per_hour: price of one GPU, in any currency."""
     simulation, estimate = proposed.simulation, proposed.estimate
     peak_flop = estimate.peak_flop_per_s * simulation.step_s
     tokens_per_s = simulation.tokens_per_s
@@ -61,7 +61,7 @@ def figures_of(proposed: Proposed, tokens: float | None = None, price_per_hour: 
 
 
 def _hardware_flop(proposed: Proposed) -> float:
-    """Of a step, with what this plan's layers recompute."""
+    """The hardware FLOP of a step, with the layers that this plan recomputes."""
     nodes, again = proposed.estimate.architecture.nodes, 0.0
     for stage in proposed.plan.stages:
         for layer, _, tmpc in choices_made(proposed.instance, stage):

@@ -26,11 +26,13 @@ _ON_HOST = "optimizer on CPU"
 
 @dataclass(frozen=True)
 class LayoutWords:
-    """The layout of a plan with one d and one t for all stages. microbatch: in samples. tensor: devices that share a
-    layer, without the groups that share a sequence. expert: the most ranks that a layer's experts are spread over, t if
-    nothing else is chosen; None: no layer has experts. dispatcher: how tokens reach experts, unless it is by all-to-all
-    in a node. sharding: of most layers. recomputation: None if layers differ. tensor_of: of each kind of devices that
-    the plan uses, if they differ; tensor is the largest then.
+    """The layout of a plan with one d and one t for all stages.
+
+    microbatch: in samples. tensor: devices that share a layer, without the groups that share a sequence. expert: the
+    most ranks over which a layer's experts are spread; t if nothing else is chosen; None: no layer has experts.
+    dispatcher: how tokens reach experts, unless by all-to-all in a node. sharding: that of most layers. recomputation:
+    None if layers differ. tensor_of: the degree of each kind of devices that the plan uses, if they differ; then tensor
+    is the largest.
     """
 
     microbatch: int
@@ -76,7 +78,7 @@ class LayoutWords:
 
     @property
     def text(self) -> str:
-        """All of it."""
+        """The whole layout in words."""
         degrees = [f"mbs {self.microbatch}", f"TP {self.tensor_text}", f"CP {self.context}", f"PP {self.pipeline}"]
         degrees.append(f"DP {self.data}")
         if self.expert is not None:
@@ -90,7 +92,7 @@ class LayoutWords:
 
     @property
     def short(self) -> str:
-        """``mbs 1, TP 4, PP 4, DP 4, ZeRO-1, 1f1b``: without degrees of 1, and what is not done."""
+        """``mbs 1, TP 4, PP 4, DP 4, ZeRO-1, 1f1b``: without degrees of 1 and without what is switched off."""
         degrees = {"TP": self.tensor, "CP": self.context, "PP": self.pipeline, "DP": self.data, "EP": self.expert or 1}
         said = [f"mbs {self.microbatch}", *(f"{name} {degree}" for name, degree in degrees.items() if degree > 1)]
         said += [self.sharing] * (self.optimizer_on_host or self.sharding is not Sharding.NONE) + [self.scheduled]
@@ -98,7 +100,7 @@ class LayoutWords:
         return ", ".join([*said, *["offload"] * self.offload])
 
     def simpler_in(self, best: LayoutWords) -> list[str]:
-        """What this plan does without, or has less of, than the other one."""
+        """What this plan does without, or has less of, compared with ``best``."""
         found = []
         for name, mine, theirs in (
             ("CP", self.context, best.context),
@@ -121,7 +123,7 @@ class LayoutWords:
 
 
 def layout_words(one: Proposed) -> LayoutWords:
-    """Of a plan that a search found."""
+    """The words for a plan that a search found."""
     chosen = [found for stage in one.plan.stages for found in choices_made(one.instance, stage)]
     modes = Counter(tmpc.mode for _, _, tmpc in chosen)
     first, schedule = one.plan.stages[0], one.simulation.schedule
@@ -155,16 +157,17 @@ def layout_words(one: Proposed) -> LayoutWords:
 
 
 def _dispatcher(one: Proposed, ranks: int) -> str | None:
-    """How tokens reach experts on ``ranks`` ranks, where it matters."""
+    """How tokens reach experts on ``ranks`` ranks; None if it does not matter."""
     model = one.instance.model
     how = None if model is None or ranks == 1 else dispatcher_of(model, ranks)
     return None if how is None or (how is TokenDispatcher.ALL_TO_ALL and ranks <= NEAR_RANKS) else how.value
 
 
 def _common_recomputation(chosen: Iterable[tuple[int, Sequence[Tmpc], Tmpc]]) -> Recomputation | None:
-    """What is asked of all layers, of which each does the parts that it has; None where layers differ otherwise.
+    """The recomputation that a launch asks of all layers, each of which follows it with the parts that it has; None if
+    layers differ in another way.
 
-    chosen: of each layer the TMPCs that it may have, and its own.
+    chosen: for each layer the TMPCs that it may have, and its own.
     """
     made = {(frozenset(x.mode.recomputation for x in row), own.mode.recomputation) for _, row, own in chosen}
     asked = {own for _, own in made} - {Recomputation.NONE}
@@ -175,7 +178,7 @@ def _common_recomputation(chosen: Iterable[tuple[int, Sequence[Tmpc], Tmpc]]) ->
 
 
 def differences(one: LayoutWords, other: LayoutWords) -> str:
-    """``PP 8, not 4; CP 2, not 1``: what the first has and the second has not."""
+    """``PP 8, not 4; CP 2, not 1``: in what the first layout differs from the second."""
     words = {"microbatch": "mbs", "tensor": "TP", "context": "CP", "pipeline": "PP", "data": "DP", "expert": "EP"}
     found = [
         f"{word} {getattr(one, name) or 1}, not {getattr(other, name) or 1}"

@@ -1,4 +1,4 @@
-"""What moves between GPUs when the plan changes, as when nodes are lost: weights and the optimizer's state."""
+"""Weights and optimizer state that move between GPUs when the plan changes, for example when nodes are lost."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from piper_ray.runtimes.runtime import rank_places
 
 @dataclass(frozen=True)
 class Moved:
-    """Bytes that GPUs of a plan have to get, as they did not hold them before. all_bytes: what the plan holds in all,
-    of weights and optimizer's state, each replica's weights counted."""
+    """Bytes that the GPUs of a plan need and did not hold before.
+
+    all_bytes: all weights and optimizer state that the plan holds, counting each replica's weights.
+    """
 
     weights_bytes: float
     state_bytes: float
@@ -31,10 +33,10 @@ _ALL: _Part = (0.0, 1.0)
 
 @dataclass(frozen=True)
 class _HeldParts:
-    """What a GPU holds of parameters, by layer and whether they are experts'.
+    """The parameters that a GPU holds, by layer and by whether they are experts'.
 
-    Two intervals each: which of the experts, and which part of each of them. Of dense parameters the first says which
-    part, and the second is all.
+    Two intervals each. For experts: which experts, and which part of each. For dense parameters: which part, and the
+    whole interval.
     """
 
     weights: dict[tuple[int, bool], tuple[_Part, _Part]] = field(default_factory=dict)
@@ -42,10 +44,10 @@ class _HeldParts:
 
 
 def moved_between(before: Proposed, after: Proposed) -> Moved:
-    """What changes place from one plan to the next. GPUs keep their numbers; those that are lost are the last ones.
+    """The bytes that move from one plan to the next. GPUs keep their numbers; lost GPUs are the last ones.
 
-    A layer's parameters are laid out alike in all plans: dense ones divided over t, experts in their order over the
-    ranks that they are spread over, and the optimizer's state of each part over the replicas that share it.
+    All plans lay out a layer's parameters alike: dense ones divided over t, experts in their order over the ranks that
+    hold them, and the optimizer's state of each part over the replicas that share it.
     """
     old, new = list(_held(before)), list(_held(after))
     training = after.estimate.setting.training
@@ -72,7 +74,7 @@ def moved_between(before: Proposed, after: Proposed) -> Moved:
 
 
 def _common(one: tuple[_Part, _Part], other: tuple[_Part, _Part]) -> float:
-    """The share of the whole that both have."""
+    """The share of the whole that both intervals have in common."""
     found = 1.0
     for (low, high), (least, most) in zip(one, other, strict=True):
         found *= max(0.0, min(high, most) - max(low, least))
@@ -80,7 +82,7 @@ def _common(one: tuple[_Part, _Part], other: tuple[_Part, _Part]) -> float:
 
 
 def _held(one: Proposed) -> Iterator[_HeldParts]:
-    """What each GPU holds, in the order of ranks."""
+    """The parameters that each GPU holds, in the order of ranks."""
     words, schedule, node = layout_words(one), one.simulation.schedule, {"": gpus_per_node_of(one.instance)}
     kinds = [each.kind for each in one.estimate.architecture.nodes]
     ranks = words.tensor * words.context * words.data
@@ -108,5 +110,5 @@ def _held(one: Proposed) -> Iterator[_HeldParts]:
 
 
 def _nth(number: int, count: int) -> _Part:
-    """One of ``count`` equal parts."""
+    """One of ``count`` equal intervals."""
     return number / count, (number + 1) / count

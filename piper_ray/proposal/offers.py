@@ -1,4 +1,4 @@
-"""What ``plan`` offers if options are left out, under a runtime's rules, and what it refuses by the options' names."""
+"""What ``plan`` offers if options are left out, within a runtime's rules; and which options it refuses."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ from piper_ray.workloads.estimate.refusals import why_not_on_host
 from piper_ray.workloads.estimate.software import ContextExchange, context_exchange_named, software_named
 
 _LEAST_TOKENS = 2048
-"""Of a group: with fewer its products are too small for a GPU."""
+"""The fewest tokens of a group; fewer make products that are too small for a GPU."""
 
 _MOST_GROUPS = 8
 
 
 def _exchange(model: ModelConfig, runtime: Runtime, asked: str | None, contexts: tuple[int, ...] | None) -> str:
-    """How groups share a sequence: as asked, or as the runtime usually does.
+    """How groups share a sequence: as the user asked, else the runtime's usual way.
 
-    contexts: degrees that are asked for. Raises UsageError for what the runtime's launch files cannot say of the model.
+    contexts: the degrees that the user asked for. Raises UsageError if the runtime's launch files cannot express it for
+    the model.
     """
     able, title = runtime.context_exchanges, runtime.title
     found = context_exchange_named(able[0] if asked is None else asked)
@@ -47,7 +48,8 @@ def _exchange(model: ModelConfig, runtime: Runtime, asked: str | None, contexts:
 
 
 def _context_fault(model: ModelConfig, runtime: Runtime, exchange: ContextExchange) -> str | None:
-    """Why no kernel of a runtime whose attention is TransformerEngine's does so, by the option."""
+    """Why no attention kernel of TransformerEngine can exchange context in this way, with the option's name; None if
+    one can, or if the runtime has other kernels."""
     shape = decoder_shape(TrainedModel(config=model.document))
     if shape is None or ContextExchange.RING.value not in runtime.context_exchanges:
         return None
@@ -55,7 +57,7 @@ def _context_fault(model: ModelConfig, runtime: Runtime, exchange: ContextExchan
 
 
 def usual_contexts(model: ModelConfig, tokens: int | None, runtime: Runtime, exchange: str) -> tuple[int, ...]:
-    """Powers of two, 1 among them; 1 alone where a runtime's kernels take no such exchange."""
+    """The usual degrees: powers of two from 1 on; only 1 if the runtime's kernels cannot exchange context in this way."""
     length = tokens or model.tokens
     if length is None or not runtime.setting.context:
         return (1,)
@@ -76,12 +78,12 @@ _MOST_EXPERT_NODES = 8
 def usual_spreads(
     model: ModelConfig, tokens: int | None, runtime: Runtime, node: int, domain: int, devices: int
 ) -> tuple[tuple[int, int], ...]:
-    """Pairs that are tried in addition to t: ranks that experts are spread over, and devices that share each expert.
+    """Pairs that are tried besides t: the ranks over which experts are spread, and the devices that share each expert.
 
-    Together as many as one, two, four and eight nodes have GPUs, or where the fast link joins nodes (a domain of
-    72), as all doublings of a node within it: more leave more memory, and each of them more tokens for an expert.
-    Ranks are as many as divide the experts, as devices that share one gather its tokens; or a node's devices share
-    all, so that none of them is the busiest.
+    Their product is the number of GPUs of one, two, four or eight nodes; if the fast link joins several nodes (a domain
+    of 72), all doublings of a node within the domain. More ranks leave more memory, and give each expert more tokens.
+    There are as many ranks as divide the experts, since devices that share an expert gather its tokens. In one more
+    pair the devices of a node share all experts, so that none is the busiest.
     """
     routed = [kind for kind in _kinds(model, tokens) if kind.experts]
     if not routed or node == 1 or not runtime.setting.experts:
@@ -111,9 +113,12 @@ def with_offers(
     software: str | None = None,
     exchange: str | None = None,
 ) -> EstimateRequest:
-    """With context and expert parallelism of these degrees (None: what is usual), software and exchange of context
-    (None: the runtime's own), and what the runtime always does. domain: GPUs that share the fast link; a node, where
-    the request does not say how many it has. Raises UsageError for an exchange it cannot do."""
+    """The request with context and expert parallelism, software, exchange of context, and what the runtime always does.
+
+    contexts, experts: degrees; None: the usual ones. software, exchange: None: the runtime's own. domain: GPUs that
+    share the fast link; the GPUs of a node, if the request does not give their number. Raises UsageError for an
+    exchange that the runtime cannot do.
+    """
     exchange = _exchange(model, runtime, exchange, contexts)
     node = request.gpus_per_node or domain
     devices = request.nodes * node
@@ -138,8 +143,8 @@ def with_offers(
 
 
 def _groups(devices: int, domain: int, expert_ranks: int) -> tuple[int, ...]:
-    """Devices over which weights may be shared: all, or those of a domain or of twice as many each time (HSDP),
-    where they are all groups alike and hold all experts."""
+    """The numbers of devices over which weights may be shared: all devices, or those of a domain, doubled repeatedly
+    (HSDP), if such groups are equal and hold all experts."""
     found, size = [devices], domain
     while size < devices:
         if devices % size == 0 and size % expert_ranks == 0:
@@ -149,9 +154,10 @@ def _groups(devices: int, domain: int, expert_ranks: int) -> tuple[int, ...]:
 
 
 def schedules_of(runtime: Runtime, only: ScheduleName | None, *, kinds: bool = False) -> tuple[ScheduleName, ...]:
-    """Those tried: that one alone, or those that the runtime has of 1f1b and interleaved. kinds: on GPUs of several.
+    """The schedules that are tried: ``only``, or those of 1f1b and interleaved that the runtime has. kinds: whether
+    there are several kinds of GPUs.
 
-    Raises UsageError for one that it does not have, or that is not planned there.
+    Raises UsageError for a schedule that the runtime does not have, or that is not planned there.
     """
     if only is not None:
         runtime.require_schedule(only)
@@ -163,7 +169,7 @@ def schedules_of(runtime: Runtime, only: ScheduleName | None, *, kinds: bool = F
 
 
 def refuse_what_cannot_run(runtime: Runtime, request: EstimateRequest, hardware: Hardware) -> None:
-    """Raises UsageError for what the runtime's launch files cannot say, by the name of its option."""
+    """Raises UsageError, with the option's name, for what the runtime's launch files cannot express."""
     setting, offer, title = runtime.setting, request.offer, runtime.title
     if offer.zero not in (1, ALL_REPLICAS) and runtime.shares_state and not runtime.sums_each_pass:
         raise UsageError(
@@ -189,12 +195,12 @@ def refuse_what_cannot_run(runtime: Runtime, request: EstimateRequest, hardware:
 
 
 def usual_headroom(request: EstimateRequest) -> Headroom:
-    """With which 9 in 10 published peaks of software like it keep within a GPU's memory."""
+    """The headroom with which 9 in 10 published peaks of such software stay within a GPU's memory."""
     return Headroom(share=memory_doubt(software_named(request.software)).headroom, is_usual=True)
 
 
 def headroom_of(given: str | float) -> Headroom:
-    """Of a share such as 0.08, or a text such as "8%" or "4GiB". Raises UsageError."""
+    """Reads a share such as 0.08, or a text such as "8%" or "4GiB". Raises UsageError."""
     text = given.strip() if isinstance(given, str) else given
     try:
         share = float(text[:-1]) / 100.0 if isinstance(text, str) and text.endswith("%") else float(text)

@@ -63,7 +63,7 @@ class Planned:
 
     @property
     def step_s(self) -> float:
-        """Of the whole batch, simulated."""
+        """The simulated seconds of a whole batch."""
         return self.simulation.step_s
 
     def __repr__(self) -> str:
@@ -257,7 +257,7 @@ def plan(
 def _kinds(
     gpu: str | Mapping[str, int], nodes: int, site: Mapping[str, int] | None, between: str | float | None
 ) -> dict[str, tuple[str, int]]:
-    """Of each kind, or site, its GPU and its nodes. Raises UsageError."""
+    """The GPU and the nodes of each kind or site. Raises UsageError."""
     if isinstance(gpu, str):
         counts: Mapping[str, int] = {gpu: nodes} if site is None else site
         kinds = {name: (gpu, arguments.positive("nodes", count)) for name, count in counts.items()}

@@ -19,24 +19,27 @@ from piper_ray.proposal.scheme_prices import SimulatedPlan, asked_at_prices
 from piper_ray.workloads.estimate.build import Estimate, EstimateRequest
 
 _HELP_PASSES = 300_000_000
-"""The most passes that a search on another cluster may simulate of plans with chunks."""
+"""How many passes with chunks a search on another cluster may simulate."""
 
 _BATCH_GAIN = 1.01
 """Relative gain in samples per second from which another batch is shown."""
 
 _SCHEME_ROUNDS = 5
-"""Searches with the schemes that plans before ask for: usually the third has no better plan."""
+"""The most searches in which schemes are added that earlier plans ask for. Usually the third finds no better plan."""
 
 _HELP_NEAR = 5e-4
-"""Allowed relative gap: changes are shown to a tenth of a per cent."""
+"""The relative gap of these searches, since changes are shown to a tenth of a per cent."""
 
 
 @dataclass(frozen=True)
 class FoundPlans:
-    """The answer of ``propose``. found: the best plan of each cell, the fastest first; empty if the search was stopped
-    before. cells: all combinations. lower_s: no plan of any cell has a shorter step. refused: what was not tried, and
-    why. schemes_save: the share of the time of the best plan's stages that no schemes of the rule table save
-    (``asked_at_prices``); None: not known."""
+    """The answer of ``propose``.
+
+    found: the best plan of each cell, the fastest first; empty if the search was stopped early. cells: all
+    combinations. lower_s: no plan of any cell has a shorter step. refused: what was not tried, and why. schemes_save:
+    the largest share of the time of the best plan's stages that other schemes of the rule table could save
+    (``asked_at_prices``); None: not known.
+    """
 
     demand: PlanDemand
     found: tuple[Proposed, ...]
@@ -52,15 +55,16 @@ class FoundPlans:
 
     @property
     def gap(self) -> float:
-        """Relative: how far the bound of all cells is below the best plan's step."""
+        """The relative distance from the bound of all cells to the best plan's step."""
         return 1.0 - self.lower_s / self.best.step_s
 
 
 @dataclass(frozen=True)
 class Help:
-    """What a change would bring: the best plan with it, or None where none was found.
+    """The best plan after a change; None if none was found.
 
-    what: the change, in words. precision: the one that the change is to; None for other changes."""
+    what: the change, in words. precision: the precision that the change introduces; None for other changes.
+    """
 
     what: str
     found: Proposed | None
@@ -81,11 +85,13 @@ def propose(
     known: Sequence[Proposed] = (),
     threads: int | None = None,
 ) -> FoundPlans:
-    """Searches all cells. tell: gets a line for each thing that is not tried. listed: for this many of the best cells
-    their own best plans are proved. known: plans found for other demands. threads: of each search without
-    chunks; None: one per core.
+    """Searches all cells.
 
-    Raises UsageError where nothing can be estimated, InfeasibleError where no plan fits, with the reason.
+    tell: receives a line for each thing that is not tried. listed: how many of the best cells have their own best plan
+    proved. known: plans found for other demands. threads: threads of each search without chunks; None: one for each
+    core.
+
+    Raises UsageError if nothing can be estimated, and InfeasibleError, with the reason, if no plan fits.
     """
     stop, tell = Stop[Any]() if stop is None else stop, tell or (lambda _: None)
     try:
@@ -143,7 +149,7 @@ def _proposed(
 
 
 def _still(one: Proposed, demand: PlanDemand, estimates: Mapping[int, Estimate]) -> Proposed | None:
-    """A plan that was found for another demand, valued for this one; None if it does not fit here."""
+    """A plan that was found for another demand, valued for this one; None if it does not fit."""
     if one.samples not in estimates:
         return None
     of_size, schedule = estimates[one.samples], one.solution.schedule
@@ -168,7 +174,7 @@ def what_would_help(
     precisions: Sequence[str] = (),
 ) -> Iterator[Help]:
     """The best plans with less or more memory, with faster links, with a batch that more numbers of GPUs divide, and in
-    these precisions. After a request to stop, what is not known yet is left out."""
+    these precisions. If the user stops the search, what is still unknown is left out."""
     best, demand, stop = proposal.best, proposal.demand, Stop[Any]() if stop is None else stop
     cluster = best.instance.cluster
     changes = (
@@ -204,7 +210,7 @@ def _with_faster_links(cluster: Cluster) -> Cluster:
 
 
 def _best_at(proposal: FoundPlans, request: EstimateRequest, stop: Stop[Any], watch: Watch) -> Proposed | None:
-    """The best plan in another precision, or of another batch."""
+    """The best plan in another precision or with another batch."""
     other = replace(proposal.demand, request=request)
     try:
         estimates = other.estimates()[0]
@@ -216,7 +222,7 @@ def _best_at(proposal: FoundPlans, request: EstimateRequest, stop: Stop[Any], wa
 
 
 def _on(changed: Cluster, proposal: FoundPlans) -> Iterator[Proposed]:
-    """The plans that were found, on a cluster with other memory or links, if they fit."""
+    """The found plans on a cluster with other memory or links, if they fit there."""
     for one in proposal.found:
         same = one.on(one.instance.replace(cluster=changed), proposal.demand.step)
         if all(rank.peak_memory_bytes <= rank.memory_limit_bytes for rank in same.simulation.ranks):

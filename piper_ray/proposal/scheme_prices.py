@@ -1,4 +1,4 @@
-"""Schemes at a plan's own price of memory: what is cheaper there is offered to the search, until nothing is."""
+"""Schemes that are cheaper at a plan's own price of memory. They are offered to the search until there are none."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from piper_ray.workloads.schemes.tmpcs import SchemeOffer, room_again_bytes, tmp
 
 @dataclass(frozen=True)
 class SimulatedPlan:
-    """Of an estimate's workload with schemes. step: the terms under which it was found."""
+    """A plan for an estimated workload with schemes. step: the terms for which it was found."""
 
     estimate: Estimate
     plan: Plan
@@ -42,12 +42,12 @@ class SimulatedPlan:
 def asked_at_prices(
     best: SimulatedPlan, offer: SchemeOffer, check: Callable[[], None]
 ) -> tuple[SchemeOffer, float | None]:
-    """The offer with the schemes that cost less than those that are known at the prices of memory of the plan's ranks,
-    or the same offer; and the share of a rank's time that no schemes of the rule table save, in whole or in part,
-    within its memory. None: of a plan that has stages of one device, where nothing is divided, several on a rank, or
-    the optimizer's state in host memory.
+    """The offer with the schemes that cost less than the known ones at the memory prices of the plan's ranks, or the
+    same offer; and the largest share of a rank's time that other schemes of the rule table could save, whole or in
+    part, within its memory.
 
-    check: called meanwhile; what it raises ends the search.
+    The share is None if the plan has stages of one device, where nothing is divided, or several stages on a rank, or
+    the optimizer's state in host memory. check: called from time to time; an exception from it ends the search.
     """
     ranks = {rank.stages: rank for rank in best.simulation.ranks}
     whole = any(stage.tensor_parallel_degree == 1 for stage in best.plan.stages)
@@ -86,10 +86,10 @@ def asked_by_plan(
     check: Callable[[], None],
     tell: Callable[[str], None],
 ) -> tuple[list[KindSchemes], float]:
-    """The kinds with the schemes of a plan that ``solve`` wrote and those that are cheaper at its prices of memory, and
-    the share of a stage's time that others save at most. check: as of ``asked_at_prices``. tell: takes a note.
+    """The kinds of layers with the schemes of a plan that ``solve`` wrote and with those that are cheaper at its memory
+    prices; and the largest share of a stage's time that other schemes could save.
 
-    Raises UsageError, InputError and InvalidPlan.
+    check: as in ``asked_at_prices``. tell: receives a note. Raises UsageError, InputError and InvalidPlan.
     """
     claims = plan_claims(path)
     if claims.schedule is None or claims.schedule.name not in FLUSHED:
@@ -121,9 +121,11 @@ def asked_by_plan(
 
 @dataclass(frozen=True)
 class _RankLayers:
-    """A rank's layers on one of its replicas. rows: of each kind, by the kind's key, the TMPCs that are offered at the
-    rank's degree. sync_s: of a microbatch, for each byte of weights. time_s: what the plan's choices take of a
-    microbatch. most_bytes: what there is for their memory."""
+    """The layers of a rank, on one of its replicas.
+
+    rows: for each kind, by its key, the TMPCs that are offered at the rank's degree. sync_s: seconds for each byte of
+    weights and microbatch. time_s: seconds a microbatch of the TMPCs that the plan chose. most_bytes: memory for them.
+    """
 
     best: SimulatedPlan
     degree: int
@@ -154,12 +156,12 @@ class _RankLayers:
         return replace(found, time_s=sum(one[0] for one in taken), most_bytes=free_bytes + sum(one[1] for one in taken))
 
     def taken(self, tmpc: Tmpc) -> Taken:
-        """Of a microbatch."""
+        """Seconds of a microbatch."""
         held = held_bytes(tmpc.activation_bytes, tmpc.fixed_bytes, tmpc.shared_bytes, self.in_flight, self.replicas)
         return tmpc.time_per_sample_s + self.sync_s * tmpc.weights_bytes, float(held)
 
     def rows_at(self, key: str, border: TensorPlacement) -> list[Taken]:
-        """What may be chosen for a kind where values between layers lie so."""
+        """The TMPCs that a kind may have with this distribution of the values between layers."""
         of_kind = self.rows[key]
         shares = Mode(sharding=Sharding.OPTIMIZER, optimizer_shards=ALL_REPLICAS if self.zero else 1).shares
         alike = [
@@ -172,7 +174,7 @@ class _RankLayers:
 
 
 class _AskedSchemes:
-    """The program of each kind of a rank's layers with one border."""
+    """For each kind of the rank's layers, the program with one distribution at its borders."""
 
     def __init__(
         self,
@@ -190,13 +192,13 @@ class _AskedSchemes:
         self._known = [layers.rows_at(key, border) for key in layers.counts]
 
     def digest(self, number: int) -> str:
-        """Of what a kind's schemes are of."""
+        """The key that tells for what a kind's schemes were found."""
         of = self._of[number]
         assert of is not None
         return of.digest
 
     def least_time(self) -> LeastTime:
-        """Of the rank's layers within its memory."""
+        """The least time of the rank's layers within its memory."""
         layers = self._layers
         return least_time([*layers.counts.values()], self._known, layers.most_bytes, self._cheapest, layers.time_s)
 

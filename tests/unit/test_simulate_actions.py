@@ -207,7 +207,7 @@ def test_experts_that_overlap_take_a_pass_more_ahead(p: int, m: int, v: int) -> 
         first = [int(np.argmax(one[:, 0] == ActionKind.B)) for one in (before, after)]
         warm_up = (p - rank - 1) * 2 + (v - 1) * p  # get_pp_rank_microbatches of megatron-core 0.16
         assert first == [min(warm_up + 1, m * v), min(warm_up + 2, m * v)]
-    with pytest.raises(UsageError, match="ahead must be 0, or more for interleaved alone, not 1 for zb-h1"):
+    with pytest.raises(UsageError, match="ahead must be 0, or more for interleaved, not 1 for zb-h1"):
         Schedule(ScheduleName.ZB_H1, ahead=1)
 
 
