@@ -258,7 +258,7 @@ class PlanDemand:
 
     @property
     def host_bytes(self) -> float:
-        """The bytes of a node's own memory that the optimizer's state may take; with several kinds, the least of them."""
+        """The bytes of a node's own memory that the optimizer's state may take; of several kinds the least."""
         if self.stack is not None:
             return self.request.host_bytes_of(self._gpu)
         return min(one.host_bytes_of(self.hardware.gpu(gpu)) for _, gpu, one in self.kinds)

@@ -83,7 +83,7 @@ def _preference(found: Solution) -> tuple[float, ...]:
 
 
 def _parts(instance: Instance, restrictions: Restrictions) -> Iterator[tuple[Constraint, ...]]:
-    """Sets of restrictions that together keep every plan whose gradients are reduced once a batch in both cost and run.
+    """Sets of restrictions that together keep every plan whose gradients are reduced once a batch.
 
     restrictions: those that hold in any case.
     """

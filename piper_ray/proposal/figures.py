@@ -38,7 +38,8 @@ class Figures:
 
 
 def figures_of(proposed: Proposed, tokens: float | None = None, price_per_hour: float | None = None) -> Figures:
-    """The figures of a plan. tokens: tokens of the whole training. price_per_hour: price of one GPU, in any currency."""
+    """The figures of a plan. tokens: those of the whole training. price_per_hour: the price of one GPU, in any
+    currency."""
     simulation, estimate = proposed.simulation, proposed.estimate
     peak_flop = estimate.peak_flop_per_s * simulation.step_s
     tokens_per_s = simulation.tokens_per_s

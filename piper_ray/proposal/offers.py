@@ -57,7 +57,7 @@ def _context_fault(model: ModelConfig, runtime: Runtime, exchange: ContextExchan
 
 
 def usual_contexts(model: ModelConfig, tokens: int | None, runtime: Runtime, exchange: str) -> tuple[int, ...]:
-    """The usual degrees: powers of two from 1 on; only 1 if the runtime's kernels cannot exchange context in this way."""
+    """The usual degrees: powers of two from 1 on; only 1 if the runtime's kernels cannot exchange context so."""
     length = tokens or model.tokens
     if length is None or not runtime.setting.context:
         return (1,)

@@ -156,7 +156,7 @@ class _RankLayers:
         return replace(found, time_s=sum(one[0] for one in taken), most_bytes=free_bytes + sum(one[1] for one in taken))
 
     def taken(self, tmpc: Tmpc) -> Taken:
-        """Seconds of a microbatch."""
+        """Seconds a microbatch, and bytes held."""
         held = held_bytes(tmpc.activation_bytes, tmpc.fixed_bytes, tmpc.shared_bytes, self.in_flight, self.replicas)
         return tmpc.time_per_sample_s + self.sync_s * tmpc.weights_bytes, float(held)
 

@@ -1,7 +1,8 @@
-"""LoRA (Hu et al. 2021): the model's own parameters stand still, and each matrix of its layers gets one of a low rank.
+"""LoRA (Hu et al. 2021): the model's own parameters are frozen, and each matrix of its layers gets an adapter of low
+rank.
 
-As PEFT has it for ``target_modules="all-linear"``: every matrix of attention, mixers, feed-forward parts and experts,
-of routers too; embedding and vocabulary projection have none.
+As in PEFT with ``target_modules="all-linear"``: every matrix of attention, mixers, feed-forward parts, experts and
+routers has one; embedding and vocabulary projection have none.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from piper_ray.workloads.estimate.operators import Architecture, KeptBytes, Laye
 
 
 def with_adapters(architecture: Architecture, rank: int) -> Architecture:
-    """The architecture with adapters of that rank, and all else frozen."""
+    """The architecture with adapters of this rank; everything else is frozen."""
     made = {kind.key: _adapted(kind, rank) for kind in architecture.kinds}
     nodes = tuple(replace(node, kind=made[node.kind.key]) for node in architecture.nodes)
     return replace(architecture, nodes=nodes)

@@ -53,23 +53,22 @@ from piper_ray.workloads.estimate.software import (
 
 @dataclass(frozen=True)
 class EstimateRequest:
-    """What is to be estimated besides the model. None: what the model's own training or the GPU's node has.
+    """What to estimate, besides the model. None: the value of the model's own training or of the GPU's node.
 
-    nodes, gpus_per_node: the cluster. domain: GPUs that share the fast link, where it joins several nodes.
-    uplink_bytes_per_s: what these together send to others and receive; None: each has a network link of its own.
-    tokens, samples: the samples of a microbatch. batch: those of a batch, over all replicas. fused: attention is one
-    kernel.
-    software, precision: a generation (``software.toml``); bf16, fp16 or fp8. offer: further ways to run layers;
-    recomputations: besides those that suit the software.
-    context_exchange: how context parallelism attends to all tokens (``software.ContextExchange``); overlaps:
-    exchanges that hide behind passes beyond what the software does by default; graphs: what CUDA graphs capture
-    (``software.CudaGraph``); dispatcher: how tokens reach experts (``software.TokenDispatcher``); None: as the
-    software does by default. expert_imbalance: tokens of the busiest experts' device over the average. lora: rank
-    of adapters that are trained in the model's place; 0: the model itself is. optimizer_on_host: its state is in host
-    memory and updated there; None: it is not, and ``plan`` may choose. reserve_bytes: the bytes of each GPU
-    for CUDA's context, communicators and the allocator's fragments; None: as ``Runtime.reserve_bytes`` says.
-    host_memory_bytes: of a node's own memory, what the optimizer's state may take; None: all that such nodes have.
-    calibration: what measurements say of the constants.
+    nodes, gpus_per_node: the cluster. domain: the number of GPUs that share the fast link, if it joins several nodes.
+    uplink_bytes_per_s: what these GPUs together send to others, and receive from them; None: each GPU has a network
+    link of its own. tokens: tokens of a sample. samples: samples of a microbatch. batch: samples of a batch, over all
+    replicas. fused: attention is one kernel. software: a generation (``software.toml``). precision: bf16, fp16 or fp8.
+    offer: further ways to run layers. recomputations: those offered besides the ones that suit the software.
+    context_exchange: how context parallelism attends to all tokens (``software.ContextExchange``). overlaps: exchanges
+    that hide behind passes, besides those that the software hides by default. graphs: what CUDA graphs capture
+    (``software.CudaGraph``). dispatcher: how tokens reach experts (``software.TokenDispatcher``); None: the software's
+    default. expert_imbalance: tokens of the device with the busiest experts, over the average. lora: the rank of
+    adapters that are trained in place of the model; 0: the model itself is trained. optimizer_on_host: whether the
+    optimizer's state lies in host memory and is updated there; None: it does not, and ``plan`` may choose.
+    reserve_bytes: bytes of each GPU for CUDA's context, communicators and the allocator's fragments; None: those of
+    ``Runtime.reserve_bytes``. host_memory_bytes: how much of a node's own memory the optimizer's state may take; None:
+    all that such nodes have. calibration: how measurements correct the constants.
     """
 
     nodes: int
@@ -96,35 +95,35 @@ class EstimateRequest:
     calibration: Calibration = UNCALIBRATED
 
     def host_bytes_of(self, gpu: Gpu) -> float:
-        """Of a node's own memory, what the optimizer's state may take."""
+        """The bytes of a node's own memory that the optimizer's state may take."""
         usual = gpu.host_memory_bytes * self.node_of(gpu)
         return usual if self.host_memory_bytes is None else self.host_memory_bytes
 
     def node_of(self, gpu: Gpu) -> int:
-        """GPUs of a node."""
+        """The number of GPUs of a node."""
         return self.gpus_per_node or gpu.gpus_per_node
 
     def on(self, gpu: Gpu) -> EstimateRequest:
-        """With the GPUs of a node said. Raises UsageError for a cluster that is too large."""
+        """The request with the GPUs of a node filled in. Raises UsageError for a cluster that is too large."""
         self.devices_of(gpu)
         return replace(self, gpus_per_node=self.node_of(gpu))
 
     def domain_of(self, gpu: Gpu) -> int:
-        """GPUs that share the fast link. Raises UsageError where these are no whole nodes."""
+        """The number of GPUs that share the fast link. Raises UsageError if it is no multiple of a node's."""
         node = self.node_of(gpu)
         if self.domain is not None and self.domain % node:
             raise UsageError(f"--domain {self.domain}: expected whole nodes of {node} GPUs, such as {node * 2}")
         return self.domain or gpu.domain_of(self.gpus_per_node)
 
     def devices_of(self, gpu: Gpu) -> int:
-        """GPUs of the cluster. Raises UsageError for more than there may be."""
+        """The number of GPUs of the cluster. Raises UsageError if it is too large."""
         found = self.nodes * self.node_of(gpu)
         if found > limits.DEVICES:
             raise UsageError(f"{self.nodes:,} nodes: {found:,} GPUs; expected at most {limits.DEVICES:,}")
         return found
 
     def stack(self, gpu: Gpu) -> Stack:
-        """What runs the model on that GPU. Raises UsageError."""
+        """The GPU and the software on it. Raises UsageError."""
         precision, software = precision_named(self.precision), software_named(self.software)
         changed: dict[str, object] = {
             "context": context_exchange_named(self.context_exchange),
@@ -141,10 +140,11 @@ class EstimateRequest:
 
 @dataclass(frozen=True)
 class Estimate:
-    """An instance with what it was made from. modes: the modes of each kind, by key.
+    """An instance, and what it was made from.
 
-    model_flop, hardware_flop: the FLOP of a step (see ``roofline``), the latter if all layers are recomputed in full.
-    kinds: on GPUs of several kinds, that of each; all else but the instance and the devices is the first one's then.
+    modes: the modes of each kind of layer, by key. model_flop: the model's FLOP of a step (see ``roofline``).
+    hardware_flop: the FLOP of a step if all layers are recomputed in full. kinds: with several kinds of GPUs, the
+    estimate for each; all fields but the instance and the devices are then those of the first kind.
     """
 
     instance: Instance
@@ -159,18 +159,18 @@ class Estimate:
 
     @cached_property
     def on_host(self) -> Estimate:
-        """The same with the optimizer's state in host memory."""
+        """The same estimate with the optimizer's state in host memory."""
         return replace(self, instance=with_state_on_host(self.instance, self.setting))
 
     @property
     def peak_flop_per_s(self) -> float:
-        """The peak of all devices in bf16, which utilisation is measured against."""
+        """The peak rate of all devices in bf16, the base of utilisation."""
         return sum(one.devices * one.setting.gpu.matrix_flop_per_s for one in self.kinds or (self,))
 
     @property
     def least_memory_bytes(self) -> float:
-        """What no plan needs less of, on all devices together: the layers with one microbatch in flight. What needs
-        replicas is held by each of them."""
+        """The least memory that any plan needs, on all devices together: the layers with one microbatch in flight. If a
+        TMPC needs replicas, each of them holds its part."""
         return sum(
             min(
                 degree
@@ -183,7 +183,7 @@ class Estimate:
 
     @property
     def least_devices(self) -> int:
-        """No fewer have that memory."""
+        """The fewest devices that have this memory."""
         return math.ceil(self.least_memory_bytes / self.instance.memory_bytes)
 
     @property
@@ -219,7 +219,7 @@ def estimate(model: ModelConfig, hardware: Hardware, gpu_key: str, request: Esti
 
 
 def estimate_on(stack: Stack, model: ModelConfig, hardware: Hardware, request: EstimateRequest) -> Estimate:
-    """The same with GPUs and software that are no entries of tables; ``request`` says nothing of these."""
+    """The same for GPUs and software that are in no table; ``request`` then says nothing about either."""
     gpu, domain, devices = stack.gpu, stack.domain, request.devices_of(stack.gpu)
     links = links_of(gpu, domain, request.uplink_bytes_per_s)
     share = 0.5 * links[0].share_bytes_per_s() / gpu.network_fraction  # in exchanges all GPUs send at once
@@ -292,7 +292,7 @@ def estimate_on(stack: Stack, model: ModelConfig, hardware: Hardware, request: E
 
 
 def trained_model(model: ModelConfig, request: EstimateRequest, training: Training) -> TrainedModel:
-    """What launch files are to say of it. Raises UsageError for names that there are none of."""
+    """The model and its training, as launch files state them. Raises UsageError for unknown names."""
     return TrainedModel(
         config=model.document,
         precision=precision_named(request.precision).value,
@@ -313,8 +313,8 @@ def _architecture(model: ModelConfig, microbatch: Microbatch, request: EstimateR
 
 
 def links_of(gpu: Gpu, domain: int, uplink_bytes_per_s: float | None = None) -> tuple[Link, ...]:
-    """That of a domain, if it has several GPUs, and the network's, whatever the number of nodes. Raises UsageError for
-    an uplink of one GPU.
+    """The links: that of a domain, if it has several GPUs, and the network's, for any number of nodes. Raises
+    UsageError for an uplink of one GPU.
 
     The planner's formulas count what goes out and what comes in, so B counts both directions too.
     """
@@ -327,7 +327,8 @@ def links_of(gpu: Gpu, domain: int, uplink_bytes_per_s: float | None = None) -> 
 
 
 def _backward_bytes(kind: LayerKind, mode: LayerMode, training: Training, traits: Traits) -> tuple[float, float]:
-    """What a layer's backward pass needs, and how much of that are weights that it gathers and their gradients."""
+    """The bytes that a layer's backward pass needs, and the part of them that gathered weights and their gradients
+    take."""
     gathered = gathered_bytes(kind.on(mode.degree), mode, training)
     return gathered + working_bytes(kind.on(mode.degree), mode, traits), gathered
 
@@ -335,10 +336,11 @@ def _backward_bytes(kind: LayerKind, mode: LayerMode, training: Training, traits
 def _workspace_bytes(
     kinds: Sequence[LayerKind], modes: dict[str, tuple[LayerMode, ...]], training: Training, traits: Traits
 ) -> float:
-    """What any layer's backward pass needs at its largest t, in the mode that needs most; of sharded weights, at any.
+    """The most that any layer's backward pass needs at its largest t, in the mode that needs most; for sharded weights,
+    at any t.
 
-    Context parallelism divides what is needed there further, but not in a plan without it. Devices that share an expert
-    need more, which is charged to their layers: it is not set aside for other plans.
+    Context parallelism divides this further, but only in plans that use it. Devices that share an expert need more;
+    their layers are charged for it, so that other plans do not pay.
     """
     most = 0.0
     for kind in kinds:
@@ -351,17 +353,14 @@ def _workspace_bytes(
 
 
 _GATHERED = 0.25
-"""The share of a device's memory that may be set aside for a layer's gathered weights and its backward pass."""
+"""The largest share of a device's memory that is set aside for gathered weights and the backward pass of a layer."""
 
 
 def _gathering_little(
     kinds: Sequence[LayerKind], modes: dict[str, tuple[LayerMode, ...]], training: Training, stack: Stack
 ) -> tuple[dict[str, tuple[LayerMode, ...]], tuple[str, ...]]:
-    """The modes without sharded weights at degrees at which a layer's would fill too much of a device, and what is said
-    of it.
-
-    What is set aside is set aside for plans without them, too.
-    """
+    """The modes, without sharded weights at degrees where a layer's gathered weights would fill too much of a device;
+    and a note about it. What is set aside is set aside for all plans."""
 
     gpu, traits = stack.gpu, stack.traits
     large: dict[int, float] = {}
@@ -389,7 +388,7 @@ def _hands_out_heads(stack: Stack) -> bool:
 
 
 _Sizes = tuple[tuple[float, ...], ...]
-"""Bytes for each layer before one, and for each layer behind it."""
+"""The bytes of edges to each earlier and to each later layer."""
 
 
 def _instance(

@@ -1,4 +1,4 @@
-"""Which model: a Hugging Face config.json, an id of the hub, or the name of a model that we know."""
+"""Finds the model: a Hugging Face config.json, an id of the hub, or a known name."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from piper_ray.workloads.formats.faults import Faults, names_of, shown
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A model and how it is trained if nothing else is said. tokens: None where the length is no choice.
+    """A model, and how it is trained by default.
 
-    document: the keys of its config that count here, or for those who launch it. notes: what was assumed of it.
-    made_from: the source, name, document and training that it was read from.
+    tokens: None if the length is no choice. document: the keys of its config that matter here or for launch files.
+    notes: what was assumed about it. made_from: the source, name, document and training from which it was read.
     """
 
     name: str
@@ -43,11 +43,11 @@ class ModelConfig:
     )
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Read anew in another process: each makes the classes of families' configs itself."""
+        """Another process reads the config again: each process makes the classes of families' configs itself."""
         return _made_again, (self.made_from, self.tokens, self.samples, self.batch)
 
     def architecture(self, microbatch: Microbatch) -> Architecture:
-        """The model's layers for that microbatch. Raises UsageError for a length that the model does not have."""
+        """The model's layers for this microbatch. Raises UsageError if the model cannot have this length."""
         most = self.config.most_tokens
         if most is None and microbatch.tokens is not None:
             raise UsageError(f"--tokens {microbatch.tokens}: {self.name} has samples of one length; expected none")
@@ -57,8 +57,8 @@ class ModelConfig:
 
 
 def with_images(model: ModelConfig, count: int, tokens: int | None) -> ModelConfig:
-    """The config with ``count`` images a sample. tokens: of a sample; None: as many as usual. Raises UsageError for a
-    model that sees none, and for more than a sample holds."""
+    """The config with ``count`` images a sample. tokens: tokens of a sample; None: the usual number. Raises UsageError
+    if the model has no vision tower or a sample cannot hold so many images."""
     images, _, each = images_of(model.config)
     if not images:
         raise UsageError(f"--images {count}: {model.name} has no vision tower in front of a decoder; expected none")
@@ -101,8 +101,8 @@ def read_model(model: str) -> ModelConfig:
 
 
 def _named(model: str) -> str | None:
-    """The known model that is meant by a name or an id of the hub, with or without its owner, or by its beginning up to
-    its size, such as ``qwen3-vl-235b``, where one model alone begins so."""
+    """The known model that matches a name or an id of the hub, with or without its owner. A beginning up to the size,
+    such as ``qwen3-vl-235b``, matches if only one model begins so."""
     names = {
         spelt: key
         for key, entry in known_models().items()
@@ -125,7 +125,7 @@ _FACTORY = re.compile(r"[\w./-]+:[A-Za-z_]\w*")
 
 
 def _read_cached(name: str) -> ModelConfig:
-    """The model of that id, from what the Hugging Face hub's own tools keep on this machine. Raises UsageError."""
+    """The model of this id, from the cache of Hugging Face's own tools on this machine. Raises UsageError."""
     home = os.environ.get("HF_HOME") or Path("~/.cache/huggingface").expanduser()
     kept = Path(os.environ.get("HF_HUB_CACHE") or Path(home, "hub")) / f"models--{name.replace('/', '--')}"
     revision = kept / "refs" / "main"
@@ -140,8 +140,10 @@ def _read_cached(name: str) -> ModelConfig:
 
 
 def read_config(text: str, source: str) -> ModelConfig:
-    """The model of a config.json's text. source: what stands for its path in errors, and "model" for its name if the
-    text has none. Raises InputError."""
+    """The model of a config.json's text. Raises InputError.
+
+    source: names the file in errors. The model is called "model" if the text has no name.
+    """
     if not text.strip():
         documents.refuse(source, "", "empty; expected a Hugging Face config")
     document = documents.parse_json(source, text)
@@ -151,14 +153,14 @@ def read_config(text: str, source: str) -> ModelConfig:
 
 
 def model_of_config(name: str, config: Mapping[str, object]) -> ModelConfig:
-    """The model of a Hugging Face config that is at hand. Raises InputError."""
+    """The model of a Hugging Face config. Raises InputError."""
     return _model(name, name, config, {}, Faults())
 
 
 def _made_again(
     made_from: tuple[str, str, Mapping[str, object], Mapping[str, Any]], tokens: int | None, samples: int, batch: int
 ) -> ModelConfig:
-    """The model that was made from that, and how it is trained."""
+    """The same model, made again from its parts, and how it is trained."""
     return replace(_model(*made_from, Faults()), tokens=tokens, samples=samples, batch=batch)
 
 
@@ -169,7 +171,7 @@ def model_names() -> list[str]:
 
 @cache
 def known_models() -> Mapping[str, Mapping[str, Any]]:
-    """The models known by name, as ``models.toml`` has them."""
+    """The models that are known by name (``models.toml``)."""
     text = files(__package__).joinpath("models.toml").read_text(encoding="utf-8")
     return documents.parse_toml("models.toml", text)  # type: ignore[return-value]
 
@@ -227,7 +229,7 @@ def _model(
 
 
 def _unknown(document: Mapping[str, object]) -> str:
-    """What is said of a model_type that no family has."""
+    """A note about a model_type that no family has."""
     given = document.get("model_type", document.get("_class_name"))
     return "missing" if given is None else f"unknown ({shown(given)})"
 
@@ -237,7 +239,7 @@ def _not_llamas(what: str) -> str:
 
 
 def _require_usual(source: str, document: Mapping[str, object], part: str) -> None:
-    """Raises InputError for a decoder of no known family, within a model of several parts, with layers of its own."""
+    """Raises InputError if a decoder of an unknown family, within a model of several parts, has layers of its own."""
     inner = document[part]
     if not isinstance(inner, Mapping) or _family_of({**inner, "model_type": _text_type(inner)}) is not None:
         return
@@ -246,7 +248,7 @@ def _require_usual(source: str, document: Mapping[str, object], part: str) -> No
 
 
 def _text_type(inner: Mapping[str, object]) -> object:
-    """Of a decoder within a model of several parts, the row that it has."""
+    """The row of the table for a decoder within a model of several parts."""
     given = inner.get("model_type")
     return table()["text_types"].get(given, given) if isinstance(given, str) else given
 
@@ -258,14 +260,14 @@ _OTHER_WORK = re.compile(
     r"|laurel|_cycles|num_hash|inner_group|n_heads_per|num_dense_layers|_sparse_step|_only_layers"
     r"|embd_layer|vision_lora|speech_lora|mm_vision|mm_hidden|audio_(config|processor)"
 )
-"""Words in a key's name that tell of layers that mix tokens otherwise than by attention, or that are not all alike, or
-of towers in front of them."""
+"""Words in a key's name that show that layers mix tokens without attention, that layers differ, or that towers stand in
+front of them."""
 
 _ATTENTION = frozenset({"attention", "full_attention", "sliding_attention", "chunked_attention"})
 
 
 def _of_other_layers(family: Family, document: Mapping[str, object]) -> Iterator[str]:
-    """The keys that say what a decoder's usual layers have not got, and what is not read."""
+    """The keys of the document that describe what usual decoder layers do not have, and that are not read."""
     for name, value in document.items():
         if value in (None, False, 0, 1, "", [], {}):
             continue
@@ -277,12 +279,12 @@ def _of_other_layers(family: Family, document: Mapping[str, object]) -> Iterator
 
 
 _TEXT_PARTS = ("text_config", "language_config", "llm_config", "thinker_config")
-"""The keys under which models of several parts have the part that writes text."""
+"""The keys under which models of several parts store the part that writes text."""
 
 
 @cache
 def _counted(family: Family) -> frozenset[str]:
-    """The keys that a family reads, under all of their names, and those of launches."""
+    """The keys that a family reads, with all their other names, and the keys that launch files use."""
     fields = family.config.model_fields.items()
     return frozenset(table()["launched"]["keys"]).union(name for key, field in fields for name in names_of(key, field))
 
@@ -310,13 +312,13 @@ def _inner(document: Mapping[str, object], part: str) -> Mapping[str, object]:
 
 
 def _has_words(document: Mapping[str, object]) -> bool:
-    """What looks at patches and has no vocabulary is no decoder of text."""
+    """Whether the model has a vocabulary. A model that looks at patches and has none is no decoder of text."""
     words = names_of("vocab_size", USUAL.config.model_fields["vocab_size"])
     return "patch_size" not in document or any(document.get(name) is not None for name in words)
 
 
 def _assumptions(family: Family, document: Mapping[str, object], config: Config) -> Iterator[str]:
-    """What is taken in the place of a missing key: the family's own may not be this model's."""
+    """Notes on the defaults that replace missing keys. A family's own default may not be this model's."""
     fields = family.config.model_fields
 
     def missing(field: str) -> bool:

@@ -1,4 +1,4 @@
-"""All figures of a kind of layer in a mode, and the TMPC that they make."""
+"""All figures of a kind of layer in a mode, and the TMPC that they form."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from piper_ray.workloads.estimate.roofline import (
 from piper_ray.workloads.estimate.software import CudaGraph, Stack
 
 _HALF = 1.5
-"""Half the exponent of the norm in which the host's and the GPU's time add up to a pass's."""
+"""Half the exponent of the norm that adds the host's time to the GPU's time in a pass."""
 
 
 _ROUTED_BACK = 1.5
-"""Times as long that the host takes to launch the backward pass of routing."""
+"""How many times as long the host takes to launch the backward pass of routing as the forward pass."""
 
 
 @dataclass(frozen=True)
 class Setting:
     """What the costs depend on besides layer and mode.
 
-    bytes_per_s: the planner's B, both directions of a link together. workspace_bytes: set aside on each device for one
-    layer's backward pass; reserve_bytes: left free of it. largest_degree: that of the whole workload; an edge's own
-    cost is its share at that degree.
+    bytes_per_s: the planner's B, both directions of a link together. workspace_bytes: memory of each device that is set
+    aside for one layer's backward pass. reserve_bytes: memory of each device that stays free. largest_degree: the
+    largest degree of the workload; an edge's own cost is its share at that degree.
     """
 
     stack: Stack
@@ -53,7 +53,7 @@ class Setting:
 
     @property
     def memory_bytes(self) -> float:
-        """M: what is there for states and activations."""
+        """M: the memory for states and activations."""
         return self.gpu.device_bytes - self.reserve_bytes - self.workspace_bytes
 
     @property
@@ -63,14 +63,14 @@ class Setting:
 
 @dataclass(frozen=True)
 class LayerCosts:
-    """A layer's figures on each of the devices, in s per microbatch and bytes; ``tmpc`` says how they add up.
+    """A layer's figures on each device, in s per microbatch and bytes. ``tmpc`` adds them up.
 
-    idle_forward_s, idle_backward_s: the time that the GPU waits while the host launches what is next. gather_forward_s,
-    gather_backward_s: FSDP's, as far as it takes longer than the pass. offload_s: moving activations to the host and
-    back. synchronised_bytes: w. offload_forward_s: of the former, during the forward pass. weight_s: the part of
-    backward_s of products that give gradients of weights. shared_bytes: the bytes of state that all replicas together
-    hold once. updated: parameters whose optimizer state is here. unsaid_s: the part of synchronisation that w does not
-    say at any d (``synchronisation``).
+    idle_forward_s, idle_backward_s: time that the GPU waits for the host to launch kernels. gather_forward_s,
+    gather_backward_s: FSDP's exchanges, as far as they take longer than the pass. offload_s: moving activations to the
+    host and back. offload_forward_s: its part in the forward pass. synchronised_bytes: w. weight_s: the part of
+    backward_s in products that give gradients of weights. shared_bytes: bytes of state that all replicas together hold
+    once. updated: the number of parameters whose optimizer state is here. unsaid_s: the part of synchronisation that w
+    cannot express at any d (``synchronisation``).
     """
 
     forward_s: float
@@ -100,44 +100,47 @@ class LayerCosts:
 
     @property
     def forward_pass_s(self) -> float:
-        """What of p comes before the backward pass begins."""
+        """The part of p before the backward pass begins."""
         waiting = self.idle_forward_s + self.gather_forward_s + self.offload_forward_s
         return self.forward_s + self.exchange_forward_s + waiting
 
     @property
     def compute_s(self) -> float:
-        """Arithmetic and memory traffic: what more devices never make longer."""
+        """Arithmetic and memory traffic, which more devices never make longer."""
         return self.forward_s + self.backward_s + self.recompute_s
 
     @property
     def time_s(self) -> float:
-        """p: everything, one after the other."""
+        """p: all parts, one after the other."""
         exchanges = self.exchange_forward_s + self.exchange_backward_s + self.exchange_recompute_s
         waiting = self.idle_forward_s + self.idle_backward_s + self.gather_forward_s + self.gather_backward_s
         return self.compute_s + exchanges + waiting + self.offload_s
 
     @property
     def planned_s(self) -> float:
-        """p with what the planner's own charge for synchronisation leaves out, or has too much of."""
+        """p, corrected by what the planner's own charge for synchronisation leaves out or has too much of."""
         return max(self.time_s + self.unsaid_s, (self.time_s + self.forward_pass_s) / 2.0)
 
     @property
     def fixed_bytes(self) -> float:
-        """b: state, and what a backward pass needs beyond the workspace set aside for all layers together."""
+        """b: the state, and what a backward pass needs beyond the workspace that is set aside once for all layers."""
         return self.state_bytes + self.excess_bytes
 
     @cached_property
     def compared(self) -> tuple[float, ...]:
-        """All that a plan with this layer depends on, the whole backward pass and its gradients of inputs included."""
+        """All figures on which a plan with this layer depends, including the whole backward pass and its gradients of
+        inputs."""
         backward_s = self.planned_s - self.forward_pass_s
         seconds = self.forward_pass_s, self.planned_s, self.weight_s, backward_s, backward_s - self.weight_s
         return (*seconds, self.synchronised_bytes, self.activation_bytes, self.fixed_bytes, self.shared_bytes)
 
 
 class _Passes(NamedTuple):
-    """What a layer's passes take for a microbatch, without what is moved during them. forward_s, backward_s, again_s:
-    on the GPU; weight_s: of the backward pass, gradients of weights; idle_forward_s, idle_backward_s: what the GPU
-    waits for the host."""
+    """The seconds of a layer's passes for a microbatch, without what is moved during them.
+
+    forward_s, backward_s, again_s: time on the GPU. weight_s: the part of the backward pass for gradients of weights.
+    idle_forward_s, idle_backward_s: time that the GPU waits for the host.
+    """
 
     forward_s: float
     backward_s: float
@@ -149,7 +152,7 @@ class _Passes(NamedTuple):
 
     @property
     def seconds(self) -> tuple[float, float]:
-        """Of the forward and of the backward pass."""
+        """The seconds of the forward and of the backward pass."""
         back_s = self.backward_s + self.talk.backward_s + self.again_s + self.talk.again_s + self.idle_backward_s
         return self.forward_s + self.talk.forward_s + self.idle_forward_s, back_s
 
@@ -158,7 +161,7 @@ _Known = TypeVar("_Known")
 
 
 def _known_on(stack: Stack, kind: LayerKind, key: Hashable, work_out: Callable[[], _Known]) -> _Known:
-    """Worked out once for all modes of the kind that have this key on the same stack."""
+    """Computes a figure once for all modes of the kind that have this key on the same stack."""
     known_for, found = kind.known.get(key, (None, None))
     if known_for is not stack:
         found = work_out()
@@ -193,7 +196,10 @@ def _work_out_passes(kind: LayerKind, mode: LayerMode, stack: Stack) -> _Passes:
 
 
 class _Once(NamedTuple):
-    """A layer's operators, of which nothing is made again. forward: seconds of each; launches: of both passes."""
+    """A layer's operators without recomputation.
+
+    forward: seconds of each. launches: those of both passes.
+    """
 
     forward: list[float]
     backward_s: float
@@ -258,13 +264,13 @@ def costs_of(kind: LayerKind, mode: LayerMode, setting: Setting) -> LayerCosts:
 
 
 def is_captured(operator: Operator, stack: Stack) -> bool:
-    """Whether a CUDA graph launches it, in no time of the host's."""
+    """Whether a CUDA graph launches the operator, which costs the host no time."""
     graphs = stack.software.graphs
     return CudaGraph.ALL in graphs or (CudaGraph.ATTENTION in graphs and not operator.routed)
 
 
 def experts_host_s(kind: LayerKind, mode: LayerMode, stack: Stack) -> tuple[float, float]:
-    """What the host takes to route and to launch grouped products expert by expert, in a forward and in a backward
+    """The host's time to route tokens and to launch grouped products expert by expert, in a forward and in a backward
     pass."""
     counts = [expert_launches(operator, kind, mode) for operator in kind.operators if operator.routed]
     if not counts or CudaGraph.ALL in stack.software.graphs:
@@ -277,7 +283,7 @@ def experts_host_s(kind: LayerKind, mode: LayerMode, stack: Stack) -> tuple[floa
 
 
 def routing_host_s(stack: Stack) -> tuple[float, float]:
-    """What the host takes to route a layer's tokens, in a forward and in a backward pass."""
+    """The host's time to route a layer's tokens, in a forward and in a backward pass."""
     software = stack.software
     left = software.graphed_experts_host if CudaGraph.ROUTING in software.graphs else 1.0
     routing_s = left * software.experts_host_s
@@ -285,17 +291,16 @@ def routing_host_s(stack: Stack) -> tuple[float, float]:
 
 
 def idle_s(device_s: float, host_s: float) -> float:
-    """What the GPU waits for the host, which launches kernels while earlier ones run.
-
-    A pass takes the longer of both; where they are about as long, each waits for the other now and then.
-    """
+    """The time that the GPU waits for the host, which launches kernels while earlier ones run. A pass takes the longer
+    of both; if both are about equal, each sometimes waits for the other."""
     if host_s == 0.0:
         return 0.0
     return float(math.hypot(device_s**_HALF, host_s**_HALF) ** (1.0 / _HALF)) - device_s
 
 
 def pass_slopes(device_s: float, host_s: float) -> tuple[float, float]:
-    """How a pass, which takes ``device_s + idle_s(device_s, host_s)``, grows with each. It is a norm of both."""
+    """The derivatives of a pass's time, ``device_s + idle_s(device_s, host_s)``, by each argument. The time is a norm
+    of both."""
     pass_s = device_s + idle_s(device_s, host_s)
     if pass_s == 0.0:
         return 1.0, 1.0
@@ -304,7 +309,7 @@ def pass_slopes(device_s: float, host_s: float) -> tuple[float, float]:
 
 
 def _again(kind: LayerKind, mode: LayerMode, stack: Stack, forward: Sequence[float]) -> tuple[float, int]:
-    """Seconds of what the backward pass makes again, and its launches."""
+    """The seconds of recomputation in the backward pass, and its launches."""
     again_s, count = 0.0, 0
     for operator, pass_s in zip(kind.operators, forward, strict=True):
         share = mode.share_again(operator)
@@ -314,16 +319,15 @@ def _again(kind: LayerKind, mode: LayerMode, stack: Stack, forward: Sequence[flo
 
 
 def offload_s(kept_bytes: float, pass_s: float, gpu: Gpu) -> float:
-    """Activations go to the host during the forward pass, and come back during the backward pass.
-
-    That waits for what takes longer than the pass, and takes its share of the GPU's own memory bandwidth.
-    """
+    """The seconds of offloading: activations go to the host during the forward pass, and return during the backward
+    pass. A pass waits for transfers that take longer than itself, and transfers take part of the GPU's own memory
+    bandwidth."""
     moved_s = kept_bytes / (gpu.host_bytes_per_s * gpu.host_fraction)
     return max(0.0, moved_s - pass_s) + traffic_s(kept_bytes, gpu)
 
 
 def edge_bytes(output_bytes: float, setting: Setting) -> float:
-    """c of an edge: what each device sends when all stages have the largest degree."""
+    """c of an edge: the bytes that each device sends if all stages have the largest degree."""
     return output_bytes / setting.largest_degree
 
 
@@ -375,5 +379,5 @@ def times_of(time_s: float, forward_s: float, weight_s: float | None = None) -> 
 
 
 def rounded_s(seconds: float) -> float:
-    """Six digits: an estimate has no more, and files stay readable."""
+    """The figure in six digits, which keep files readable; an estimate is no surer."""
     return float(f"{seconds:.6g}")

@@ -1,4 +1,4 @@
-"""A decoder as those who build it need to know it: what its config says beyond the figures of its layers."""
+"""A decoder as launch files need it: what its config says beyond the figures of its layers."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _DROPOUTS = ("hidden_dropout", "resid_pdrop", "attention_dropout", "attn_pdrop")
 
 @dataclass(frozen=True)
 class Rotary:
-    """base: the base of the angles. share: the share of a head's size that is turned. scaling: the table for longer
-    contexts, as configs have it."""
+    """Rotary positions. base: the base of the angles. share: the share of a head's size that is turned. scaling: the
+    table for longer contexts, as in configs."""
 
     base: float
     share: float
@@ -30,18 +30,18 @@ class Rotary:
 
     @property
     def kind(self) -> str:
-        """How angles are stretched for longer contexts; ``default``: not at all."""
+        """How angles are stretched for longer contexts; ``default``: they are not."""
         return str(self.scaling.get("rope_type", self.scaling.get("type", "default")))
 
     def figure(self, key: str, usual: float) -> float:
-        """One of the stretching; the usual one where the config says none."""
+        """A figure of the stretching; the usual one if the config has none."""
         found = _number(self.scaling.get(key))
         return usual if found is None else found
 
 
 @dataclass(frozen=True)
 class DecoderShape:
-    """A decoder's config, read. config: by name and default as its family has them."""
+    """A decoder's config. config: values by name, with the family's defaults."""
 
     model_type: str
     config: DecoderConfig
@@ -49,36 +49,37 @@ class DecoderShape:
 
     @property
     def rules(self) -> Rules:
-        """What is the same in all layers."""
+        """The rules that hold for all layers."""
         return self.config.rules()
 
     @cached_property
     def mixing(self) -> tuple[Described | None, ...]:
-        """What mixes tokens, of each layer."""
+        """What mixes tokens in each layer."""
         return tuple(self.config.mixing(layer) for layer in range(self.config.layers))
 
     @cached_property
     def feeding(self) -> tuple[Described | None, ...]:
-        """What feeds forward, of each layer."""
+        """What feeds forward in each layer."""
         return tuple(self.config.feeding(layer) for layer in range(self.config.layers))
 
     @property
     def attends(self) -> bool:
-        """Whether attention alone mixes tokens."""
+        """Whether only attention mixes tokens."""
         return all(isinstance(part, (Attention, LatentAttention)) for part in self.mixing)
 
     @property
     def latent(self) -> LatentAttention | None:
-        """Latent attention, of the layers that have it."""
+        """The latent attention of the layers that have it."""
         return next((part for part in self.mixing if isinstance(part, LatentAttention)), None)
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """For each layer with plain attention the number of tokens that one looks back at; None: all."""
+        """For each layer with plain attention, the number of tokens that a token looks back at; None: all."""
         return tuple(part.window for part in self.mixing if isinstance(part, Attention))
 
     def context_fault(self, exchange: ContextExchange) -> str | None:
-        """Why TransformerEngine's kernels (attn_forward_func_with_cp) attend in no groups that share a sequence so."""
+        """Why TransformerEngine's kernels (attn_forward_func_with_cp) cannot share a sequence in this way; None if they
+        can."""
         ring = exchange is ContextExchange.RING
         if ring and any(self.windows):
             return (
@@ -94,7 +95,7 @@ class DecoderShape:
 
     @property
     def gates_attention(self) -> bool:
-        """Whether a gate scales what attention gives."""
+        """Whether a gate scales attention's output."""
         return any(isinstance(part, Attention) and part.output_gate for part in self.mixing)
 
     @property
@@ -116,24 +117,25 @@ class DecoderShape:
 
     @property
     def router_scale(self) -> float:
-        """The factor that the weights of a token's experts are multiplied by."""
+        """The factor on the weights of a token's experts."""
         found = self._number("routed_scaling_factor")
         return 1.0 if found is None else found
 
     @property
     def router_groups(self) -> tuple[int, int] | None:
-        """Groups of experts, and of how many a token may have experts; None where it chooses among all."""
+        """The number of groups of experts, and of how many of them a token may have experts; None if it may choose
+        among all."""
         groups, chosen = self.said("n_group"), self.said("topk_group")
         return (groups, chosen) if isinstance(groups, int) and groups > 1 and isinstance(chosen, int) else None
 
     @property
     def norm_epsilon(self) -> float | None:
-        """The norms' epsilon; None where the config does not say it."""
+        """The norms' epsilon; None if the config does not state it."""
         return self._number(*_EPSILONS)
 
     @property
     def assumed(self) -> tuple[str, ...]:
-        """Keys of figures that the model has and its config does not say, so that usual ones are taken."""
+        """The keys that the config leaves out although the model has such figures, so usual ones are assumed."""
         own = self.document.get("rope_parameters")
         has_base = self._number(*_ROTARY_BASES) or (isinstance(own, Mapping) and _number(own.get(_ROTARY_BASES[0])))
         says_sum = isinstance(self.said("norm_topk_prob"), bool) or self.renormalised_router
@@ -146,7 +148,7 @@ class DecoderShape:
 
     @property
     def activation(self) -> str:
-        """The activation function in Hugging Face's words; where the config does not say it, that of its family."""
+        """The activation function in Hugging Face's words; the family's default if the config does not state it."""
         said = next((self.document[name] for name in _ACTIVATIONS if isinstance(self.document.get(name), str)), None)
         return str(said or self.config.named("usual_activation"))
 
@@ -160,7 +162,7 @@ class DecoderShape:
 
     @property
     def rotary(self) -> Rotary | None:
-        """The rotary positions; None for a model without them."""
+        """The rotary positions; None if the model has none."""
         if not self.rules.rotary:
             return None
         parameters = self.document.get("rope_parameters")
@@ -171,7 +173,7 @@ class DecoderShape:
         return Rotary(base, share, scaling if isinstance(scaling, Mapping) else {})
 
     def said(self, key: str) -> object:
-        """What the config says under a key; None where it says nothing."""
+        """The config's value of a key; None if there is none."""
         return self.document.get(key)
 
     def _number(self, *keys: str) -> float | None:
@@ -183,7 +185,7 @@ def _number(value: object) -> float | None:
 
 
 def decoder_shape(model: TrainedModel) -> DecoderShape | None:
-    """The decoder's shape; None for a model that is no decoder. Raises InputError for a config that is not sound."""
+    """The decoder's shape; None if the model is no decoder. Raises InputError for a faulty config."""
     read = model_of_config("model", model.config)
     if not isinstance(read.config, DecoderConfig):
         return None

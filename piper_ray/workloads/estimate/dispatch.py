@@ -1,8 +1,8 @@
-"""How tokens reach experts on other devices: what moves on which links, by the dispatcher of the software.
+"""How tokens reach experts on other devices: which bytes the software's dispatcher moves on which links.
 
-An all-to-all (NCCL) sends a copy for each expert of a token. Kernels that know of nodes (DeepEP, HybridEP) send a token
-over the network once for each node that has one of its experts, and the node's links hand it on. An all-gather hands
-all tokens of the group to each of its devices.
+An all-to-all (NCCL) sends a copy for each expert of a token. Kernels that know nodes (DeepEP, HybridEP) send a token
+over the network once for each node that has one of its experts, and pass it on over the node's links. An all-gather
+sends all tokens of the group to each of its devices.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from piper_ray.workloads.estimate.groups import Group, latency_s
 from piper_ray.workloads.estimate.software import Stack, TokenDispatcher, dispatcher_named
 
 NEAR_RANKS = 8
-"""NVIDIA's recipes send tokens by all-to-all in nodes of up to this many GPUs, else by kernels that know nodes."""
+"""NVIDIA's recipes send tokens by all-to-all in nodes of at most this many GPUs, otherwise by kernels that know nodes.
+"""
 
 
 def dispatcher_for(ranks: int, stack: Stack) -> TokenDispatcher:
-    """That of the software, or the usual one for ``ranks`` ranks in such nodes."""
+    """The software's dispatcher, or the usual one for ``ranks`` ranks in such nodes."""
     if stack.software.dispatcher is not None:
         return stack.software.dispatcher
     return _usual(max(ranks, stack.domain))
@@ -27,18 +28,22 @@ def _usual(ranks: int) -> TokenDispatcher:
 
 
 def dispatcher_word(stack: Stack) -> str:
-    """How times count tokens to reach experts, whatever the ranks, as ``TrainedModel.dispatcher`` has it."""
+    """How the estimated times send tokens to experts, for any number of ranks, in the words of
+    ``TrainedModel.dispatcher``."""
     usual = {dispatcher_for(ranks, stack) for ranks in (1, 1 + NEAR_RANKS)}
     return usual.pop().value if len(usual) == 1 else ""
 
 
 def dispatcher_of(model: TrainedModel, ranks: int) -> TokenDispatcher:
-    """How the times of a model's workload count tokens to reach experts on ``ranks`` ranks. Raises UsageError."""
+    """How the times of a model's workload send tokens to experts on ``ranks`` ranks. Raises UsageError."""
     return dispatcher_named(model.dispatcher) if model.dispatcher else _usual(ranks)
 
 
 def dispatch_s(size_bytes: float, copies: float, group: Group, stack: Stack) -> float:
-    """Tokens to their experts and back. size_bytes: of all copies on a device, there and back; copies: of a token."""
+    """The seconds to send tokens to their experts and back.
+
+    size_bytes: all copies on a device, in both directions. copies: copies of a token.
+    """
     if group.size == 1:
         return 0.0
     gpu, per_node, software = stack.gpu, stack.domain, stack.software
@@ -51,8 +56,8 @@ def dispatch_s(size_bytes: float, copies: float, group: Group, stack: Stack) -> 
 
 
 def sorting_s(tokens: float, copies: float, group: Group, stack: Stack) -> float:
-    """Copies of tokens sorted by expert on one side of an all-to-all, and again on the other: row by row, so that short
-    rows cost as much as long ones. Kernels that know of nodes do it on the way."""
+    """The seconds to sort copies of tokens by expert on one side of an all-to-all, and again on the other side. Sorting
+    goes row by row, so short rows cost as much as long ones. Kernels that know nodes sort on the way."""
     if group.size == 1 or dispatcher_for(group.size, stack) is not TokenDispatcher.ALL_TO_ALL:
         return 0.0
     return tokens * copies * stack.gpu.sorting_s
@@ -61,10 +66,10 @@ def sorting_s(tokens: float, copies: float, group: Group, stack: Stack) -> float
 def moved_bytes(
     size_bytes: float, copies: float, group: Group, domain: int, how: TokenDispatcher
 ) -> tuple[float, float]:
-    """What a device sends over its node's links, and over the network.
+    """The bytes that a device sends over its node's links, and over the network.
 
-    Experts are taken to lie on devices at random: of ``copies`` of a token a node gets at least one with a chance of
-    1 - (1 - 1 / nodes)^copies.
+    Experts are assumed to lie on devices at random: of a token's ``copies`` a node gets at least one with probability 1
+    - (1 - 1 / nodes)^copies.
     """
     n = group.size
     near = group.in_node(domain)

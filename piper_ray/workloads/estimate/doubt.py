@@ -1,5 +1,7 @@
-"""How far estimates have been off, and how many measured runs back them (``doubt.toml``, which
-``scripts/validate_estimates --doubt`` makes of all runs that the repository has)."""
+"""How far estimates have been off, and how many measured runs back them.
+
+``doubt.toml`` has the figures; ``scripts/validate_estimates --doubt`` makes it from all runs of the repository.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,11 @@ from piper_ray.workloads.formats.documents import parse_toml
 from piper_ray.workloads.formats.fields import Closed, Figure
 
 FEW_RUNS = 3
-"""What fewer runs than that stand behind is said."""
+"""The user is told about constants that fewer runs than this back."""
 
 
 def likeness(software: Software, precision: Precision, experts: bool) -> str:
-    """The key of the runs that such an estimate is like."""
+    """The key of the measured runs that resemble such an estimate."""
     if experts:
         return "experts"
     if precision is Precision.FP8:
@@ -34,7 +36,10 @@ def likeness(software: Software, precision: Precision, experts: bool) -> str:
 
 
 class MeasuredLike(Closed):
-    """Runs that are alike. least, most: of measured over estimated steps, in 9 of 10 runs of a source not seen."""
+    """Runs that are alike.
+
+    least, most: measured over estimated steps, in 9 of 10 runs of a source that was left out.
+    """
 
     name: str = Field(description="a text")
     least: Figure = Field(description="a number >= 0")
@@ -44,8 +49,11 @@ class MeasuredLike(Closed):
 
 
 class MeasuredPeaks(Closed):
-    """Published peaks of memory that are alike. least, most: of measured over estimated peaks, in 9 of 10. headroom:
-    the share of a GPU's memory that is to be left free, so that 9 in 10 of them keep within it."""
+    """Published peaks of memory that are alike.
+
+    least, most: measured over estimated peaks, in 9 of 10. headroom: the share of a GPU's memory that has to stay free
+    so that 9 in 10 peaks fit.
+    """
 
     name: str = Field(description="a text")
     least: Figure = Field(description="a number >= 0")
@@ -54,7 +62,7 @@ class MeasuredPeaks(Closed):
     peaks: int = Field(description="a whole number")
 
     def range_bytes(self, peak_bytes: float) -> tuple[float, float]:
-        """Where a measured peak lies in 9 of 10 cases."""
+        """The range of a measured peak in 9 of 10 cases."""
         return peak_bytes * self.least, peak_bytes * self.most
 
     def range_text(self, peak_bytes: float) -> str:
@@ -64,9 +72,11 @@ class MeasuredPeaks(Closed):
 
 
 class DoubtTable(Closed):
-    """All of ``doubt.toml``. gpus, software: runs by the name of a GPU, and by the generation of software that gives
-    the constants. constants: runs by what ``constants_in_use`` says of them. over_nodes: runs whose experts lie over
-    several nodes."""
+    """The whole of ``doubt.toml``.
+
+    gpus: runs by the name of the GPU. software: runs by the generation of software that gives the constants. constants:
+    runs by the texts of ``constants_in_use``. over_nodes: runs whose experts lie on several nodes.
+    """
 
     alike: dict[str, MeasuredLike] = Field(description="a table")
     memory: dict[str, MeasuredPeaks] = Field(description="a table")
@@ -77,8 +87,10 @@ class DoubtTable(Closed):
 
 
 def constants_in_use(stack: Stack, *, experts: bool, tensor: bool, sharded: bool) -> list[str]:
-    """The fitted constants that such an estimate depends on, each with its value. tensor: it has tensor parallelism;
-    sharded: gradients are scattered in each pass."""
+    """The fitted constants that such an estimate depends on, with their values.
+
+    tensor: whether it has tensor parallelism. sharded: whether gradients are scattered in each pass.
+    """
     gpu, software, fp8 = stack.gpu, stack.software, stack.precision is Precision.FP8
     wanted: tuple[tuple[bool, Gpu | Software, tuple[str, ...]], ...] = (
         (True, gpu, ("matrix_fraction", "attention_fraction", "edge", "memory_fraction")),
@@ -105,19 +117,22 @@ def load_doubt() -> DoubtTable:
 
 
 def memory_likeness(family: SoftwareFamily) -> str:
-    """The key of the peaks that such software's are like."""
+    """The key of the published peaks that resemble those of such software."""
     return "sharded" if family is SoftwareFamily.SHARDED else "whole"
 
 
 def memory_doubt(software: Software) -> MeasuredPeaks:
-    """What is known of peaks of such software."""
+    """How far off estimated peaks of such software were."""
     return load_doubt().memory[memory_likeness(software.family)]
 
 
 @dataclass(frozen=True)
 class Doubt:
-    """Of an estimate. few: what hardly any run backs, with their numbers. memory: of its peaks. calibrated: runs on the
-    machine itself that the estimate was fitted to, where these tell more than others do."""
+    """How far off an estimate may be.
+
+    few: what hardly any run backs, with the number of runs. memory: the range of its peaks. calibrated: the range of
+    runs on the machine itself, to which the estimate was fitted, if it is the narrower one.
+    """
 
     alike: MeasuredLike
     few: Mapping[str, int]
@@ -125,7 +140,7 @@ class Doubt:
     calibrated: Spread | None = None
 
     def range_s(self, step_s: float) -> tuple[float, float]:
-        """Where a measured step lies in 9 of 10 cases."""
+        """The range of a measured step in 9 of 10 cases."""
         of = self.alike if self.calibrated is None else self.calibrated
         return step_s * of.least, step_s * of.most
 
@@ -136,14 +151,14 @@ class Doubt:
 
     @property
     def words(self) -> str:
-        """What the range of a step is of."""
+        """The runs that the range of a step describes."""
         if self.calibrated is None:
             return f"as 9 in 10 of {plural(self.alike.runs, 'measured run')} like it"
         return f"as {plural(self.calibrated.runs, 'run')} on this machine"
 
     @property
     def lines(self) -> list[str]:
-        """In words, for people."""
+        """The doubt in words, a line each."""
         of = self.alike
         like = f"{plural(of.runs, 'run')} like this one ({of.name}; {plural(of.sources, 'source')})"
         lines = [f"of {like} 9 in 10 took x{of.least:.2f} to x{of.most:.2f} of the estimate"]
@@ -157,8 +172,8 @@ class Doubt:
 
 
 def workload_doubt(instance: Instance, schedule: Schedule) -> Doubt | None:
-    """What is known of steps of a workload that ``estimate`` wrote. None for other workloads, and for asynchronous
-    schedules, which no measured run has."""
+    """How far off the steps of a workload that ``estimate`` wrote may be. None for other workloads, and for
+    asynchronous schedules, which no measured run has."""
     model = instance.model
     if model is None or schedule.asynchronous or not _is_estimate(model):
         return None
@@ -172,7 +187,7 @@ def _is_estimate(model: TrainedModel) -> bool:
 
 
 def shown_digits(instance: Instance) -> int:
-    """In how many digits people see its times and rates: three of a workload that ``estimate`` wrote."""
+    """The number of digits in which its times and rates are shown: three if ``estimate`` wrote the workload."""
     return ESTIMATED_DIGITS if instance.model is not None and _is_estimate(instance.model) else 6
 
 
@@ -184,8 +199,10 @@ def step_text(step_s: float, doubt: Doubt | None, each: str = "", digits: int = 
 
 
 def doubt_of(stack: Stack, experts: bool, constants: Iterable[str], spread: Spread | None = None) -> Doubt:
-    """What is known of estimates like that. constants: as ``constants_in_use`` has them. spread: of the steps that it
-    was calibrated with."""
+    """How far off such estimates were.
+
+    constants: texts of ``constants_in_use``. spread: the spread of the steps that calibrated it.
+    """
     table, gpu_name, software = load_doubt(), stack.gpu.name, stack.software
     counts = {gpu_name: table.gpus.get(gpu_name, 0), software.name: table.software.get(software.base, 0)}
     if experts:

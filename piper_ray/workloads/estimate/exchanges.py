@@ -21,7 +21,8 @@ from piper_ray.workloads.estimate.software import ContextExchange, Precision, St
 
 
 def all_gather_s(size_bytes: float, group: Group, gpu: Gpu, domain: int) -> float:
-    """Each of n devices gets the parts of ``size_bytes`` that the others have; a reduce-scatter likewise."""
+    """The seconds in which each of n devices gets the other devices' parts of ``size_bytes``; a reduce-scatter takes as
+    long."""
     n = group.size
     if n == 1:
         return 0.0
@@ -30,12 +31,13 @@ def all_gather_s(size_bytes: float, group: Group, gpu: Gpu, domain: int) -> floa
 
 
 def all_reduce_s(size_bytes: float, group: Group, gpu: Gpu, domain: int) -> float:
-    """A reduce-scatter and an all-gather."""
+    """The seconds of a reduce-scatter and an all-gather."""
     return 2.0 * all_gather_s(size_bytes, group, gpu, domain)
 
 
 def all_to_all_s(size_bytes: float, group: Group, gpu: Gpu, domain: int) -> float:
-    """Each device sends 1/n of its own ``size_bytes`` to each of the n - 1 others, those in its node over its links."""
+    """The seconds in which each device sends 1/n of its ``size_bytes`` to each of the n - 1 others, over the node's
+    links within a node."""
     n = group.size
     if n == 1:
         return 0.0
@@ -54,7 +56,7 @@ def transfer_bytes_per_s(devices: int, gpu: Gpu, domain: int) -> float:
 
 @dataclass(frozen=True)
 class ExchangeSeconds:
-    """The exposed seconds of exchanges in a layer's passes: those that products do not hide. again_s: those that
+    """The exposed seconds of exchanges in a layer's passes, which products do not hide. again_s: those that
     recomputation repeats."""
 
     forward_s: float
@@ -103,12 +105,12 @@ def regathers(exchange: Exchange, mode: LayerMode) -> bool:
 
 
 def is_all_to_all(exchange: Exchange, mode: LayerMode) -> bool:
-    """Whether tokens are sent to their experts: where devices have shards of them, or experts lie on others, too."""
+    """Whether tokens are sent to their experts: devices have shards of the tokens, or experts lie on other devices."""
     return bool(exchange.expert_bytes) and (mode.sequence_parallel or mode.experts is not None)
 
 
 def exchange_s(exchange: Exchange, kind: LayerKind, mode: LayerMode, stack: Stack) -> float:
-    """One exchange, once, on each device; of tokens to experts, what does not hide: sorting them never does."""
+    """The exposed seconds of one exchange on each device. Sorting tokens for experts is never hidden."""
     gpu, per_node = stack.gpu, stack.domain
     group = Group(mode.degree)
     if is_all_to_all(exchange, mode):
@@ -125,8 +127,11 @@ def exchange_s(exchange: Exchange, kind: LayerKind, mode: LayerMode, stack: Stac
 
 
 def _to_experts_s(exchange: Exchange, kind: LayerKind, mode: LayerMode, stack: Stack) -> float:
-    """Tokens to experts and back. Where several devices share an expert, kernels that know of nodes send each of these
-    a copy; after an all-to-all they gather what they got, and sum up what they say by a reduce-scatter."""
+    """The seconds to send tokens to experts and back.
+
+    If several devices share an expert, kernels that know nodes send each of them a copy. After an all-to-all these
+    devices gather their tokens, and sum up the results by a reduce-scatter.
+    """
     each, seen = mode.expert_tensor, 1.0 - stack.software.expert_overlap
     spread, copies = Group(mode.expert_ranks, each), kind.value("e")
     share = kind.value(exchange.expert_bytes) / (mode.degree * mode.context)
@@ -141,22 +146,23 @@ def _to_experts_s(exchange: Exchange, kind: LayerKind, mode: LayerMode, stack: S
 
 
 def regather_s(exchange: Exchange, kind: LayerKind, mode: LayerMode, stack: Stack) -> float:
-    """Sequence parallelism's all-gather of the backward pass, for one exchange."""
+    """The seconds of sequence parallelism's all-gather in the backward pass, for one exchange."""
     size_bytes = _gathered_share(kind, stack) * kind.value(exchange.bytes) / mode.context
     return all_gather_s(size_bytes, Group(mode.degree), stack.gpu, stack.domain)
 
 
 def _gathered_share(kind: LayerKind, stack: Stack) -> float:
-    """Of a tensor in half precision, what sequence parallelism gathers: what products of 8 bits read is cast before."""
+    """The share of a half-precision tensor's bytes that sequence parallelism gathers: inputs of 8-bit products are cast
+    before."""
     return 0.5 if stack.precision is Precision.FP8 and kind.recomputable else 1.0
 
 
 def context_s(kind: LayerKind, mode: LayerMode, stack: Stack) -> float:
-    """Context parallelism over c groups, in a forward pass.
+    """The seconds of context parallelism over c groups, in a forward pass.
 
-    Keys and values of all tokens go around a ring, while attention works on those that are there, or are gathered
-    before it; their gradients go back likewise. Or an all-to-all hands out heads in place of tokens before attention,
-    and takes them back after it.
+    Either keys and values of all tokens go around a ring, while attention works on those that have arrived; or they are
+    gathered before attention. Their gradients return in the same way. Or an all-to-all distributes heads instead of
+    tokens before attention, and reverses this after it.
     """
     value_size = "v" if "v" in kind.symbols else "d"
     group = Group(mode.context, mode.degree)

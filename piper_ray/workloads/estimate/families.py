@@ -1,4 +1,4 @@
-"""What every family of models offers: a description that is read from a config, and the layers that it makes.
+"""What each family of models provides: a description that is read from a config, and the layers that it makes.
 
 Most families are rows of a table (``families.toml``), which ``architectures.rows`` reads.
 """
@@ -49,10 +49,10 @@ KINDS: Mapping[str, Any] = {
     "reaches": Annotated[list[str], Words("a list of global and local")],
     "steps": Annotated[int | list[int], Words("a whole number or a list of 0 and 1")],
 }
-"""What rows call the kinds of values of keys."""
+"""The words in rows for the types of keys' values."""
 
 SIZES = frozenset({"hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"})
-"""Fields without which a config of a whole model is no config; in parts of one transformers leaves defaults out."""
+"""Fields that the config of a whole model must have. Transformers has defaults for them in configs of parts."""
 
 
 def key(*names: str, default: Any = ...) -> Any:
@@ -61,19 +61,17 @@ def key(*names: str, default: Any = ...) -> Any:
 
 
 class Config(Open):
-    """A model's config as Hugging Face writes it: a key that may not be null and is counts as missing.
-
-    given: the keys that the document had.
-    """
+    """A model's config as Hugging Face writes it. A null counts as missing if the key may not be null. given: the keys
+    that the document had."""
 
     given: frozenset[str] = frozenset()
 
     defaults: ClassVar[Mapping[str, object]] = {}
-    """The defaults of its class in transformers, by names that a document may have."""
+    """The defaults of the class in transformers, by names that a document may have."""
 
     @classmethod
     def completed(cls, document: Mapping[str, object], *, part: bool = False) -> dict[str, object]:
-        """The document with the defaults for the fields that it leaves out; sizes are only left out of parts."""
+        """The document with defaults for missing fields. Only configs of parts may leave out sizes."""
         whole = dict(document)
         for key, field in cls.model_fields.items():
             names = names_of(key, field)
@@ -97,36 +95,34 @@ class Config(Open):
 
     @property
     def most_tokens(self) -> int | None:
-        """The most tokens of a sample; None where all samples have one length."""
+        """The most tokens of a sample; None if all samples have one length."""
         return None
 
     multiples: ClassVar[Sequence[tuple[str, str]]] = ()
-    """Fields of which the first must be a multiple of the second."""
+    """Pairs of fields; the first must be a multiple of the second."""
 
     def check(self, faults: Faults, inside: str = "") -> None:
-        """Notes what is wrong beyond the ranges of fields. inside: what stands before keys in faults."""
+        """Notes faults that the ranges of fields do not catch. inside: the prefix of keys in faults."""
         for field, of in self.multiples:
             self.check_multiple(field, of, faults, inside)
 
     def check_multiple(self, field: str, of: str, faults: Faults, inside: str = "") -> None:
-        """The one field must be a multiple of the other."""
+        """Notes a fault unless the one field is a multiple of the other."""
         value, divisor = getattr(self, field), getattr(self, of)
         if value % divisor:
             text = f"{value} is no multiple of {self.called(of)} = {divisor}; expected one"
             faults.at(f"{inside}{self.called(field)}", text)
 
     def called(self, field: str) -> str:
-        """What the document calls a field."""
+        """The document's name for a field."""
         names = names_of(field, type(self).model_fields[field])
         return next((name for name in names if name in self.given), names[0])
 
 
 @dataclass(frozen=True)
 class Microbatch:
-    """What one pass works on: ``samples`` of ``tokens`` each. Families without a choice of length take no tokens.
-
-    fused: attention as one kernel that keeps no scores.
-    """
+    """The input of one pass: ``samples`` samples of ``tokens`` tokens each. Families with one fixed length take no
+    tokens. fused: attention is one kernel that keeps no scores."""
 
     samples: int
     tokens: int | None = None
@@ -137,9 +133,9 @@ class Microbatch:
 class Family:
     """A family of models by its Hugging Face ``model_type``.
 
-    build: the layers of a config for a microbatch, named as given. tokens, samples, batch: the tokens of a sample, the
-    samples of a microbatch and those of a batch where neither user nor model says; a sample has no more tokens than the
-    model.
+    build: makes the layers of a config for a microbatch, with the given name. tokens: tokens of a sample. samples:
+    samples of a microbatch. batch: samples of a batch. These three count if neither user nor model gives a value; a
+    sample never has more tokens than the model allows.
     """
 
     config: type[Config]
@@ -151,7 +147,7 @@ class Family:
 
 @cache
 def legend(kind: str) -> Mapping[str, str]:
-    """What the symbols of formulas stand for in models of that kind (``legend.toml``)."""
+    """The meaning of the formulas' symbols in models of this kind (``legend.toml``)."""
     text = files(__package__).joinpath("legend.toml").read_text(encoding="utf-8")
     table: Mapping[str, Mapping[str, str]] = parse_toml("legend.toml", text)  # type: ignore[assignment]
     return {**table["all"], **table.get(kind, {})}

@@ -20,12 +20,12 @@ class Group:
     stride: int = 1
 
     def in_node(self, domain: int) -> int:
-        """How many of them share a node."""
+        """How many devices of the group share a node."""
         return max(1, min(self.size, domain // self.stride))
 
 
 def ring_bytes_per_s(group: Group, gpu: Gpu, domain: int) -> float:
-    """What a ring of the group carries in one direction."""
+    """The rate of a ring of the group in one direction."""
     members = group.in_node(domain)
     return ring_through_nodes(
         group.size, members, gpu.ring_bytes_per_s(members), gpu.network_bytes_per_s * gpu.network_fraction
@@ -33,7 +33,7 @@ def ring_bytes_per_s(group: Group, gpu: Gpu, domain: int) -> float:
 
 
 def latency_s(group: Group, gpu: Gpu, domain: int) -> float:
-    """Of the steps of a ring: one in each device, of which one in each node goes over the network."""
+    """The latency of a ring: one step for each device; one step for each node crosses the network."""
     members = group.in_node(domain)
     nodes = -(-group.size // members)
     within = group.size - nodes

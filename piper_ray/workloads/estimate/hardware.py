@@ -1,8 +1,8 @@
-"""The table of hardware (``hardware.toml``), which a user's own file can add to or correct.
+"""The table of hardware (``hardware.toml``). A user's own file can add to it or correct it.
 
-A GPU is found by what people and drivers call it. A name is a model and details: "NVIDIA A100-SXM4-80GB" is an A100, of
-the form SXM, with 80 GB. It means the GPU of that model that has all the details it gives; of several the one that is
-usual, else the first of the table.
+A GPU is found by the names that people and drivers use. A name has a model and details: "NVIDIA A100-SXM4-80GB" is an
+A100, of the form SXM, with 80 GB. It means the GPU of this model that has all given details; if there are several, the
+usual one, else the first of the table.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _MEMORY = re.compile(r"(\d+)\s*gi?b\b")
 
 
 def find_gpu(asked: str, gpus: Mapping[str, Gpu]) -> str | None:
-    """The key of the GPU that is meant, in any spelling; None if there is none of that model with those details."""
+    """The key of the GPU with this name, in any spelling; None if no GPU of that model has these details."""
     return next(iter(meant_gpus(asked, gpus)), None)
 
 
 def meant_gpus(asked: str, gpus: Mapping[str, Gpu]) -> list[str]:
-    """The keys of all GPUs that may be meant, the one that is taken first."""
+    """The keys of all GPUs that the name may mean, the chosen one first."""
     for key, gpu in gpus.items():
         if _squeezed(asked) in (_squeezed(key), _squeezed(gpu.name)):
             return [key]
@@ -50,7 +50,7 @@ def meant_gpus(asked: str, gpus: Mapping[str, Gpu]) -> list[str]:
 
 
 def near_gpus(asked: str, gpus: Mapping[str, Gpu]) -> list[str]:
-    """Keys that look like what was asked for, the nearest first."""
+    """Keys that resemble the name, the nearest first."""
     spelt: dict[str, str] = {}
     for key in gpus:
         for text in (_parts(key)[0], _squeezed(key)):
@@ -64,7 +64,7 @@ def _squeezed(name: str) -> str:
 
 
 def _parts(name: str) -> tuple[str, frozenset[str]]:
-    """The model, squeezed, and the details: the form and the memory."""
+    """The model without separators, and the details: form and memory."""
     model: list[str] = []
     details: set[str] = set()
     for word in re.split(r"[^a-z0-9]+", _MEMORY.sub(r"\1gb", name.lower())):
@@ -94,7 +94,7 @@ _SIZES = {
     "host_bytes_per_s": "/s",
     "host_memory_bytes": "",
 }
-"""Fields of a GPU, and what their unit ends in."""
+"""Fields of a GPU, and how their unit ends."""
 
 
 class Training(Closed):
@@ -106,9 +106,9 @@ class Training(Closed):
 
 
 class Gpu(Closed):
-    """One kind of GPU in its node; see hardware.toml for what each constant means. Rates are in one direction.
+    """One kind of GPU in its node; hardware.toml explains each constant. Rates are in one direction.
 
-    matrix_flop_per_s: in bf16; those of other precisions are 0 where it has no units for them.
+    matrix_flop_per_s: in bf16; the rates of other precisions are 0 if the GPU has no units for them.
     """
 
     name: str = Field(description="a text")
@@ -146,17 +146,17 @@ class Gpu(Closed):
 
     @property
     def device_bytes(self) -> float:
-        """What programs find of the memory: makers count GiB as GB, and some is the driver's."""
+        """The memory that programs find: makers write GB for GiB, and the driver takes a part."""
         return self.memory_found * self.memory_bytes * 2.0**30 / 1e9
 
     def domain_of(self, gpus_per_node: int | None) -> int:
-        """The number of GPUs that share the fast link: a node's, or several nodes' if the link joins them.
+        """The number of GPUs that share the fast link: those of a node, or of several nodes if the link joins them.
         gpus_per_node: None: as it is sold."""
         node = gpus_per_node or self.gpus_per_node
         return self.domain if self.domain is not None and self.domain % node == 0 else node
 
     def ring_bytes_per_s(self, degree: int) -> float:
-        """What a ring of ``degree`` GPUs of a node carries in one direction."""
+        """The rate of a ring of ``degree`` GPUs of a node, in one direction."""
         return self.link_bytes_per_s * self.link_fraction * (max(1, degree - 1) if self.mesh else 1)
 
 
@@ -168,11 +168,11 @@ class Hardware:
     training: Training
 
     def gpu(self, key: str) -> Gpu:
-        """The GPU of that key, or that people call so: "h100", "NVIDIA A100-SXM4-80GB". Raises UsageError."""
+        """The GPU with this key or name: "h100", "NVIDIA A100-SXM4-80GB". Raises UsageError."""
         return self.gpus[self.key(key)]
 
     def key(self, key: str) -> str:
-        """The key of that GPU. Raises UsageError."""
+        """The key of the GPU with this name. Raises UsageError."""
         found = find_gpu(key, self.gpus)
         if found is not None:
             return found
@@ -183,7 +183,7 @@ class Hardware:
         )
 
     def choice_note(self, key: str) -> str | None:
-        """What is said where several GPUs are called so and one is taken; None where it is clear."""
+        """A note if several GPUs have the name and one was chosen; None if the name is clear."""
         taken, *others = meant_gpus(key, self.gpus) or [key]
         if not others:
             return None
@@ -192,10 +192,8 @@ class Hardware:
 
 
 def load_hardware(path: str | Path | None = None, on_note: OnNote = lambda text: None) -> Hardware:  # noqa: ARG005
-    """Our table, with that of ``path`` over it. on_note: hears of sizes and rates that most likely lack their unit.
-
-    Raises InputError with every fault found.
-    """
+    """The built-in table, overlaid by that of ``path``. on_note: receives notes on sizes and rates that probably lack
+    their unit. Raises InputError with all faults."""
     text = files(__package__).joinpath("hardware.toml").read_text(encoding="utf-8")
     table = parse_toml("hardware.toml", text)
     if path is None:
@@ -225,7 +223,8 @@ def _read(source: str, table: Mapping[str, object]) -> Hardware:
 
 
 def _gpu(key: str, listed: Mapping[str, object], faults: Faults) -> Gpu | None:
-    """That GPU; None, with the faults of its own figures noted: its base notes those that it hands on."""
+    """The GPU of this key; None if its own figures have faults, which are noted. Faults that it inherits are noted at
+    its base."""
     entry, path, found = listed[key], path_of("gpus", key), Faults()
     gpu = found.model(Gpu, _based(key, listed, faults), path)
     if isinstance(entry, Mapping) and "base" in entry:
@@ -235,7 +234,7 @@ def _gpu(key: str, listed: Mapping[str, object], faults: Faults) -> Gpu | None:
 
 
 def _based(key: str, listed: Mapping[str, object], faults: Faults) -> object:
-    """The entry over its base's."""
+    """The entry, with the missing fields taken from its base."""
     entry, seen = listed[key], {key}
     while isinstance(entry, Mapping) and "base" in entry:
         base = entry["base"]

@@ -1,8 +1,9 @@
-"""The optimizer's state in host memory, where parameters are updated: what it does to an estimate.
+"""The optimizer's state in host memory, where parameters are updated: how this changes an estimate.
 
-Of U parameters of a stage's replica each of d replicas updates U / d once a batch, on the host, while its GPU waits:
-k U / d seconds, gradients down and weights up included. That is k U / N for each of N / d microbatches at any d, so a
-TMPC can have this price. Between the first and the last microbatch of a pipeline it counts p - 1 times too often.
+If a replica of a stage has U parameters, each of d replicas updates U / d of them once a batch, on the host, while its
+GPU waits: k U / d seconds, including the way of gradients down and of weights up. That is k U / N for each of N / d
+microbatches, at any d, so a TMPC can carry this price. From the first to the last microbatch of a pipeline it counts p
+- 1 times too often.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from piper_ray.model.mode import ALL_REPLICAS
 from piper_ray.workloads.estimate.costs import Setting, rounded_s
 
 HOST_BYTES = 16.0
-"""Of host memory for each parameter: fp32 weights, two moments, and gradients on their way."""
+"""Bytes of host memory for each parameter: fp32 weights, two moments, and gradients on their way."""
 
 
 def with_state_on_host(instance: Instance, setting: Setting) -> Instance:
-    """The instance with the TMPCs whose replicas share the optimizer's state, or have none; no GPU holds it."""
+    """The instance with only those TMPCs whose replicas share the optimizer's state or have none. GPUs hold no such
+    state."""
     byte_s = 1.0 / (setting.gpu.host_updates_per_s * setting.training.optimizer_bytes * setting.microbatches)
 
     def rows_of(layer: Layer) -> dict[int, tuple[Tmpc, ...]]:

@@ -1,4 +1,4 @@
-"""One workload on GPUs of several kinds, out of one estimate for each."""
+"""One workload on several kinds of GPUs, made from one estimate for each."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def on_several_kinds(of_kind: Mapping[str, Instance], between_bytes_per_s: float
 
 
 def joined(of_kind: Mapping[str, Estimate], between_bytes_per_s: float | None = None) -> Estimate:
-    """The same of estimates, with what each was made from. Raises UsageError."""
+    """Joins estimates in the same way, with what each was made from. Raises UsageError."""
     if len(of_kind) == 1:
         return next(iter(of_kind.values()))
     kinds = tuple(of_kind.values())

@@ -1,7 +1,7 @@
-"""One given layout of a model on a cluster, priced: an instance with one TMPC a layer, and the plan that it runs as.
+"""Prices one given layout of a model on a cluster: an instance with one TMPC a layer, and the plan that it runs as.
 
-The formulas are those of ``costs``; what is known here and not there is how many replicas a stage has and where they
-lie, so that each group pays for its own links.
+The formulas are those of ``costs``. Here it is also known how many replicas a stage has and where they lie, so each
+group pays for its own links.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from piper_ray.workloads.estimate.synchronisation import reduced
 
 @dataclass(frozen=True)
 class Layout:
-    """How a model is laid out. tensor, context, pipeline, data, expert, expert_tensor: degrees; chunks: the chunks on
-    each rank.
+    """How a model is laid out.
 
-    samples, tokens: those of a microbatch. batch: the samples of a batch, over all replicas. stages: transformer layers
-    of each rank, or of each chunk in the order of the model; None: as even as they can be. optimizer_on_host: its state
-    is in host memory, and updated there. overlapped: whether
-    gradients and what stages hand over overlap with passes; None: as the software does.
+    tensor, context, pipeline, data, expert, expert_tensor: degrees. chunks: chunks on each rank. samples: samples of a
+    microbatch. tokens: tokens of a sample. batch: samples of a batch, over all replicas. stages: transformer layers of
+    each rank, or of each chunk in the order of the model; None: as even as possible. optimizer_on_host: the optimizer's
+    state lies in host memory and is updated there. overlapped: whether gradients and transfers between stages overlap
+    with passes; None: the software's default.
     """
 
     tensor: int
@@ -66,7 +66,7 @@ class Layout:
 
     @property
     def devices(self) -> int:
-        """t c d p."""
+        """The number of devices: t c d p."""
         return self.tensor * self.context * self.data * self.pipeline
 
     @property
@@ -86,14 +86,17 @@ class Layout:
 
     @property
     def _sharding_of_passes(self) -> Sharding:
-        """Pipelines keep gathered weights, and all gradients until the last microbatch."""
+        """The sharding during passes: pipelines keep gathered weights, and all gradients until the last microbatch."""
         return self.sharding if self.pipeline == 1 else min(self.sharding, Sharding.OPTIMIZER)
 
 
 @dataclass(frozen=True)
 class PricedLayout:
-    """What ``simulate`` needs to run it. overlap_transfers: what stages hand over overlaps with passes. layers: what
-    each layer of the instance is, and how it is run."""
+    """What ``simulate`` needs to run a layout.
+
+    overlap_transfers: whether transfers between stages overlap with passes. layers: the kind and the mode of each layer
+    of the instance.
+    """
 
     instance: Instance
     plan: Plan
@@ -104,7 +107,7 @@ class PricedLayout:
 
 
 def priced(model: ModelConfig, stack: Stack, training: Training, layout: Layout) -> PricedLayout:
-    """The layout with its costs. Raises UsageError for one that the model or the batch cannot have."""
+    """The layout with its costs. Raises UsageError if the model or the batch cannot have it."""
     architecture = _on(model.architecture(Microbatch(layout.samples, layout.tokens, layout.fused)), layout.tensor)
     if layout.batch % (layout.samples * layout.data):
         raise UsageError(
@@ -155,13 +158,14 @@ def priced(model: ModelConfig, stack: Stack, training: Training, layout: Layout)
 
 
 def _on(architecture: Architecture, degree: int) -> Architecture:
-    """The architecture with each kind of layer as that many devices have it."""
+    """The architecture as this many devices have it, in each kind of layer."""
     kinds = {kind.key: kind.on(degree) for kind in architecture.kinds}
     return replace(architecture, nodes=tuple(replace(node, kind=kinds[node.kind.key]) for node in architecture.nodes))
 
 
 def _mode_of(kind: LayerKind, layout: Layout) -> LayerMode:
-    """Layers that no heads' split fits run at t like all others; what cannot be recomputed is not."""
+    """The mode of a kind in the layout: experts only if it has any, and the recomputation that its parts allow. Raises
+    UsageError if its heads cannot be divided."""
     mode = layout.mode
     if not any(operator.routed for operator in kind.operators):
         mode = replace(mode, experts=None, expert_tensor=1)
@@ -179,8 +183,8 @@ def _instance(
     layout: Layout,
     sync_s: dict[str, float],
 ) -> Instance:
-    """The instance whose one link is what stages hand over. w is said in bytes that take as long there as on the
-    replicas' own."""
+    """The instance, whose only link is the one between stages. w is converted to the bytes that take as long on that
+    link as the synchronisation takes on the replicas' own."""
     tensors, tied = architecture.tensors, architecture.tied_nodes
     layers = []
     for index, node in enumerate(architecture.nodes):
@@ -211,7 +215,8 @@ def _instance(
 
 
 def _chunks(architecture: Architecture, layout: Layout) -> list[tuple[int, ...]]:
-    """The layers of each stage of the plan. What lies before the first transformer layer goes with it, and so on."""
+    """The layers of each stage of the plan. Any other layer joins the transformer layer in front of it; the first
+    layers join the first one."""
     blocks = [index for index, node in enumerate(architecture.nodes) if node.kind.recomputable]
     count = layout.pipeline * layout.schedule.v
     sizes = _sizes(len(blocks), count, layout, predicts=any(node.predictor for node in architecture.nodes))
@@ -270,17 +275,18 @@ def _given_sizes(given: Sequence[int], blocks: int, count: int, layout: Layout) 
 
 
 def _synchronisation_s(kind: LayerKind, mode: LayerMode, layout: Layout, setting: Setting) -> float:
-    """The time once a batch on each device: gradients are reduced over the replicas, and a sharded optimizer
-    gathers."""
+    """The seconds once a batch on each device to reduce gradients over the replicas, and to gather a sharded
+    optimizer's weights."""
     return sum(one.ring_s(layout.data, setting.stack) for one in reduced(kind, mode, setting.stack, setting.training))
 
 
 def _hidden_share(
     ranks: Sequence[Sequence[str]], costs: dict[str, LayerCosts], sync_s: dict[str, float], layout: Layout
 ) -> float:
-    """The share that hides behind passes of the synchronisation of the rank that can hide least of it.
+    """The share of synchronisation that hides behind passes, on the rank that can hide least.
 
-    Those of one microbatch; of as many as there are ranks, where several chunks take turns with such groups of them.
+    It hides behind the passes of one microbatch; if several chunks take turns with groups of microbatches, behind those
+    of as many microbatches as there are ranks.
     """
     share = 1.0
     together = min(layout.pipeline, layout.microbatches) if layout.schedule.v > 1 else 1
@@ -296,7 +302,8 @@ def _hidden_share(
 
 
 def _optimizer_s(rank: Sequence[str], costs: dict[str, LayerCosts], setting: Setting, layout: Layout) -> float:
-    """Each device updates the parameters that it has the optimizer's state of, or has them updated on its host."""
+    """The seconds in which each device updates the parameters whose optimizer state it has, or waits for its host to do
+    so."""
     updated = sum(costs[key].updated for key in rank)
     if layout.optimizer_on_host:
         return updated / setting.gpu.host_updates_per_s
@@ -304,7 +311,8 @@ def _optimizer_s(rank: Sequence[str], costs: dict[str, LayerCosts], setting: Set
 
 
 def _tied_s(architecture: Architecture, chosen: dict[str, LayerMode], setting: Setting) -> float:
-    """The first and the last stage sum the gradients of weights that both have, after all else (Megatron)."""
+    """The seconds in which the first and the last stage sum the gradients of tied weights, after everything else
+    (Megatron)."""
     stack = setting.stack
     tied = [(node.kind, node.kind.value(node.kind.tied)) for node in architecture.nodes]
     gradient_bytes = stack.software.reduced_bytes(stack.precision, setting.training)

@@ -1,8 +1,9 @@
-"""Bytes on each device of a layer in a mode: parameters, what a microbatch in flight keeps, what its passes need.
+"""Bytes of a layer in a mode on each device: parameters, what a microbatch in flight keeps, and what its passes need.
 
-A backward pass holds gradients on their way and inputs gathered again, besides what its microbatch kept. The layer is
-gone through backwards, operator by operator, as autograd does: the gradient of an operator's input is there before that
-of its output goes, and what the operator kept goes when it is through. What counts is the largest sum on the way.
+A backward pass holds gradients that are being computed and inputs that were gathered again, besides what its microbatch
+kept. The functions here go through the layer backwards, operator by operator, as autograd does: the gradient of an
+operator's input exists before that of its output is freed, and what the operator kept is freed when it is done. The
+largest sum on the way counts.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ _NUMBER_BYTES = 2.0
 
 _DISPATCHED_COPIES = 2.0
 _INNER_COPIES = 6.0
-"""Experts: copies of the dispatched tokens' gradients, and of the inner activations', besides those in use while the
-weighted activation function is differentiated; from the peaks of layers with 160 and with 256 experts (SimuMax)."""
+"""For experts: copies of the dispatched tokens' gradients and of the inner activations' gradients, besides those in
+use, while the weighted activation function is differentiated. Fitted to the peaks of layers with 160 and 256 experts
+(SimuMax)."""
 
 
 @worked_out_once
 def backward_bytes(kind: LayerKind, mode: LayerMode, loss: Loss = Loss.IN_PLACE) -> float:
-    """The most that the backward pass of a layer holds beyond all that the layer had kept when it began."""
+    """The most bytes that a layer's backward pass holds beyond all that the layer had kept when it began."""
     residual = kind.value(kind.output) / mode.parts(Split.SEQUENCE)
     # What goes along the residual stream stays to the end; it is counted once while it is an operator's gradient, too.
     arriving, beyond_residual, freed, most = residual, 0.0, 0.0, residual
@@ -49,7 +51,7 @@ def backward_bytes(kind: LayerKind, mode: LayerMode, loss: Loss = Loss.IN_PLACE)
 
 
 def saved_bytes(operator: Operator, kind: LayerKind, mode: LayerMode) -> float:
-    """What an operator keeps of a microbatch for its backward pass, on each device."""
+    """The bytes that an operator keeps of a microbatch for its backward pass, on each device."""
     return sum(kind.value(saved.bytes) / mode.parts(saved.split) for saved in operator.saved)
 
 
@@ -65,8 +67,8 @@ def result_bytes(operator: Operator, kind: LayerKind, mode: LayerMode) -> float:
 
 
 def _gradient_bytes(operator: Operator, kind: LayerKind, mode: LayerMode, arriving: float) -> tuple[float, float]:
-    """The bytes of the gradient of an operator's input, 0 if it is that of its output; and those of all else that is
-    there with it."""
+    """The bytes of the gradient of an operator's input, 0 if it is that of its output; and the bytes of everything that
+    exists at the same time."""
     if operator.on_chip:
         moved = kind.value(operator.forward_bytes) / mode.parts(operator.split)
         return max(0.0, moved - arriving), 0.0
@@ -121,7 +123,7 @@ def _routed_copies_bytes(operator: Operator, kind: LayerKind, mode: LayerMode, a
 
 @dataclass(frozen=True)
 class Numbers:
-    """Parameters on a device, dense ones or experts', and those of them that have gradients and optimizer state."""
+    """Parameters on a device, dense ones or experts', and how many of them have gradients and optimizer state."""
 
     routed: bool
     held: float
@@ -130,7 +132,7 @@ class Numbers:
 
 @worked_out_once
 def numbers_on_device(kind: LayerKind, mode: LayerMode) -> tuple[Numbers, Numbers]:
-    """Dense parameters, and experts'."""
+    """The dense parameters on a device, and the experts' parameters."""
     held, trained = {False: 0.0, True: 0.0}, {False: 0.0, True: 0.0}
     for operator in kind.operators:
         numbers = kind.value(operator.parameters) / mode.parameter_parts(operator)
@@ -140,17 +142,17 @@ def numbers_on_device(kind: LayerKind, mode: LayerMode) -> tuple[Numbers, Number
 
 
 def parameters_on_device(kind: LayerKind, mode: LayerMode) -> float:
-    """Parameters that each device holds."""
+    """The number of parameters that each device holds."""
     return sum(numbers.held for numbers in numbers_on_device(kind, mode))
 
 
 def trained_on_device(kind: LayerKind, mode: LayerMode) -> float:
-    """The parameters on a device that have gradients and optimizer state."""
+    """The number of parameters on a device that have gradients and optimizer state."""
     return sum(numbers.trained for numbers in numbers_on_device(kind, mode))
 
 
 def state_bytes(kind: LayerKind, mode: LayerMode, training: Training) -> float:
-    """Weights, gradients and optimizer state, less what all replicas share (``shared_bytes``)."""
+    """The bytes of weights, gradients and optimizer state, less those that all replicas share (``shared_bytes``)."""
     total = 0.0
     for numbers in numbers_on_device(kind, mode):
         shards = mode.state_parts(numbers.routed)
@@ -162,7 +164,7 @@ def state_bytes(kind: LayerKind, mode: LayerMode, training: Training) -> float:
 
 
 def shared_bytes(kind: LayerKind, mode: LayerMode, training: Training) -> float:
-    """The bytes of which each of d replicas of a stage holds a d-th: the optimizer state that all of them share."""
+    """The bytes of the optimizer state that all d replicas of a stage share; each holds a d-th of them."""
     if mode.optimizer_shards != ALL_REPLICAS:
         return 0.0
     return training.optimizer_bytes * sum(
@@ -171,8 +173,8 @@ def shared_bytes(kind: LayerKind, mode: LayerMode, training: Training) -> float:
 
 
 def gathered_bytes(kind: LayerKind, mode: LayerMode, training: Training) -> float:
-    """The bytes of a layer whose weights are sharded (FSDP) while its passes run: weights of it and of the next one in
-    half precision, and its gradients in half precision and as they are reduced."""
+    """The bytes that a layer with sharded weights (FSDP) adds while its passes run: half-precision weights of it and of
+    the next layer, and its gradients in half precision and as they are reduced."""
     if mode.sharding < Sharding.WEIGHTS:
         return 0.0
     held, trained = parameters_on_device(kind, mode), trained_on_device(kind, mode)
@@ -181,10 +183,10 @@ def gathered_bytes(kind: LayerKind, mode: LayerMode, training: Training) -> floa
 
 @worked_out_once
 def kept_bytes(kind: LayerKind, mode: LayerMode, runtime: Traits = DEFAULT) -> float:
-    """What a microbatch keeps between its forward and its backward pass, wherever that is.
+    """The bytes that a microbatch keeps between its forward and its backward pass, on the device or the host.
 
-    Full recomputation keeps the layer's checkpoint, as a rule its inputs; selective recomputation all but what the
-    parts that it does again keep otherwise.
+    Full recomputation keeps the layer's checkpoint, usually its inputs. Selective recomputation keeps everything but
+    what the recomputed parts would keep.
     """
     checkpoint = kind.value(kind.checkpoint) / mode.parts(Split.SEQUENCE)
     if mode.recomputation == Recomputation.FULL:
@@ -196,7 +198,8 @@ def kept_bytes(kind: LayerKind, mode: LayerMode, runtime: Traits = DEFAULT) -> f
 
 @worked_out_once
 def needed_bytes(kind: LayerKind, mode: LayerMode, runtime: Traits = DEFAULT, made_again: bool = True) -> float:
-    """All that a microbatch's backward pass through the layer reads: what is kept and, if that counts, made again."""
+    """The bytes that a microbatch's backward pass through the layer reads: what is kept and, if ``made_again``, what is
+    recomputed."""
     kept = sum(
         share_kept(operator, saved, kind, runtime) * kind.value(saved.bytes) / kept_parts(operator, saved, mode)
         for operator in kind.operators
@@ -207,10 +210,10 @@ def needed_bytes(kind: LayerKind, mode: LayerMode, runtime: Traits = DEFAULT, ma
 
 
 def transient_bytes(kind: LayerKind, mode: LayerMode, runtime: Traits = DEFAULT) -> float:
-    """What is needed beyond that while the layer's backward pass runs, once per device and not per microbatch.
+    """The bytes that the layer's backward pass needs beyond what is kept, once per device, not per microbatch.
 
-    Recomputation: all that was not kept; full recomputation also makes anew what it kept, the layer's result.
-    Offload: a layer's activations in use while the next ones come.
+    Recomputation: everything that was not kept; full recomputation also computes what it kept again, the layer's
+    result. Offload: a layer's activations in use while those of the next layer arrive.
     """
     kept = kept_bytes(kind, mode, runtime)
     again = 0.0
@@ -222,27 +225,25 @@ def transient_bytes(kind: LayerKind, mode: LayerMode, runtime: Traits = DEFAULT)
 
 
 def working_bytes(kind: LayerKind, mode: LayerMode, runtime: Traits = DEFAULT) -> float:
-    """``transient_bytes``, and the gradients that are on their way at the worst moment of that pass."""
+    """``transient_bytes``, plus the gradients that exist at the worst moment of the backward pass."""
     return transient_bytes(kind, mode, runtime) + backward_bytes(kind, mode, runtime.loss)
 
 
 def activation_bytes(kind: LayerKind, mode: LayerMode, runtime: Traits = DEFAULT) -> float:
-    """What each microbatch in flight keeps on the device: nothing if it is offloaded."""
+    """The bytes that each microbatch in flight keeps on the device: 0 if it is offloaded."""
     return 0.0 if mode.offload else kept_bytes(kind, mode, runtime)
 
 
 def kept_parts(operator: Operator, saved: KeptBytes, mode: LayerMode) -> float:
-    """The number by which what an operator keeps is divided; what products read may be kept as it was gathered."""
+    """The number of parts into which an operator's kept bytes are divided; inputs of products may be kept as they were
+    gathered."""
     whole = mode.gathered and operator.products and operator.products[0].divided == "columns"
     return mode.parts(Split.WHOLE if whole and saved.split is Split.SEQUENCE else saved.split)
 
 
 def share_kept(operator: Operator, saved: KeptBytes, kind: LayerKind, runtime: Traits) -> float:
-    """The share that is kept of what the formulas say: half of fp32 logits if bf16 ones stay, and half of a product's
-    input if it is in fp8.
-
-    What attention keeps of its own result stays in half precision; its projection's copy in fp8 comes on top.
-    """
+    """The kept share of the formula's bytes: half for fp32 logits if bf16 ones are kept, and half for a product's fp8
+    input. Attention keeps its own result in half precision; the projection's fp8 copy comes on top."""
     if operator.name == LOSS:
         return 0.5 if runtime.loss is Loss.FUSED else 1.0
     if not (runtime.fp8 and kind.recomputable):
@@ -261,14 +262,15 @@ def share_kept(operator: Operator, saved: KeptBytes, kind: LayerKind, runtime: T
 
 
 def _sent_attention_bytes(kind: LayerKind, mode: LayerMode, runtime: Traits) -> float:
-    """Context parallelism by all-to-all: attention keeps its result, and the projection keeps it sorted by tokens."""
+    """The further bytes of context parallelism by all-to-all: attention keeps its result, and the projection keeps a
+    copy sorted by tokens."""
     if mode.context == 1 or not runtime.context_all_to_all:
         return 0.0
     return sum(_attention_result_bytes(kind, mode))
 
 
 def _attention_result_bytes(kind: LayerKind, mode: LayerMode) -> list[float]:
-    """For each attention core the bytes that the operator behind it keeps."""
+    """The bytes that the operator behind each attention core keeps."""
     pairs = zip(kind.operators, kind.operators[1:], strict=False)
     return [
         sum(kind.value(saved.bytes) / mode.parts(saved.split) for saved in reader.saved)
@@ -278,7 +280,7 @@ def _attention_result_bytes(kind: LayerKind, mode: LayerMode) -> list[float]:
 
 
 def _alternate_bytes(kind: LayerKind, mode: LayerMode) -> float:
-    """The results of attention and of every second product."""
+    """The bytes of the results of attention and of every second product."""
     products = [operator for operator in kind.operators if operator.products and not operator.on_chip]
     results = sum(result_bytes(operator, kind, mode) for operator in products)
     return results / 2.0 + sum(_attention_result_bytes(kind, mode))

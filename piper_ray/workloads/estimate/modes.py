@@ -16,26 +16,28 @@ _Figure = TypeVar("_Figure")
 
 @dataclass(frozen=True)
 class LayerMode(Mode):
-    """A mode on ``degree * context`` devices, and what it divides there. degree: t of tensor parallelism. groups: of
-    replicas that each share weights among them, and sum gradients in every pass (HSDP); 0: once a batch, of as many
-    groups as a stage has."""
+    """A mode on ``degree * context`` devices, and what it divides there.
+
+    degree: t of tensor parallelism. groups: the number of groups of replicas that each share weights and sum gradients
+    in every pass (HSDP); 0: gradients are summed once a batch, over any number of groups.
+    """
 
     degree: int = 1
     groups: int = 0
 
     @property
     def divides(self) -> Hashable:
-        """All that one run of each operator depends on: not what is made again."""
+        """Everything on which one run of each operator depends; recomputation is not part of it."""
         return self.degree, self.context, self.experts, self.expert_tensor, self.sequence_parallel
 
     @cached_property
     def divided(self) -> Hashable:
-        """All that passes depend on: not what replicas share, nor where activations wait."""
+        """Everything on which passes depend; sharing among replicas and offload are not part of it."""
         return self.divides, self.recomputation, self.gathered
 
     @property
     def without_degree(self) -> Mode:
-        """The mode as a TMPC has it, without t, which the TMPC's place in its layer gives."""
+        """The mode of a TMPC, without t, which follows from the TMPC's place in its layer."""
         return Mode(**{one.name: getattr(self, one.name) for one in fields(Mode)})
 
     @property
@@ -45,55 +47,53 @@ class LayerMode(Mode):
 
     @property
     def expert_ranks(self) -> int:
-        """Over which experts are spread."""
+        """The number of ranks over which experts are spread."""
         return self.degree if self.experts is None else self.experts
 
     def state_parts(self, routed: bool) -> float:
-        """Into how many parts a weight's state is divided; experts', of which there are fewer replicas, into fewer.
-
-        1 where all replicas share, of which there may be any number.
-        """
+        """The number of parts into which a weight's state is divided; experts have fewer replicas, so their state has
+        fewer parts. 1 if all replicas share the state, since their number is open."""
         if self.optimizer_shards in (1, ALL_REPLICAS) or not routed:
             return max(1, self.optimizer_shards)
         return max(1.0, self.optimizer_shards * self.degree / (self.expert_ranks * self.expert_tensor))
 
     def replicas(self, routed: bool) -> float:
-        """The copies of a weight for each replica of a stage: below 1 for experts that are spread over several
+        """The copies of a weight for each replica of a stage; below 1 for experts that are spread over several
         replicas."""
         return self.devices / (self.expert_ranks * self.expert_tensor) if routed else float(self.context)
 
     @property
     def least_data_parallel_degree(self) -> int:
-        """What shards and experts need: c replicas of the weights, or T ranks, for each replica of a stage."""
+        """The least data-parallel degree that shards and experts need."""
         spread = self.expert_ranks * self.expert_tensor
         sharing = self.optimizer_shards * max(1, self.groups)
         return max(1, -(-sharing // self.context), -(-spread // self.devices))
 
     def does_again(self, step: Operator | KeptBytes | Exchange) -> bool:
-        """Whether selective recomputation does a step again, or makes again what the layer would keep."""
+        """Whether selective recomputation repeats a step, or computes again what the layer would keep."""
         return not set(self.recomputation.parts).isdisjoint(step.again)
 
     def share_again(self, operator: Operator) -> float:
-        """How much of an operator's forward pass the backward pass does again."""
+        """The share of an operator's forward pass that the backward pass repeats."""
         if EVERY_SECOND_PRODUCT in self.recomputation.parts:
             return 0.0 if operator.on_chip else 0.5 if operator.products else 1.0
         return 1.0 if self.recomputation == Recomputation.FULL or self.does_again(operator) else 0.0
 
     def parts(self, split: Split) -> float:
-        """The number by which a figure of the tokens is divided."""
+        """The number of parts into which a figure of the tokens is divided."""
         shared = self.expert_tensor if split is Split.COPIES else 1
         return self.context * split.parts(self.degree, self.sequence_parallel) / shared
 
     def parameter_parts(self, operator: Operator) -> int:
-        """The number by which an operator's parameters are divided."""
+        """The number of parts into which an operator's parameters are divided."""
         if operator.routed:
             return self.expert_ranks * self.expert_tensor
         return operator.parameters_split.parts(self.degree, self.sequence_parallel)
 
 
 def worked_out_once(function: Callable[..., _Figure]) -> Callable[..., _Figure]:
-    """A figure of a kind in a mode, and of few further things that hash, the same for all modes that divide it
-    alike."""
+    """Caches a figure of a kind in a mode, and of few further hashable things; modes that divide the kind alike share
+    it."""
 
     @wraps(function)
     def found(kind: LayerKind, mode: LayerMode, *others: Hashable, **named: Hashable) -> _Figure:
@@ -108,16 +108,16 @@ def worked_out_once(function: Callable[..., _Figure]) -> Callable[..., _Figure]:
 
 @dataclass(frozen=True)
 class Offer:
-    """What modes are offered besides plain ones, sequence parallelism and recomputation.
+    """The modes that are offered besides plain ones, sequence parallelism and recomputation.
 
-    zero, zero2, fsdp: replicas that share the optimizer's state, gradients too, weights too; 1: not offered, and
-    ALL_REPLICAS for the first and the last (``on``). contexts: groups that share a sequence. experts: ranks that
-    experts are spread over, each of which expert_tensor devices share. spreads: further pairs of both, each left out
-    where others never lose to it. gathered: what sequence parallelism would gather again is kept. recomputations: those
-    of the whole model, of which a layer follows each with the parts that it has. sharded_over: numbers of devices over
-    which weights are shared, by another number of replicas for each t. summed_over: devices of plans whose replicas
-    share weights, which then sum gradients between groups in every pass; 0: any, once a batch. always_sequence: what
-    tensor parallelism divides has sequence parallelism, where it can.
+    zero, zero2, fsdp: the number of replicas that share the optimizer's state; gradients too; weights too. 1: not
+    offered; zero and fsdp may be ALL_REPLICAS (``on``). contexts: numbers of groups that share a sequence. experts:
+    numbers of ranks over which experts are spread; expert_tensor devices share each expert. spreads: further pairs of
+    both; a pair is left out if others never lose to it. gathered: what sequence parallelism would gather again is kept.
+    recomputations: those of the whole model; each layer follows with the parts that it has. sharded_over: numbers of
+    devices over which weights are shared, by a different number of replicas for each t. summed_over: the number of
+    devices of plans whose replicas share weights and then sum gradients between groups in every pass; 0: any number,
+    and once a batch. always_sequence: tensor parallelism always comes with sequence parallelism, if possible.
     """
 
     zero: int = 1
@@ -135,13 +135,13 @@ class Offer:
     always_sequence: bool = False
 
     def on(self, devices: int) -> Offer:
-        """The offer on this many devices: weights shared by all replicas are shared by at most all devices."""
+        """The offer on this many devices. Weights that all replicas share are shared by at most all devices."""
         if self.fsdp != ALL_REPLICAS:
             return self
         return replace(self, fsdp=1, sharded_over=tuple(dict.fromkeys((*self.sharded_over, *divisors(devices)[::-1]))))
 
     def shardings(self, degree: int) -> tuple[tuple[int, Sharding], ...]:
-        """Shards of each at that t, and what of, the plainest first."""
+        """The numbers of shards at this t, and what is sharded, the plainest first."""
         asked = (
             (self.zero, Sharding.OPTIMIZER),
             (self.zero2, Sharding.GRADIENTS),
@@ -152,7 +152,7 @@ class Offer:
 
 
 PLAIN = Offer()
-"""An offer of nothing further."""
+"""The offer of nothing further."""
 
 
 def degrees_of(kinds: Sequence[LayerKind], domain: int) -> dict[str, tuple[int, ...]]:
@@ -211,14 +211,15 @@ def _with_memory_saved(kind: LayerKind, plain: LayerMode, offer: Offer) -> Itera
 
 
 def _spreads(kind: LayerKind, ranks: int, expert_tensor: int) -> bool:
-    """Whether a kind's experts, if it has any, can be spread over ``ranks``, each over ``expert_tensor`` devices."""
+    """Whether a kind's experts, if any, can be spread over ``ranks`` ranks, with each expert on ``expert_tensor``
+    devices."""
     routed = [operator for operator in kind.operators if operator.routed]
     inner = {kind.value(side) for x in routed for p in x.products for side in (p.columns, p.depth)} - {kind.value("h")}
     return bool(routed) and kind.value("E") % ranks == 0 and all(side % expert_tensor == 0 for side in inner)
 
 
 def recomputation_of(kind: LayerKind, asked: Recomputation) -> Recomputation:
-    """What a layer of that kind does of what is asked of the whole model: it has not all parts that others have."""
+    """A layer's recomputation, if the whole model is asked for ``asked``: a kind may lack some of the parts."""
     if not kind.recomputable:
         return Recomputation.NONE
     if not asked.selective or EVERY_SECOND_PRODUCT in asked.parts:

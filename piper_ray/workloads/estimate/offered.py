@@ -1,5 +1,5 @@
-"""The further ways to run layers that a model is offered: those that it can have, that save memory worth naming, and
-that may be the best choice somewhere."""
+"""The further ways to run layers that a model is offered: those that it can have, that save enough memory, and that may
+be the best choice somewhere."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from piper_ray.workloads.estimate.software import Stack
 
 
 def require_offered(architecture: Architecture, offer: Offer) -> None:
-    """Raises UsageError for context parallelism or experts of a model that cannot have them."""
+    """Raises UsageError if the model cannot have the offered context parallelism or experts."""
     contexts = [context for context in offer.contexts if context > 1]
     for kind in architecture.kinds if contexts else ():
         if kind.recomputable and not attends(kind):
@@ -47,23 +47,24 @@ def require_offered(architecture: Architecture, offer: Offer) -> None:
 
 
 def attends(kind: LayerKind) -> bool:
-    """Whether it is attention over tokens, keys and values of which can go around."""
+    """Whether the kind has attention over tokens, whose keys and values can go around a ring."""
     core = any(operator.on_chip or "scores" in operator.name for operator in kind.operators)
     return core and {"s", "b", "a", "g", "d"} <= kind.symbols.keys()
 
 
 def heads_handed_out(kind: LayerKind, mode: LayerMode) -> bool:
-    """Whether an all-to-all can give each device whole heads in place of tokens."""
+    """Whether an all-to-all can give each device whole heads instead of tokens."""
     return mode.context == 1 or all(heads % mode.devices == 0 for heads in kind.heads[:1])
 
 
 _LEAST_SAVED = 0.01
-"""A share of what a microbatch keeps in all layers: parts that save less are not offered by themselves."""
+"""The least share of all kept activations that a part has to save to be offered by itself."""
 
 
 @dataclass(frozen=True)
 class _Part:
-    """saved_bytes, again_s: the time of a microbatch in all layers on one device."""
+    """A part that can be recomputed. saved_bytes: bytes that it saves; again_s: seconds that it costs. Both of a
+    microbatch in all layers on one device."""
 
     name: str
     saved_bytes: float
@@ -73,11 +74,11 @@ class _Part:
 def offered_recomputations(
     architecture: Architecture, stack: Stack, asked: Sequence[Recomputation] = ()
 ) -> tuple[Recomputation, ...]:
-    """The offered recomputations: none, full, what is asked for, and selective ones that each save more than the one
-    before and cost more.
+    """The offered recomputations: none, full, those that the user asks for, and selective ones, each of which saves
+    more and costs more than the one before.
 
-    A runtime takes one list of parts for all layers. Of n parts that matter n lists are offered, the parts in the
-    order of time for the memory that they save: those near the best trade-offs, where all 2^n would each be priced.
+    A runtime takes one list of parts for all layers. Of n parts that matter n lists are offered: parts are added in the
+    order of time per saved byte. So the lists lie near the best trade-offs, without pricing all 2^n.
     """
     nodes = [node for node in architecture.nodes if node.kind.recomputable]
     found: list[Recomputation] = []
@@ -109,7 +110,7 @@ def _growing(nodes: Sequence[LayerNode], stack: Stack) -> list[Recomputation]:
 
 
 def _part(name: str, kinds: Sequence[tuple[LayerKind, int]], stack: Stack) -> _Part:
-    """Of all layers; kinds: with their numbers of layers."""
+    """The saving and the cost of a part in all layers. kinds: the kinds with their numbers of layers."""
     saved_bytes = again_s = 0.0
     for kind, count in kinds:
         mode = LayerMode(degree=1, recomputation=recomputation_of(kind, Recomputation((name,))))
@@ -121,13 +122,13 @@ def _part(name: str, kinds: Sequence[tuple[LayerKind, int]], stack: Stack) -> _P
 
 
 def _covers(one: str, other: str, kinds: Iterable[LayerKind]) -> bool:
-    """Whether the first part makes all again that the second does."""
+    """Whether recomputing the first part recomputes everything that the second one does."""
     made = [saved.again for kind in kinds for operator in kind.operators for saved in operator.saved]
     return all(one in again for again in made if other in again)
 
 
 def undominated(costs: Mapping[LayerMode, LayerCosts]) -> dict[LayerMode, LayerCosts]:
-    """The modes of a kind that may be the best choice somewhere; and all modes of one further option, or of none."""
+    """The modes of a kind that may be the best choice somewhere, and all modes with at most one further option."""
     alike: dict[Hashable, list[LayerMode]] = {}  # whose layers are divided in the same way
     for mode in costs:
         alike.setdefault(_division(mode), []).append(mode)
@@ -140,11 +141,11 @@ def undominated(costs: Mapping[LayerMode, LayerCosts]) -> dict[LayerMode, LayerC
 
 
 ModesOfKinds = dict[str, dict[LayerMode, LayerCosts]]
-"""Figures of each kind of layer, by key, in each mode."""
+"""The figures of each kind of layer, by key, in each mode."""
 
 
 def without_needless(costs: ModesOfKinds, tried: Sequence[tuple[int, int]]) -> ModesOfKinds:
-    """Without those of these spreads of experts that are the best choice nowhere: in all kinds, as a launch has one."""
+    """Removes spreads of experts that are the best choice in no kind, since a launch has one spread for all."""
     for spread in reversed(tried):
         others = {key: {x: found for x, found in of.items() if x.spread != spread} for key, of in costs.items()}
         if all(_is_needless(of, others[key]) for key, of in costs.items()):
@@ -153,7 +154,7 @@ def without_needless(costs: ModesOfKinds, tried: Sequence[tuple[int, int]]) -> M
 
 
 def _is_needless(costs: Mapping[LayerMode, LayerCosts], others: Mapping[LayerMode, LayerCosts]) -> bool:
-    """Whether each mode that is none of the others never beats one of them."""
+    """Whether the others never lose to any mode that is not among them."""
     alike: dict[Hashable, list[LayerMode]] = {}
     for mode in others:
         alike.setdefault(_all_but_spread(mode), []).append(mode)
@@ -178,8 +179,8 @@ def _options(mode: LayerMode) -> int:
 
 
 def _never_loses(one: LayerMode, of_one: LayerCosts, other: LayerMode, of_other: LayerCosts) -> bool:
-    """Whether one mode is at least as good in any stage, of modes that divide layers in the same way; the earlier of
-    equals stays."""
+    """Whether one mode is at least as good as another in every stage, if both divide layers alike; of equal modes the
+    earlier one stays."""
     if one is other:
         return False
     if one.least_data_parallel_degree > other.least_data_parallel_degree:

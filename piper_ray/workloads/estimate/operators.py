@@ -1,10 +1,11 @@
-"""What a layer does, operator by operator, before anything is divided over devices. Plain data; formulas are texts.
+"""The operators of a layer, before anything is divided over devices. Plain data; formulas are texts.
 
-``Split`` says what t tensor-parallel devices do with a figure: the parts of a Megatron layer that tensor parallelism
-divides (Shoeybi et al. 2019), those that only sequence parallelism divides (Korthikanti et al. 2022), and the rest.
+``Split`` says what t tensor-parallel devices do with a figure: tensor parallelism divides some parts of a Megatron
+layer (Shoeybi et al. 2019), only sequence parallelism divides others (Korthikanti et al. 2022), and the rest stays
+whole.
 
-Formulas stand as they are printed: sums of products of numbers and symbols, ``2 s b h + 4 s b V / 2``. A layer's
-figures are written this way once; evaluating them and explaining them start from the same text.
+Formulas stand as they are printed: sums of products of numbers and symbols, ``2 s b h + 4 s b V / 2``. Both the
+evaluation and the explanation of a figure start from this one text.
 """
 
 from __future__ import annotations
@@ -57,15 +58,18 @@ LOSS = "loss"
 """The name of the operator that turns logits into a loss."""
 
 SOFTMAX = "softmax"
-"""What the name of the operator that turns kept scores into weights ends in."""
+"""The end of the name of the operator that turns kept scores into weights."""
 
 TOKEN_EMBEDDING = "token embedding"
-"""The name of the operator that looks tokens up, whose table other layers may have too."""
+"""The name of the operator that looks tokens up; other layers may share its table."""
 
 
 class Split(Enum):
-    """TENSOR: each of t devices has 1/t. SEQUENCE: 1/t with sequence parallelism, all without. WHOLE: all. COPIES: of
-    tokens for experts 1/t, and where several devices share an expert what all of these have."""
+    """How t devices divide a figure.
+
+    TENSOR: each device has 1/t. SEQUENCE: 1/t with sequence parallelism, all without. WHOLE: all. COPIES: for tokens on
+    their way to experts, 1/t; if several devices share an expert, each has all copies of these devices.
+    """
 
     WHOLE = "whole"
     SEQUENCE = "sequence"
@@ -73,7 +77,7 @@ class Split(Enum):
     COPIES = "copies"
 
     def parts(self, degree: int, sequence_parallel: bool) -> int:
-        """The number by which a figure is divided."""
+        """The number of parts into which a figure is divided."""
         return degree if self in (Split.TENSOR, Split.COPIES) or (self is Split.SEQUENCE and sequence_parallel) else 1
 
 
@@ -128,7 +132,7 @@ class Operator:
 
     @cached_property
     def routed(self) -> bool:
-        """Whether these are experts' products: as many as there are experts, each of the tokens that go to one."""
+        """Whether these are experts' products: one for each expert, on the tokens that go to it."""
         return any(product.count == "E" for product in self.products)
 
 
@@ -186,7 +190,7 @@ def pointwise(
 
 
 def each(bytes_each: int, numbers: str) -> str:
-    """The formula of ``bytes_each`` bytes for each of the numbers: 2 for "s b I + s b N" gives "2 s b I + 2 s b N"."""
+    """The formula for ``bytes_each`` bytes of each number: 2 for "s b I + s b N" gives "2 s b I + 2 s b N"."""
     factor = "" if bytes_each == 1 else f"{bytes_each} "
     return " + ".join(factor + summand for summand in numbers.split(" + "))
 
@@ -242,27 +246,27 @@ class LayerKind:
 
     @cached_property
     def known(self) -> dict[Any, Any]:
-        """Figures that were worked out, by what they are of."""
+        """The figures that are already computed, by formula."""
         return {}
 
     def value(self, formula: str) -> float:
-        """Of a formula, worked out once: each mode of a layer asks for the same ones."""
+        """The value of a formula, computed once, since each mode of a layer asks for the same ones."""
         found = self._values.get(formula)
         if found is None:
             found = self._values[formula] = evaluate(formula, self.symbols)
         return found
 
     def place_of(self, operator: Operator) -> int:
-        """Among its operators, where that one, itself and not another like it, is."""
+        """The place of an operator (itself, not an equal one) among the operators."""
         return next(place for place, one in enumerate(self.operators) if one is operator)
 
     def divides(self, degree: int) -> bool:
-        """Whether ``degree`` devices can run it: each has as many heads, and keys and values for them."""
+        """Whether ``degree`` devices can run it: each gets equally many heads, with their keys and values."""
         shared = not self.key_heads or self.key_heads % degree == 0 or degree % self.key_heads == 0
         return shared and all(heads % degree == 0 for heads in self.heads)
 
     def on(self, degree: int) -> LayerKind:
-        """The kind as that many devices have it: with a copy of keys and values on each where there are fewer heads."""
+        """The kind on this many devices; if there are fewer heads of keys and values, each device has a copy."""
         if not 0 < self.key_heads < degree:
             return self
         if degree not in self._divided:
@@ -271,16 +275,16 @@ class LayerKind:
 
     @property
     def parts(self) -> frozenset[str]:
-        """Names of what of it can be computed again by itself."""
+        """The names of the parts that can be recomputed by themselves."""
         return frozenset(part for operator in self.operators for saved in operator.saved for part in saved.again)
 
     def has(self, operator: str) -> bool:
-        """Whether an operator of that name is in it."""
+        """Whether it has an operator of this name."""
         return any(one.name == operator for one in self.operators)
 
     @property
     def experts(self) -> int:
-        """The experts that its tokens are routed to; 0 without experts."""
+        """The number of experts to which tokens are routed; 0 without experts."""
         return round(self.value("E")) if any(operator.routed for operator in self.operators) else 0
 
     @property
@@ -291,7 +295,7 @@ class LayerKind:
 
     @property
     def parameters(self) -> int:
-        """Numbers that the layer has, those of tied weights included."""
+        """The number of parameters of the layer, including tied weights."""
         return round(sum(self.value(operator.parameters) for operator in self.operators))
 
 

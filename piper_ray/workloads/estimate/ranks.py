@@ -1,7 +1,7 @@
-"""The most memory that each rank of a training run holds, and what it consists of at that moment.
+"""The most memory that each rank of a training run holds, and its parts at that moment.
 
-A rank's passes are gone through in their order: a microbatch's activations are there from its forward pass through a
-chunk to its backward pass. What counts is the worst moment of any backward pass, or of the optimizer's step.
+The passes of a rank run in their order here: a microbatch's activations exist from its forward pass through a chunk to
+its backward pass. The worst moment of all backward passes and of the optimizer's step counts.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ from piper_ray.workloads.estimate.operators import LOSS, LayerKind, Operator, Sp
 from piper_ray.workloads.estimate.runtimes import Traits
 
 Chunk = Sequence[tuple[LayerKind, LayerMode]]
-"""Layers of a chunk of the model in their order, each with the way it is run."""
+"""The layers of a chunk in their order, each with its mode."""
 
 
 @dataclass(frozen=True)
 class RankLayout:
-    """What a rank holds. chunks: nearest the input first. replicas: that share out the state of its layers,
-    expert_replicas: of its experts. groups: of ranks that it exchanges something with. rank: its place in a pipeline
-    of ``ranks``.
+    """The part of a model on a rank.
+
+    chunks: the one nearest the input first. replicas: the number that share the state of its layers. expert_replicas:
+    the number that share the state of its experts. groups: the number of groups of ranks with which it communicates.
+    rank: its place in a pipeline of ``ranks``.
     """
 
     chunks: Sequence[Chunk]
@@ -53,7 +55,7 @@ _TERM_OF = {
     "backward pass": "backward pass",
     "gradients' copy for the step": "backward pass",
 }
-"""The term of each item, by what stands before a colon in its name; all others are buffers."""
+"""The term of each item, by the part of its name before a colon; all others are buffers."""
 
 _TERMS = (*dict.fromkeys(_TERM_OF.values()), _BUFFERS)
 
@@ -86,7 +88,7 @@ class RankMemory:
 
     @property
     def terms(self) -> dict[str, float]:
-        """What is allocated, in few terms: states, what microbatches in flight keep, what comes and goes."""
+        """The allocated bytes in few terms: states, what microbatches in flight keep, and what comes and goes."""
         found = dict.fromkeys(_TERMS, 0.0)
         for name, size in self.items.items():
             found[_TERM_OF.get(name.partition(":")[0], _BUFFERS)] += size
@@ -99,29 +101,32 @@ class RankMemory:
 
     @property
     def allocated_bytes(self) -> float:
-        """What is allocated at the worst moment."""
+        """The bytes that are allocated at the worst moment."""
         return sum(self.items.values())
 
     @property
     def reserved_bytes(self) -> float:
-        """What the allocator holds of the device where there is room."""
+        """The bytes of the device that the allocator holds while there is room."""
         return self.allocated_bytes + self.fragments_bytes
 
     @property
     def shown_bytes(self) -> float:
-        """What nvidia-smi shows then."""
+        """The bytes that nvidia-smi shows then."""
         return self.reserved_bytes + self.context_bytes + self.communicators_bytes
 
     @property
     def device_bytes(self) -> float:
-        """What the device must have."""
+        """The bytes that the device must have."""
         return self.allocated_bytes + self.stuck_bytes + self.context_bytes + self.communicators_bytes
 
 
 @dataclass(frozen=True)
 class _Work:
-    """Of a chunk. kept: bytes of each microbatch, by item. working: the most beyond all that is kept when its
-    backward pass begins, and the kind of layer whose moment that is."""
+    """The memory of a chunk.
+
+    kept: bytes of each microbatch, by item. working: the most bytes beyond all that is kept when its backward pass
+    begins. moment: the kind of layer that then runs.
+    """
 
     kept: Mapping[str, float]
     working: float
@@ -133,7 +138,8 @@ class _Work:
 
 
 def memory_of_rank(layout: RankLayout, passes: Iterable[tuple[str, int]], runtime: Traits) -> RankMemory:
-    """passes: what the rank does, in order, and the chunk: "F" and "B", or "I" and "W" for a backward pass in two."""
+    """The memory of a rank. passes: the passes in order, each with its chunk: "F" and "B", or "I" and "W" for the two
+    halves of a backward pass."""
     works = [_work(chunk, runtime) for chunk in layout.chunks]
     in_flight = [0] * len(works)
     held = worst = working = 0.0
@@ -190,7 +196,7 @@ def _work(chunk: Chunk, runtime: Traits) -> _Work:
 
 
 def _states(layout: RankLayout, runtime: Traits) -> tuple[dict[str, float], float]:
-    """Bytes by item, and the further bytes that the optimizer's step needs."""
+    """The bytes of states by item, and the further bytes that the optimizer's step needs."""
     items: dict[str, float] = {}
     step_bytes = 0.0
     for chunk in layout.chunks:
@@ -204,7 +210,7 @@ def _states(layout: RankLayout, runtime: Traits) -> tuple[dict[str, float], floa
 
 
 def _fixed(layout: RankLayout, runtime: Traits) -> dict[str, float]:
-    """Bytes that are held all the time, other than states."""
+    """The bytes that are held all the time, without states."""
     layers = [layer for chunk in layout.chunks for layer in chunk]
     shapes = {shape: size for kind, mode in layers for shape, size in gradient_shapes(kind, mode).items()}
     grouped = runtime.grouped_workspace_bytes if _grouped(layout) else 0.0
@@ -223,7 +229,8 @@ def _grouped(layout: RankLayout) -> bool:
 
 
 def _boundary_bytes(layout: RankLayout) -> float:
-    """The gradient that a rank sent back last, until the next one is there; with chunks also what is to be sent on."""
+    """The bytes of the gradient that a rank sent back last, until the next one replaces it; with chunks also those of
+    what it is about to send on."""
     if layout.ranks == 1:
         return 0.0
     sizes = [kind.value(kind.output) / mode.parts(Split.SEQUENCE) for chunk in layout.chunks for kind, mode in chunk]
@@ -244,7 +251,7 @@ def _gathered_bytes(layout: RankLayout, runtime: Traits) -> float:
 
 
 def gradient_shapes(kind: LayerKind, mode: LayerMode) -> dict[tuple[int, int], float]:
-    """Bytes of one bf16 tensor in the shape of each weight matrix, by that shape: rows and columns on a device."""
+    """The bytes of one bf16 tensor in the shape of each weight matrix, by that shape: rows and columns on a device."""
     found: dict[tuple[int, int], float] = {}
     for operator in kind.operators:
         if not kind.value(operator.parameters) or operator.on_chip or operator.frozen:

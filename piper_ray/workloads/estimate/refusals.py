@@ -1,8 +1,9 @@
-"""What cannot be trained, said from the config before anything is solved: models that a runtime does not know, and
+"""Refuses what cannot be trained, from the config, before anything is solved: models that a runtime does not know, and
 clusters without the memory for any layout.
 
-What is counted of memory is less than any plan holds: states, spread as far as the runtime can, and with full
-recomputation one sample's checkpoints for each microbatch that 1F1B has in flight; nothing for passes and for the ends.
+The memory that is counted is less than that of any plan: states, spread as far as the runtime can, and, with full
+recomputation, one sample's checkpoints for each microbatch that 1F1B has in flight. Passes and both ends of the model
+count nothing.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ from piper_ray.workloads.estimate.runtimes import DEFAULT
 def reasons_against(
     model: ModelConfig, hardware: Hardware, gpu: str, request: EstimateRequest, runtime: Runtime
 ) -> tuple[str, ...]:
-    """Why no plan for that runtime can be found, a sentence each; none where nothing is known against it.
+    """The reasons why no plan for this runtime can be found, a sentence each; none if no reason is known.
 
-    request: of which nodes, tokens, samples, batch, lora and offers count; samples None: any number. Raises UsageError
-    for names that are not known.
+    request: its nodes, tokens, samples, batch, lora and offers count; samples None: any number. Raises UsageError for
+    unknown names.
     """
     found: list[str] = []
     instance = plain_instance(model, hardware, request)
@@ -52,7 +53,7 @@ def reasons_against(
 
 
 def host_excess(model: ModelConfig, gpu: Gpu, request: EstimateRequest) -> str | None:
-    """Why all nodes together have not the memory for the optimizer's state; None where they have."""
+    """Why all nodes together lack the memory for the optimizer's state; None if they have it."""
     architecture = model.architecture(Microbatch(1, request.tokens or model.tokens, request.fused))
     needed, there = HOST_BYTES * architecture.parameters, request.nodes * request.host_bytes_of(gpu)
     if needed <= there:
@@ -64,7 +65,7 @@ def host_excess(model: ModelConfig, gpu: Gpu, request: EstimateRequest) -> str |
 
 
 def why_not_on_host(runtime: Runtime, request: EstimateRequest, training: Training) -> str | None:
-    """Why no plan for the runtime has the optimizer's state in host memory; None where it can."""
+    """Why no plan for the runtime can keep the optimizer's state in host memory; None if one can."""
     if not runtime.state_on_host:
         return f"{runtime.title}'s launch files keep the optimizer's state on GPUs"
     if request.lora or request.precision == "fp16" or training.optimizer_bytes != _FP32_ADAM_BYTES:
@@ -73,7 +74,7 @@ def why_not_on_host(runtime: Runtime, request: EstimateRequest, training: Traini
 
 
 def may_be_on_host(runtime: Runtime, request: EstimateRequest, training: Training) -> bool:
-    """Whether plans may have the optimizer's state in host memory."""
+    """Whether plans may keep the optimizer's state in host memory."""
     return request.optimizer_on_host is not False and why_not_on_host(runtime, request, training) is None
 
 
@@ -81,7 +82,7 @@ _FP32_ADAM_BYTES = 12.0
 
 
 def plain_instance(model: ModelConfig, hardware: Hardware, request: EstimateRequest) -> Instance:
-    """The model's layers as runtimes know them, on as many devices as may be, each with one TMPC at t = 1."""
+    """The model's layers in the runtimes' terms, on the largest number of devices, each with one TMPC at t = 1."""
     gpu = hardware.gpu(_ANY_GPU)
     layout = Layout(1, 1, 1, samples=1, batch=1, schedule=TRAINED_TODAY, tokens=request.tokens or model.tokens)
     found = priced(model, replace(request, precision="bf16").stack(gpu), hardware.training, layout).instance
@@ -94,8 +95,8 @@ _ANY_GPU = "H100-SXM"
 
 @dataclass(frozen=True)
 class _Held:
-    """Bytes of all layers of one kind at a t, on each of t devices: what each replica has of its own, what replicas
-    share; those of experts, in all; and what a microbatch keeps. layers: how many there are."""
+    """The bytes of all layers of one kind on each of t devices: those of each replica, those that replicas share, those
+    of experts in all, and those that a microbatch keeps. layers: the number of layers."""
 
     layers: int
     own: float
@@ -104,7 +105,8 @@ class _Held:
     kept: float
 
     def of_layer(self, t: int, devices: float, context: bool) -> tuple[float, float]:
-        """Bytes of one layer on each device of a stage of ``devices``: the least state, and what a microbatch keeps."""
+        """The bytes of one layer on each device of a stage of ``devices`` devices: the least state, and what a
+        microbatch keeps."""
         shares = devices / t
         state = self.own + self.shared / shares + self.routed / devices
         return state / self.layers, self.kept / self.layers / (shares if context else 1.0)
@@ -112,9 +114,10 @@ class _Held:
 
 @dataclass(frozen=True)
 class _Room:
-    """What is asked: whether the layers fit on that many devices of so much memory.
+    """The question whether the layers fit on this many devices with this memory.
 
-    all_shared: replicas can share weights and gradients, too. microbatches: of a batch, over all replicas.
+    all_shared: whether replicas can share weights and gradients, too. microbatches: those of a batch, over all
+    replicas.
     """
 
     architecture: Architecture
@@ -128,11 +131,12 @@ class _Room:
     microbatches: int
 
     def fits(self) -> bool:
-        """Whether any t and p leave each stage room for its blocks, and all stages together for all layers."""
+        """Whether some t and p leave each stage room for its blocks, and all stages together room for all layers."""
         return any(self._fits_at(t) for t in self.degrees if t <= self.devices)
 
     def _fits_at(self, t: int) -> bool:
-        """At any p: layers of all kinds with one microbatch in flight, blocks of one kind with as many as 1F1B has."""
+        """Whether they fit for some p, counting one microbatch in flight for layers of all kinds, and as many as 1F1B
+        has for blocks of one kind."""
         kinds = self._held(t)
         main = max(kinds, key=lambda held: held.own + held.shared + held.routed)
         for p in range(1, min(len(self.architecture.nodes), self.devices // t) + 1):

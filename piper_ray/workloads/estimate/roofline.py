@@ -21,19 +21,20 @@ from piper_ray.workloads.estimate.software import Precision, Stack
 _NUMBER_BYTES = 2
 _SUM_BYTES = 4
 _SOFTMAX_STEPS = 5
-"""Those of a softmax that is not fused: two casts, scale, mask and softmax (Megatron-LM, ``FusedScaleMaskSoftmax``)."""
+"""The steps of a softmax that is not fused: two casts, scale, mask and softmax (Megatron-LM,
+``FusedScaleMaskSoftmax``)."""
 
 _SOFTMAX_TRAFFIC = 8.0
-"""Times the bytes of the fused kernel that they move: 36 a score forward and 40 backward in place of 4 and 6, with a
-forward pass made again."""
+"""How many times the fused kernel's bytes these steps move: 36 a score forward and 40 backward in place of 4 and 6,
+with a repeated forward pass."""
 
 _HEAD_EDGE = 32
-"""A fused attention kernel on heads of size d takes as long as on heads of d + 32 at its best rate."""
+"""A fused attention kernel on heads of size d takes as long as one on heads of d + 32 at the best rate."""
 
 
 @dataclass(frozen=True)
 class MatrixProducts:
-    """The products that one device does: ``count`` of rows x depth by depth x columns."""
+    """The products on one device: ``count`` products of a rows x depth with a depth x columns matrix."""
 
     rows: float
     columns: float
@@ -51,7 +52,8 @@ class MatrixProducts:
 
 
 def shape_on(product: Product, kind: LayerKind, mode: LayerMode) -> MatrixProducts:
-    """The share of one device. Of context parallelism each has as many of the rows, and of causal attention's work."""
+    """The share of one device. Context parallelism gives each device equally many rows, and equal shares of causal
+    attention's work."""
     if product.count == "E":
         return experts_shape(product, kind, mode)
     divided: str | None = product.divided
@@ -65,7 +67,7 @@ def shape_on(product: Product, kind: LayerKind, mode: LayerMode) -> MatrixProduc
 
 
 def experts_shape(product: Product, kind: LayerKind, mode: LayerMode) -> MatrixProducts:
-    """Each device has its experts, and of their tokens as many as all others have of theirs on average."""
+    """The products of one device's experts, on the average number of tokens of a device."""
     count = kind.value(product.count) / mode.expert_ranks
     whole = kind.value(product.rows) * kind.value(product.count)
     rows = whole / (mode.degree * mode.context) * mode.expert_tensor / count
@@ -78,10 +80,11 @@ def experts_shape(product: Product, kind: LayerKind, mode: LayerMode) -> MatrixP
 
 
 def achieved_fraction(shape: MatrixProducts, gpu: Gpu, on_chip: bool = False, gain: float = 1.0) -> float:
-    """The share of the peak rate at which a product of this shape runs, if memory does not hold it up.
+    """The share of the peak rate that a product of this shape reaches, if memory does not limit it.
 
-    on_chip: within a fused attention kernel, which has tiles of its own. Filling tiles and pipelines takes as long in 8
-    bits: at a rate that is ``gain`` times higher it costs more of it.
+    on_chip: whether it is within a fused attention kernel, which has its own tiles. gain: how much faster than bf16 the
+    arithmetic is. Filling tiles and pipelines takes the same time in 8 bits, so it costs a larger share of the higher
+    rate.
     """
     if on_chip:
         head = min(shape.columns, shape.depth)
@@ -96,33 +99,32 @@ def achieved_fraction(shape: MatrixProducts, gpu: Gpu, on_chip: bool = False, ga
 
 
 def product_s(shape: MatrixProducts, gpu: Gpu, on_chip: bool = False, gain: float = 1.0) -> float:
-    """Roofline: FLOP at the fraction of the shape, or operands and result once through memory, whichever is longer.
-
-    gain: how much faster than bf16 the arithmetic is.
-    """
+    """The seconds by the roofline: the longer of arithmetic at the shape's fraction of the peak rate, and operands and
+    result once through memory. gain: how much faster than bf16 the arithmetic is."""
     arithmetic_s = shape.flop / (gain * gpu.matrix_flop_per_s * achieved_fraction(shape, gpu, on_chip, gain))
     return arithmetic_s if on_chip else max(arithmetic_s, traffic_s(shape.operand_bytes, gpu))
 
 
 def traffic_s(size_bytes: float, gpu: Gpu) -> float:
-    """Bytes through the GPU's own memory."""
+    """The seconds for bytes through the GPU's own memory."""
     return size_bytes / (gpu.memory_bytes_per_s * gpu.memory_fraction)
 
 
 def forward_s(operator: Operator, kind: LayerKind, mode: LayerMode, stack: Stack) -> float:
-    """One operator's forward pass on each device."""
+    """The seconds of one operator's forward pass on each device."""
     return _products_s(operator, kind, mode, stack) + _traffic_s(operator.forward_bytes, operator, kind, mode, stack)
 
 
 def backward_s(operator: Operator, kind: LayerKind, mode: LayerMode, stack: Stack) -> float:
-    """The same for the backward pass: the gradients of a product are products of the same three sides."""
+    """The seconds of the backward pass: the gradients of a product are products with the same three sides."""
     products = operator.backward_products * _products_s(operator, kind, mode, stack)
     products += summed_gradients_s(operator, kind, mode, stack)
     return products + _traffic_s(operator.backward_bytes, operator, kind, mode, stack)
 
 
 def summed_gradients_s(operator: Operator, kind: LayerKind, mode: LayerMode, stack: Stack) -> float:
-    """Experts have many weights for their work: each microbatch reads and writes the sums of their gradients."""
+    """The seconds in which each microbatch reads and writes the sums of experts' gradients; experts have many weights
+    for their work."""
     if not operator.routed or operator.frozen:
         return 0.0
     weights = kind.value(operator.parameters) / mode.parameter_parts(operator)
@@ -130,7 +132,7 @@ def summed_gradients_s(operator: Operator, kind: LayerKind, mode: LayerMode, sta
 
 
 def weight_gradients_s(operator: Operator, kind: LayerKind, mode: LayerMode, stack: Stack) -> float:
-    """The time that the products that give gradients of weights take of the backward pass: as many as in the forward
+    """The seconds of the backward pass in products that give gradients of weights: as many products as in the forward
     pass."""
     learns = kind.value(operator.parameters) > 0.0 and not operator.frozen
     if not learns:
@@ -139,19 +141,20 @@ def weight_gradients_s(operator: Operator, kind: LayerKind, mode: LayerMode, sta
 
 
 def launches(operator: Operator, kind: LayerKind, mode: LayerMode, stack: Stack) -> tuple[int, int]:
-    """How many operators its forward and its backward pass are: a product's backward pass is two products."""
+    """The numbers of launches in the forward and in the backward pass, which for a product is two products."""
     if is_in_steps(operator, kind, mode, stack):
         return _SOFTMAX_STEPS, _SOFTMAX_STEPS
     return 1, 2 if operator.products and not operator.on_chip else 1
 
 
 def is_in_steps(operator: Operator, kind: LayerKind, mode: LayerMode, stack: Stack) -> bool:
-    """Whether it is a softmax of a number of matrices that the software's fused kernel does not take."""
+    """Whether it is a softmax over a number of matrices that the software's fused kernel does not take."""
     return operator.name.endswith(SOFTMAX) and kind.value("b a") / mode.degree % stack.software.fused_matrices != 0.0
 
 
 def expert_launches(operator: Operator, kind: LayerKind, mode: LayerMode) -> tuple[float, float]:
-    """Of grouped products, which the host launches one by one for the experts of a device: forward and backward."""
+    """The numbers of launches of grouped products, forward and backward, which the host launches one by one for a
+    device's experts."""
     if not operator.routed:
         return 0.0, 0.0
     count = kind.value("E") / mode.expert_ranks
@@ -159,13 +162,13 @@ def expert_launches(operator: Operator, kind: LayerKind, mode: LayerMode) -> tup
 
 
 def in_fp8(operator: Operator, stack: Stack) -> bool:
-    """Whether its products are of 8 bits: those of linear layers, the vocabulary's and the router's left out."""
+    """Whether its products are in 8 bits: those of linear layers, except the vocabulary projection and the router."""
     linear = any(product.columns not in ("V", "E") and product.divided != "count" for product in operator.products)
     return stack.precision is Precision.FP8 and (linear or operator.routed) and operator.parameters != "0"
 
 
 def gain_of(operator: Operator, stack: Stack) -> float:
-    """How much faster than in bf16 its products run."""
+    """How much faster its products run than in bf16."""
     return stack.gpu.fp8_gain if in_fp8(operator, stack) else 1.0
 
 
@@ -181,7 +184,7 @@ def _products_s(operator: Operator, kind: LayerKind, mode: LayerMode, stack: Sta
 
 
 def moved_times(operator: Operator, kind: LayerKind, mode: LayerMode, stack: Stack) -> float:
-    """The factor on the bytes that its formulas give it to move, other than those of products."""
+    """The factor on the bytes of its formulas, without those of products."""
     if operator.name == LOSS:
         return stack.software.unfused * stack.software.loss_traffic
     if is_in_steps(operator, kind, mode, stack):
@@ -195,7 +198,7 @@ def _traffic_s(formula: str, operator: Operator, kind: LayerKind, mode: LayerMod
 
 
 _BACKWARD = 2.0
-"""Products of a backward pass for each one of the forward pass: gradients of both operands."""
+"""The products of a backward pass for each one of the forward pass: one for the gradient of each operand."""
 
 
 def forward_flop(operator: Operator, kind: LayerKind) -> float:
@@ -215,7 +218,7 @@ def model_flop(kind: LayerKind) -> float:
 
 
 def hardware_flop(kind: LayerKind, recomputation: Recomputation) -> float:
-    """These, and what such recomputation does again."""
+    """The hardware's FLOP: the model's, and those of this recomputation."""
     if not kind.recomputable:
         return model_flop(kind)
     mode = LayerMode(degree=1, recomputation=recomputation)

@@ -1,5 +1,5 @@
-"""The memory of training runtimes outside the formulas of layers: states of parameters, losses, copies, buffers,
-context, fragments and what is stuck."""
+"""The memory of training runtimes outside the formulas of layers: parameters' states, losses, copies, buffers, context,
+fragments and memory that the allocator cannot free."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MIB = 2.0**20
 GIB = 2.0**30
 
 _PLANNED_GROUPS = 3
-"""The groups that a device is in: of tensor, data and pipeline parallelism."""
+"""The groups that each device is a member of: tensor, data and pipeline parallelism."""
 _PASSING = 0.6
 """The share of a device's memory that holds no state of parameters."""
 
@@ -35,9 +35,11 @@ class Loss(Enum):
 
 @dataclass(frozen=True)
 class StateBytes:
-    """Bytes a parameter that training keeps between steps, in half precision with fp32 sums. accumulated: a second,
-    wider copy of the gradients, summed over microbatches. step: of the copy of gradients that the optimizer makes for
-    its step, sharded as its state is."""
+    """Bytes that training keeps for each parameter between steps, in half precision with fp32 sums.
+
+    accumulated: a second, wider copy of the gradients, summed over microbatches. step: the copy of gradients that the
+    optimizer makes for its step, sharded like its state.
+    """
 
     weights: float = 2.0
     gradients: float = 4.0
@@ -46,7 +48,7 @@ class StateBytes:
     step: float = 0.0
 
     def held(self, sharding: Sharding, shards: float) -> dict[str, float]:
-        """Bytes per parameter on each device, by item, of state that ``shards`` replicas share."""
+        """The bytes per parameter on each device, by item, of state that ``shards`` replicas share."""
 
         def share(of: Sharding) -> float:
             return shards if sharding >= of else 1.0
@@ -60,7 +62,7 @@ class StateBytes:
         return {name: size for name, size in items.items() if size}
 
     def step_bytes(self, sharding: Sharding, shards: float) -> float:
-        """Further bytes per parameter that the optimizer's step takes."""
+        """The further bytes per parameter that the optimizer's step takes."""
         return self.step / (shards if sharding >= Sharding.OPTIMIZER else 1.0)
 
 
@@ -95,8 +97,8 @@ class Traits:
     logs_reserved: bool = False
 
     def reserve_bytes(self, device_bytes: float) -> float:
-        """What a planner leaves free of a device of which it knows no more: for context, products' workspace,
-        communicators of three groups, and what is stuck if of the device's memory so much comes and goes."""
+        """The memory that a planner leaves free if it knows no more: context, workspace of products, communicators of
+        three groups, and what gets stuck if the usual share of the memory comes and goes."""
         communicators = _PLANNED_GROUPS * self.communicator_bytes
         return self.context_bytes + communicators + self.workspace_bytes + self.stuck * _PASSING * device_bytes
 
@@ -105,8 +107,7 @@ DEFAULT = Traits()
 
 
 def held_by(software: str, *, half: bool = False) -> Traits | None:
-    """How that generation of software holds memory, in bf16, or in fp16 (half); None for one that ``runtimes.toml``
-    does not name."""
+    """How a generation of software holds memory in bf16, or in fp16 (half); None if ``runtimes.toml`` lacks it."""
     row = _rows().get(software)
     if row is None:
         return None

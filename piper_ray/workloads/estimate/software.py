@@ -1,6 +1,6 @@
-"""Generations of training software (``software.toml``): what each does by default, and what it makes of a GPU.
+"""Generations of training software (``software.toml``): the defaults of each, and the rates that it reaches on a GPU.
 
-A ``Calibration`` is what measurements change of the constants: factors on a few rates, applied to a stack in one place.
+A ``Calibration`` holds the corrections that measurements give: factors on a few rates, applied to a stack in one place.
 """
 
 from __future__ import annotations
@@ -27,18 +27,19 @@ _Efficiency = Annotated[float, Field(strict=True, gt=0.0, le=2.0, description="a
 
 
 DEFAULT_SOFTWARE = "megatron-core"
-"""The generation that is assumed where nobody says which."""
+"""The generation that is assumed if nobody names one."""
 
 
 DEFAULT_IMBALANCE = 1.25
-"""Tokens of the busiest experts' device over the average, as routers with a balancing loss leave it."""
+"""Tokens of the device with the busiest experts over the average, for routers with a balancing loss."""
 
 BALANCED = 1.0
-"""The same where a benchmark balances them by force."""
+"""The same if a benchmark balances tokens by force."""
 
 
 _STRAGGLING_FROM = 256
-"""Up to this many GPUs the slowest is part of the efficiency; each doubling beyond adds the software's straggling."""
+"""Up to this many GPUs the efficiency includes the wait for the slowest; each doubling beyond adds the software's
+straggling."""
 
 
 class Precision(str, Enum):
@@ -71,7 +72,7 @@ class TokenDispatcher(str, Enum):
 
 
 class SoftwareFamily(str, Enum):
-    """Software whose estimates are off alike. SHARDED: weights are shared out, as by FSDP."""
+    """Software whose estimates have similar errors. SHARDED: weights are sharded, as by FSDP."""
 
     OLDER = "before 2023"
     SHARDED = "sharded"
@@ -79,7 +80,7 @@ class SoftwareFamily(str, Enum):
 
 
 class Overlap(str, Enum):
-    """Exchanges that software hides behind passes where it is asked to."""
+    """Exchanges that software hides behind passes on request."""
 
     TENSOR = "tensor"
     EXPERTS = "experts"
@@ -87,8 +88,8 @@ class Overlap(str, Enum):
 
 
 class CudaGraph(str, Enum):
-    """What CUDA graphs capture, by Megatron's names: the host launches it as one. ATTENTION: what is not routed; ALL: a
-    whole step."""
+    """What CUDA graphs capture, in Megatron's words; the host launches a graph as one. ATTENTION: all that is not
+    routed; ALL: a whole step."""
 
     ATTENTION = "attn"
     ROUTING = "moe_router"
@@ -96,7 +97,7 @@ class CudaGraph(str, Enum):
 
 
 class Software(Closed):
-    """A generation of software; see software.toml for what each figure means."""
+    """A generation of software; software.toml explains each figure."""
 
     name: str = Field(description="a text")
     base: str = Field(description="another generation, whose constants it has, or itself")
@@ -140,7 +141,7 @@ class Software(Closed):
     step_s: Figure = Field(alias="step", description="seconds >= 0")
 
     def overlapping(self, overlaps: Iterable[Overlap]) -> Software:
-        """The software where these exchanges overlap with passes."""
+        """The software with these exchanges overlapped."""
         found = set(overlaps)
         changed: dict[str, object] = {"context_overlap": self.context_overlap or Overlap.CONTEXT in found}
         if Overlap.TENSOR in found:
@@ -160,10 +161,10 @@ class Software(Closed):
 
 @dataclass(frozen=True)
 class Stack:
-    """What runs a layer: GPUs, and the software on them. domain: the number of GPUs that share the fast link.
+    """What runs a layer: GPUs, and the software on them.
 
-    imbalance: tokens of the busiest experts' device over those of all on average, where experts are spread. devices:
-    GPUs of the whole cluster.
+    domain: the number of GPUs that share the fast link. imbalance: tokens of the device with the busiest experts over
+    the average, if experts are spread. devices: GPUs of the whole cluster.
     """
 
     gpu: Gpu
@@ -175,18 +176,18 @@ class Stack:
 
     @property
     def is_large(self) -> bool:
-        """Whether waiting for the slowest GPU counts, as there are many."""
+        """Whether there are so many GPUs that waiting for the slowest counts."""
         return self.devices > _STRAGGLING_FROM
 
     @property
     def efficiency(self) -> float:
-        """The software's efficiency, less the time that all wait for the slowest of many GPUs."""
+        """The software's efficiency, less the wait for the slowest of many GPUs."""
         doublings = max(0.0, math.log2(self.devices / _STRAGGLING_FROM))
         return self.software.efficiency / (1.0 + self.software.straggling * doublings)
 
     @property
     def traits(self) -> Traits:
-        """How activations are held."""
+        """How the runtime holds memory."""
         by_heads = self.software.context is ContextExchange.ALL_TO_ALL
         return Traits(loss=self.software.loss, fp8=self.precision is Precision.FP8, context_all_to_all=by_heads)
 
@@ -198,7 +199,7 @@ class Stack:
 
 
 def stack_of(gpu: Gpu, software: Software, precision: Precision, domain: int) -> Stack:
-    """Raises UsageError for a precision that the GPU has no units for."""
+    """The stack for a GPU and a software. Raises UsageError for a precision that the GPU has no units for."""
     if precision is Precision.FP8 and gpu.matrix_fp8_flop_per_s == 0.0:
         raise UsageError(f"{gpu.name} has no products of 8 bits; expected precision bf16 or fp16")
     attention = 1.0 if software.attention is None else gpu.ampere_attention * software.attention
@@ -232,19 +233,19 @@ def precision_named(name: str) -> Precision:
 
 
 def dispatcher_named(name: str) -> TokenDispatcher:
-    """That way to send tokens to experts. Raises UsageError, which says what a library of kernels is called here."""
+    """The dispatcher of this name. Raises UsageError; for the name of a kernel library it says what to write here."""
     if str(name).lower() in ("deepep", "hybridep"):
         raise UsageError(f"dispatcher {name} is {TokenDispatcher.ONCE_PER_NODE.value} here: give that")
     return choice("dispatcher", name, TokenDispatcher)
 
 
 def graphs_named(names: Iterable[str]) -> tuple[CudaGraph, ...]:
-    """What graphs capture. Raises UsageError."""
+    """The captured parts of these names. Raises UsageError."""
     return tuple(choice("cuda graph", name, CudaGraph) for name in names)
 
 
 def overlaps_named(names: Iterable[str]) -> tuple[Overlap, ...]:
-    """Those exchanges. Raises UsageError."""
+    """The exchanges of these names. Raises UsageError."""
     return tuple(choice("overlap", name, Overlap) for name in names)
 
 
@@ -254,7 +255,7 @@ def context_exchange_named(name: str) -> ContextExchange:
 
 
 class Constant(str, Enum):
-    """A rate that measurements may correct; its value is what it is called. The first is fitted before all others."""
+    """A rate that measurements may correct; the value is its name for people. The first is fitted before all others."""
 
     WORK = "work on the GPU"
     MEMORY = "memory-bound work"
@@ -265,7 +266,8 @@ class Constant(str, Enum):
 
 @dataclass(frozen=True)
 class Spread:
-    """least, most: of measured over estimated steps, in 9 of 10 further layouts of the machine that was measured."""
+    """The range of measured over estimated steps, from least to most, in 9 of 10 further layouts on the measured
+    machine."""
 
     least: float
     most: float
@@ -274,10 +276,11 @@ class Spread:
 
 @dataclass(frozen=True)
 class Calibration:
-    """factors: how many times as fast as the tables say; 1 where nothing is known. notes: how it came about, in words.
-    spread: how far off further steps may be; None where there are too few steps.
+    """Corrections of constants.
 
-    Memory-bound work is work on the GPU, too: both factors count.
+    factors: how many times as fast as the tables say; 1 if nothing is known. notes: how they were found, in words.
+    spread: how far off further steps may be; None if there are too few measured steps. Memory-bound work is also work
+    on the GPU, so both factors count.
     """
 
     factors: Mapping[Constant, float] = field(default_factory=dict)
@@ -285,11 +288,11 @@ class Calibration:
     spread: Spread | None = None
 
     def factor(self, constant: Constant) -> float:
-        """The factor of a constant; above 1 it is faster."""
+        """The factor of a constant; above 1: faster than the table says."""
         return self.factors.get(constant, 1.0)
 
     def applied(self, stack: Stack) -> Stack:
-        """The stack with its constants corrected. Shares of a data sheet's rate stay shares: at most 1."""
+        """The stack with corrected constants. Shares of a data sheet's rate stay at most 1."""
         if not self.factors:
             return stack
         gpu, software = stack.gpu, stack.software

@@ -1,9 +1,9 @@
-"""What the replicas of a layer exchange of gradients and weights, once a batch or in each pass.
+"""The gradients and weights that a layer's replicas exchange, once a batch or in each pass.
 
-A stage of d replicas has g d of a weight: c d with context parallelism, fewer of experts that are spread over several
-replicas' devices, one for each group of replicas that share a weight out. Around a ring of n that takes 2 (n - 1) / n
-times the bytes. The planner charges 2 (d - 1) / d of w; with n = g d what that leaves out is 2 (1 - 1 / g) / d, so much
-for each of N / d microbatches that the charge for one is the same at every d.
+A stage of d replicas has g d copies of a weight: c d with context parallelism; fewer for experts that are spread over
+several replicas' devices; one for each group of replicas that share a weight. A ring of n takes 2 (n - 1) / n times the
+bytes. The planner charges 2 (d - 1) / d of w. With n = g d it leaves out 2 (1 - 1 / g) / d, which is spread over the N
+/ d microbatches, so that the charge for one is the same at every d.
 """
 
 from __future__ import annotations
@@ -24,10 +24,8 @@ from piper_ray.workloads.estimate.software import Stack
 
 @dataclass(frozen=True)
 class Reduced:
-    """size_bytes: on each device, once a batch, as half of what is scattered and what is gathered around a ring.
-
-    replicas: those that it goes around, for each replica of a stage (g); stride: ranks between two of them.
-    """
+    """A reduction. size_bytes: half of what is scattered and gathered around a ring, on each device, once a batch.
+    replicas: the members of the ring for each replica of a stage (g). stride: the ranks between two members."""
 
     size_bytes: float
     replicas: float
@@ -38,16 +36,19 @@ class Reduced:
         return Group(max(1, round(self.replicas * data)), self.stride)
 
     def ring_s(self, data: int, stack: Stack) -> float:
-        """The time once a batch, on the links that the replicas have."""
+        """The seconds once a batch, on the replicas' links."""
         group = self.group(data)
         rate = ring_bytes_per_s(group, stack.gpu, stack.domain)
         return 2.0 * (group.size - 1) / group.size * self.size_bytes / rate
 
 
 def reduced(kind: LayerKind, mode: LayerMode, stack: Stack, training: Training) -> Iterator[Reduced]:
-    """Gradients are all-reduced, which takes them around twice; or scattered, and updated weights gathered (ZeRO-1,
-    Rajbhandari et al. 2020). Where gradients are scattered in each pass, weights alone are gathered (ZeRO-2), or
-    nothing is (ZeRO-3); then groups of replicas that share them out reduce their shards among each other (HSDP)."""
+    """How replicas synchronise a layer once a batch.
+
+    Gradients are all-reduced, twice around the ring; or gradients are scattered and updated weights gathered (ZeRO-1,
+    Rajbhandari et al. 2020). If gradients are scattered in each pass, only weights are gathered (ZeRO-2) or nothing is
+    (ZeRO-3); then groups of replicas that share weights reduce their shards among each other (HSDP).
+    """
     gradient_bytes = stack.software.reduced_bytes(stack.precision, training)
     for numbers in numbers_on_device(kind, mode):
         if not numbers.trained:
@@ -67,8 +68,8 @@ def reduced(kind: LayerKind, mode: LayerMode, stack: Stack, training: Training) 
 
 
 def passes_s(kind: LayerKind, mode: LayerMode, stack: Stack, training: Training) -> tuple[float, float]:
-    """The times in each forward and backward pass: sharded weights are gathered for both, gradients scattered in the
-    latter, and there summed between groups of replicas that share apart, if that is done in each (HSDP)."""
+    """The seconds in each forward and backward pass: sharded weights are gathered for both; in the latter gradients are
+    scattered, and summed between groups of replicas if that happens in each pass (HSDP)."""
     forward_s = backward_s = 0.0
     if mode.sharding < Sharding.GRADIENTS:
         return forward_s, backward_s
@@ -90,10 +91,11 @@ def passes_s(kind: LayerKind, mode: LayerMode, stack: Stack, training: Training)
 
 
 def unsaid_s(kind: LayerKind, mode: LayerMode, stack: Stack, training: Training, microbatches: int) -> float:
-    """The time for each of N microbatches that ``synchronised_bytes`` does not cover; below 0 where it covers too much.
+    """The seconds for each of N microbatches that ``synchronised_bytes`` does not cover; negative if it covers too
+    much.
 
-    Where it says too much, that is taken back at the fastest rate that the planner may have charged: of as many
-    replicas as there must be, which may be neighbours.
+    An excess is taken back at the fastest rate that the planner may have charged: that of the least number of replicas,
+    which may be neighbours.
     """
     total_s = 0.0
     for one in reduced(kind, mode, stack, training):
@@ -108,7 +110,7 @@ def unsaid_s(kind: LayerKind, mode: LayerMode, stack: Stack, training: Training,
 
 
 def planner_ring_bytes_per_s(group: Group, stack: Stack) -> float:
-    """The bandwidth in one direction, by the planner's links (``build.links_of``)."""
+    """The rate of a ring in one direction, by the planner's links (``build.links_of``)."""
     gpu = stack.gpu
     link, network = gpu.link_bytes_per_s * gpu.link_fraction, gpu.network_bytes_per_s * gpu.network_fraction
     return ring_through_nodes(group.size, group.in_node(stack.domain), max(link, network), network)
