@@ -127,8 +127,8 @@ _DOES: Mapping[str, str] = {
     "info": "Show what INPUT holds, and what solving it will take in memory and time.",
     "export": "Write PLAN for INPUT as launch arguments or configuration of a runtime, with the command that "
     "starts it.",
-    "import-plan": "Read a layout that somebody runs as a plan for INPUT, to verify, simulate and compare it.",
-    "run": "Train a PyTorch model by PLAN with torch, and measure what the plan has promised.",
+    "import-plan": "Turn a layout that you run into a plan for INPUT, to verify, simulate and compare it.",
+    "run": "Train a PyTorch model by PLAN with torch, and compare its step with what PLAN promises.",
     "convert": "Write INPUT in another form, with the figures given here in place of its own.",
     "estimate": "Estimate the workload of training MODEL on a cluster: layers, times, memory and communication.",
     "schemes": "Find how the layers of MODEL may run on t devices: what is sharded where, kept, and computed again.",

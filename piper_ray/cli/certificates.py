@@ -51,12 +51,11 @@ class CertificateInput:
 
     certificate: Path | None = option(
         "FILE",
-        "Check also that the certificate in FILE, which solve wrote, proves its bound: that no plan is faster, from "
-        "INPUT alone, by code that shares nothing with the solver.",
+        "Also check that the certificate in FILE, which solve wrote, proves its bound. The check reads INPUT alone and "
+        "shares no code with the solver.",
     )
     unrestricted: bool = flag(
-        "With --certificate: it must be of all plans, not only of those that keep some restrictions, and say something "
-        "of PLAN.",
+        "With --certificate: require a proof for all plans, PLAN included, not only for those under restrictions.",
     )
 
 

@@ -66,31 +66,29 @@ class ModelOptions:
     nodes: int | None = option("COUNT", "Nodes of the cluster.", min=1)
     gpus_per_node: int | None = option("COUNT", "GPUs of a node, in place of the table's.", min=1)
     domain: int | None = option(
-        "COUNT", "GPUs that share the fast link, where it joins several nodes, as the 72 of an NVL72.", min=1
+        "COUNT", "GPUs that share the fast link, if it joins several nodes, as 72 for NVL72.", min=1
     )
     uplink_bytes_per_s: float | None = option(
         "RATE",
-        "What the GPUs that share the fast link together send to others and receive, as 100GB/s, where they share an "
-        "uplink; each has a network link of its own if left out.",
+        "The rate of an uplink that the GPUs of a fast link share, both directions together, as 100GB/s; if left out, "
+        "each GPU has its own network link.",
         "--uplink",
         parse=parse_rate,
     )
     site: list[str] | None = option(
         "NAME:NODES",
-        "A site with its nodes; given for each of several, as --site east:64 --site west:64 --between 5GB/s.",
+        "A site and its nodes; give one for each site, as --site east:64 --site west:64 --between 5GB/s.",
     )
     between_bytes_per_s: float | None = option(
         "RATE",
-        "What a GPU sends and receives together between stages on different kinds of GPUs, or at different sites, as "
-        "50GB/s; that of the slower network if left out.",
+        "The rate of a GPU between stages on different kinds of GPUs or at different sites, both directions together, "
+        "as 50GB/s; if left out, that of the slower network.",
         "--between",
         parse=parse_rate,
     )
     tokens: int | None = option("COUNT", "Tokens of a sample, as 8192 or 128k (131,072).", parse=parse_tokens)
-    images: int | None = option(
-        "COUNT", "Images of a sample, of a model that sees; one of the config's size if left out.", min=1
-    )
-    hardware: Path | None = option("FILE", "A TOML file of constants over those of the built-in table.")
+    images: int | None = option("COUNT", "Images of a sample, for models with a vision tower; one if left out.", min=1)
+    hardware: Path | None = option("FILE", "A TOML file whose constants replace those of the built-in table.")
     calibrate: Path | None = option(
         "FILE",
         "Measured steps of runs in their layouts, or a profiled workload of this model: fit the few constants that "
@@ -290,7 +288,7 @@ class RunningOptions:
     )
     graphs: Any = option(
         "NAMES",
-        "What CUDA graphs capture, which the host then launches as one: attn (all that is not routed to experts), "
+        "What CUDA graphs capture, so that the host launches it as one: attn (all that is not routed to experts), "
         "moe_router (routing), or both, as attn,moe_router; full_iteration: a whole step.",
         "--cuda-graphs",
         default="",
@@ -304,8 +302,8 @@ class RunningOptions:
     )
     expert_imbalance: float | None = option(
         "FACTOR",
-        "Tokens of the busiest experts' GPU over those of the average one: 1.0 where they are balanced by force; 1.25 "
-        "if not given.",
+        "Tokens of the GPU with the busiest experts over the average: 1.0 if they are balanced by force; 1.25 if not "
+        "given.",
         min=1.0,
     )
 

@@ -100,10 +100,9 @@ def import_plan(
     launched: LaunchOptions,
     scheduled: Annotated[ScheduleOptions, Without("chunks")],
 ) -> None:
-    """Read a layout that somebody runs as a plan for INPUT, to verify, simulate and compare it.
+    """Turn a layout that you run into a plan for INPUT, to verify, simulate and compare it.
 
-    What LAYOUT says itself, as launch arguments do, options need not say again. What a plan of INPUT cannot hold is
-    noted.
+    Options are only needed for what LAYOUT does not say itself. A note names what a plan of INPUT cannot hold.
     """
     from piper_ray.export.launched import import_launched
     from piper_ray.export.run_as import RunAs

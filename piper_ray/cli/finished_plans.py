@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 class VerifyOptions:
     """How the plan is valued."""
 
-    simulated: bool = flag("Run the plan event by event too, where that is not how it is valued.", "--simulate")
+    simulated: bool = flag("Also run the plan event by event, if it is not valued that way already.", "--simulate")
 
 
 def verify(
@@ -153,7 +153,7 @@ class SimulateOptions:
         "NAME",
         "How each rank orders its passes; if not given as the plan says, else the input. 2bw, Piper's model, and "
         "pipedream never drain; gpipe, 1f1b, zb-h1, interleaved, looped-bfs, zb-v and dualpipe-v flush each batch. The "
-        "latter four hold several of the plan's stages on a rank.",
+        "last four hold several of the plan's stages on a rank.",
     )
     chunks: int | None = option(
         "V", "Stages of the plan on each rank, for interleaved, looped-bfs (2 if not given) and zb-h1 (1)."
@@ -165,7 +165,7 @@ class SimulateOptions:
     )
     trace: Path | None = option("FILE", "Write every event, as JSON that ui.perfetto.dev opens.")
     plot: Path | None = option("FILE", "Draw the timeline, as FILE.svg, .png or .pdf.")
-    latency_s: float | None = option("TIME", "Of each transfer between stages, as 5us.", parse=parse_time)
+    latency_s: float | None = option("TIME", "The latency of each transfer between stages, as 5us.", parse=parse_time)
     transfers: Transfers = option(
         "HOW",
         "How stages pass on tensors. in-passes (Piper's model): both stages wait during a transfer. overlapped: stages "

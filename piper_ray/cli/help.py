@@ -101,7 +101,8 @@ class Command(FlagsAsFlags, TyperCommand):
         headings = dict.fromkeys(_heading(one) for one, _ in shown)
         for heading in sorted(headings, key=lambda name: (name != "Arguments", name == "Options")):
             with formatter.section(heading):
-                formatter.write_dl([record for one, record in shown if heading == _heading(one)])
+                rows = [record for one, record in shown if heading == _heading(one)]
+                formatter.write_dl([(names.replace("<list[Path]>", "<path>"), text) for names, text in rows])
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parses as click does, but for texts of several options that are one argument: with a blank in front they are

@@ -24,21 +24,20 @@ class LaidModelOptions:
     )
     layout: str = option(
         "LAYOUT",
-        "Words such as tp=4,pp=8,dp=2,cp=1,ep=1,vpp=2,mbs=1,gbs=256,seq=4096,zero=1,recompute=core_attn+mlp; or the "
-        "text, or a file, of Megatron's launch arguments, torchtitan's, FlagScale's or Megatron-Bridge's "
-        "configuration.",
+        "Words such as tp=4,pp=8,dp=2,mbs=1,gbs=256,recompute=mlp; or Megatron's launch "
+        "arguments or a configuration of torchtitan, FlagScale or Megatron-Bridge, as text or file.",
         default=REQUIRED,
     )
-    gpu: str | None = option("NAME", "The GPU that it is to fit on, such as H100-SXM.")
-    gpus: int | None = option("COUNT", "GPUs in all, where LAYOUT does not say how many replicas there are.", min=1)
+    gpu: str | None = option("NAME", "The GPU that it has to fit on, such as H100-SXM.")
+    gpus: int | None = option("COUNT", "All GPUs, if LAYOUT does not give the number of replicas.", min=1)
     tokens: int | None = option("COUNT", "Tokens of a sample, as 8192 or 128k (131,072).", parse=parse_tokens)
     global_batch: int | None = option("SAMPLES", "Samples of a batch, over all replicas.", min=1)
     microbatch_size: int | None = option("SAMPLES", "Samples of a microbatch.", min=1)
-    precision: str | None = option("NAME", "Of matrix products: bf16, fp16 or fp8; bf16 if not given.")
+    precision: str | None = option("NAME", "Precision of products: bf16 (if not given), fp16 or fp8.")
     software: str | None = option(
         "NAME", "The generation of training software, as estimate has it; megatron-core if not given."
     )
-    hardware: Path | None = option("FILE", "A TOML file of constants over those of the built-in table.")
+    hardware: Path | None = option("FILE", "A TOML file whose constants replace those of the built-in table.")
 
 
 def memory(laid: LaidModelOptions, launched: LaunchOptions, told_as: JsonOption) -> None:

@@ -177,15 +177,15 @@ class TrainedOptions:
     )
     samples: int | None = option(
         "SAMPLES",
-        "This size alone; else all that divide the batch up to 16, and larger powers of two.",
+        "Only this size; if left out, all that divide the batch: up to 16, then powers of two.",
         "--microbatch-size",
         min=1,
     )
     schedule: ScheduleName | None = option(
-        "NAME", "This schedule alone; else 1f1b, and interleaved where the runtime has it."
+        "NAME", "Only this schedule; if left out, 1f1b, and interleaved if the runtime has it."
     )
     software: str | None = option(
-        "NAME", "The generation of training software that times are of, in place of the runtime's own."
+        "NAME", "The generation of training software whose times count, in place of the runtime's own."
     )
     lora: int = option(
         "RANK",
@@ -199,8 +199,8 @@ class TrainedOptions:
     )
     price: Any = option(
         "MONEY",
-        "What one GPU costs for one hour, in any currency, as 2.5: with --train-tokens the cost of the whole training "
-        "is shown. Of several GPUs one price each, as 2.10,3.50.",
+        "The price of one GPU for one hour, in any currency, as 2.5; with --train-tokens the cost of the training is "
+        "shown. For several GPUs one price each, as 2.10,3.50.",
         parse=partial(several, parse_money),
     )
 
@@ -242,7 +242,7 @@ class MemoryRoomOptions:
     )
     host_memory_bytes: float | None = option(
         "SIZE",
-        "What the optimizer's state may take of a node's own memory, as 1TB; if left out, all that nodes of that GPU "
+        "How much of a node's own memory the optimizer's state may take, as 1TB; if left out, all that such nodes "
         "usually have: 1.8 TB with 8 H100, 1 TB with 8 A100 (host_memory of --hardware).",
         parse=parse_size,
     )
@@ -269,7 +269,7 @@ class PlanOfferOptions(EveryOfferOption):
     optimizer_on_host: bool | None = option(
         None,
         "Keep the optimizer's state in host memory, and update parameters there: in all plans, or in none. If left "
-        "out, where plans are faster so, or do not fit otherwise, and the runtime can.",
+        "out, plans do so if the runtime can and they are faster so or do not fit otherwise.",
         "--optimizer-on-host/--no-optimizer-on-host",
     )
     tensor_parallel: Any = option(
@@ -279,8 +279,8 @@ class PlanOfferOptions(EveryOfferOption):
     )
     stages: int | None = option("P", "Only plans with P pipeline ranks.", min=1)
     schemes: bool = flag(
-        "Offer ways to divide layers that are found from their operators, too, as schemes finds them; no launch files "
-        "for plans that have such."
+        "Also offer ways to divide layers that are found from their operators (the command schemes). Plans with such "
+        "ways have no launch files."
     )
 
 

@@ -101,7 +101,7 @@ class ScheduleOptions:
     chunks: int | None = option(
         "V",
         "Stages of the plan on each rank, for interleaved, looped-bfs and zb-h1. If not given with --schedule, 1 to 8 "
-        "are tried for the former two.",
+        "are tried for the first two.",
     )
 
     def asked(self, known: Schedule | None) -> Schedule | ScheduleName:
@@ -213,7 +213,7 @@ class LaunchOptions:
 
     panel: ClassVar[str] = "Launch file"
 
-    recipe: str | None = option("NAME", "The function of a Python file to read, such as a recipe's.")
+    recipe: str | None = option("NAME", "The function to read in a Python file, such as a recipe.")
     launch: int | None = option("N", "Which launch of a script with several, from 1.", min=1)
     settings: list[str] | None = option(
         "NAME=VALUE",
@@ -249,7 +249,7 @@ class SearchOptions:
     )
     threads: int | None = option("T", "Worker threads; one for each core if not given.")
     memory_limit_bytes: float | None = option(
-        "SIZE", "Refuse a search that needs more memory than this itself, as 16GB.", parse=parse_size
+        "SIZE", "Refuse a search that itself needs more memory than this, as 16GB.", parse=parse_size
     )
 
     def options(self, contract: Contract = Contract.SAFE, checkpoint: str | None = None) -> SolveOptions:

@@ -74,19 +74,19 @@ class MeasureOptions:
         "and marked so.",
     )
     gpu: str | None = option("NAME", "The GPU of the hardware table whose links devices use.")
-    hardware: Path | None = option("FILE", "A TOML file of constants over those of the built-in table.")
+    hardware: Path | None = option("FILE", "A TOML file whose constants replace those of the built-in table.")
     devices: int | None = option(
         "K",
         "Devices to plan for, in place of those here; on a CPU, layers are measured with one's share of the cores.",
         min=1,
     )
-    batch: int | None = option("SAMPLES", "Samples of a batch; 32 microbatches.", "--global-batch", min=1)
+    batch: int | None = option("SAMPLES", "Samples of a batch; 32 microbatches if not given.", "--global-batch", min=1)
     memory_bytes: float | None = option("SIZE", "Memory of each device, as 80GB.", parse=parse_size)
     bandwidth_bytes_per_s: float | None = option(
         "RATE", "Bandwidth from a device to the others; the GPU's, or 25GB/s.", parse=parse_rate
     )
     repeats: int = option("COUNT", "Measured passes.", default=20, min=2)
-    warm_up: int = option("COUNT", "Passes before those.", default=5, min=0)
+    warm_up: int = option("COUNT", "Passes before the measured ones.", default=5, min=0)
     resume: bool = flag("Go on with the profile of the same command that was stopped.")
 
 
@@ -203,17 +203,19 @@ class RunOptions:
         "INPUT", "The workload that was planned: each rank is then compared with the plan's simulation."
     )
     steps: int = option("COUNT", "Measured steps.", default=20, min=1)
-    warm_up: int = option("COUNT", "Steps before those.", default=3, min=0)
+    warm_up: int = option("COUNT", "Steps before the measured ones.", default=3, min=0)
     replicas: Literal["ddp", "fully-shard"] = option(
         None, "How replicas of a stage share their work: torch's DDP, or its fully_shard.", default="ddp"
     )
-    schedule: ScheduleName | None = option("NAME", "In place of the plan's own.")
+    schedule: ScheduleName | None = option("NAME", "The schedule, in place of the plan's own.")
     vertical_sync: bool = flag(
         "Under pipedream, all stages use the version of the weights that a microbatch came in with."
     )
     chunks: int | None = option("V", "Stages of the plan on each rank, with --schedule.")
-    microbatches: int | None = option("N", "Microbatches of a batch, not the plan's.", min=1)
-    microbatch: int | None = option("SAMPLES", "Samples of a microbatch, not the plan's.", "--microbatch-size", min=1)
+    microbatches: int | None = option("N", "Microbatches of a batch, in place of the plan's.", min=1)
+    microbatch: int | None = option(
+        "SAMPLES", "Samples of a microbatch, in place of the plan's.", "--microbatch-size", min=1
+    )
     trace: Path | None = option(
         "FILE",
         "Write the passes of a step, as JSON that ui.perfetto.dev opens; with --workload also the simulated ones.",
@@ -221,7 +223,7 @@ class RunOptions:
 
 
 def run(factory: RankFactoryOptions, asked: RunOptions, told_as: JsonOption) -> None:
-    """Train a PyTorch model by PLAN with torch, and measure what the plan has promised.
+    """Train a PyTorch model by PLAN with torch, and compare its step with what PLAN promises.
 
     Starts a process for each rank on this machine; under torchrun each of its processes is one.
     """

@@ -59,10 +59,12 @@ def _command(name: str, command: TyperCommand, context: typer.Context) -> Iterat
     yield f"\n## {name}\n"
     yield f"{_prose(command.help or '')}\n"
     yield f"```text\npiper-ray {name} {usage}\n```\n"
-    heading = None
-    for parameter in command.params:
-        own = getattr(parameter, "rich_help_panel", None)
-        if own != heading and own is not None:
+    heading: str | None = None
+    panels = dict.fromkeys(map(_panel, command.params))
+    order = sorted(panels, key=lambda panel: (panel != "", panel == _OTHERS))
+    for parameter in sorted(command.params, key=lambda one: order.index(_panel(one))):
+        own = _panel(parameter)
+        if own and own != heading:
             yield f"\n{own}:\n"
         heading = own
         record = parameter.get_help_record(context)
@@ -72,6 +74,14 @@ def _command(name: str, command: TyperCommand, context: typer.Context) -> Iterat
         if isinstance(parameter, TyperArgument):
             names, text = parameter.metavar or names, parameter.help or ""
         yield f"- `{names}`: {_prose(text.strip())}" if text.strip() else f"- `{names}`"
+
+
+_OTHERS = "Options"
+
+
+def _panel(parameter: object) -> str:
+    """The heading that ``--help`` shows a parameter under; empty for arguments."""
+    return getattr(parameter, "rich_help_panel", None) or ("" if isinstance(parameter, TyperArgument) else _OTHERS)
 
 
 def _prose(text: str) -> str:
