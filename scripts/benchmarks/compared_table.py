@@ -19,7 +19,7 @@ def render_compared(results: Compared, *, markdown: bool) -> str:
 
 
 def origin(results: Compared) -> str:
-    """Where, with what load, and which versions."""
+    """The machine, its load, and the versions."""
     machine = ", ".join(f"{key} {value}" for key, value in results.machine.items())
     loads = [row.this.load for row in results.rows]
     words = f"Machine: {machine}."
@@ -35,14 +35,14 @@ def origin(results: Compared) -> str:
 
 
 def compared_tables(rows: Sequence[Comparison]) -> Iterator[Table]:
-    """Those for which something was measured, in the order in which they are shown."""
+    """The tables with any measurement, in the order in which they are shown."""
     for table in (measured_table(rows), goals_table(rows), kinds_table(rows), versions_table(rows)):
         if table.rows:
             yield table
 
 
 def measured_table(rows: Sequence[Comparison]) -> Table:
-    """What each took, and what was expected."""
+    """The table of each subject's time and its forecast."""
 
     def line(row: Comparison) -> tuple[str, ...]:
         run = row.this
@@ -125,7 +125,7 @@ def kinds_table(rows: Sequence[Comparison]) -> Table:
 
 
 def versions_table(rows: Sequence[Comparison]) -> Table:
-    """Of what was measured on two versions, both."""
+    """The table of subjects that were measured on both versions."""
 
     def line(row: Comparison) -> tuple[str, ...]:
         this, before = row.this, row.before

@@ -67,7 +67,7 @@ _COMPARED: TypeAdapter[Compared] = TypeAdapter(Compared)
 
 
 def read_yardsticks(folder: Path = FOLDER) -> Results:
-    """Those that are kept, in the order of the cases; none without a file."""
+    """The kept yardsticks in the order of the cases; none without a file."""
     path = folder / "yardsticks.json"
     if not path.exists():
         return Results({})
@@ -84,7 +84,7 @@ def read_yardsticks(folder: Path = FOLDER) -> Results:
 
 
 def keep_yardsticks(results: Results, folder: Path = FOLDER) -> None:
-    """What was measured takes the place of what was kept of the same cases."""
+    """Replaces the kept figures of the measured cases."""
     known = read_yardsticks(folder)
     rows = {row.row.case.id: row for row in (*known.rows, *results.rows)}
     twins = {twin.twin.case.id: twin for twin in (*known.twins, *results.twins)}
@@ -98,7 +98,7 @@ def keep_yardsticks(results: Results, folder: Path = FOLDER) -> None:
 
 
 def read_compared(folder: Path = FOLDER) -> Compared:
-    """Those that are kept, in the order of the subjects; none without a file."""
+    """The kept comparisons in the order of the subjects; none without a file."""
     path = folder / "compared.json"
     if not path.exists():
         return Compared({})
@@ -108,7 +108,7 @@ def read_compared(folder: Path = FOLDER) -> Compared:
 
 
 def keep_compared(results: Compared, folder: Path = FOLDER) -> None:
-    """What was measured takes the place of what was kept of the same subjects."""
+    """Replaces the kept figures of the measured subjects."""
     rows = {row.subject: row for row in (*read_compared(folder).rows, *results.rows)}
     _write(folder / "compared.json", _COMPARED.dump_json(Compared(results.machine, list(rows.values())), indent=1))
 

@@ -26,9 +26,9 @@ from scripts.benchmarks.trees import Tree
 
 _WORKER = Path(__file__).with_name("worker.py").read_text(encoding="utf-8")
 SHORT_S, SHORT_RUNS = 5.0, 3
-"""Wall time below which a subject is measured in several processes of each version, and in how many."""
+"""Subjects that take less wall time are measured in this many processes of each version."""
 BEFORE_LIMIT_S = 100.0
-"""Of the other version's solves: what it has not proved by then is slow enough."""
+"""Solves of the other version are stopped after this time."""
 _COMPILING_RUNS = 3
 
 
@@ -117,7 +117,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Compared:
-    """All that is finished. machine: key and words."""
+    """All finished comparisons. machine: key and words."""
 
     machine: dict[str, str]
     rows: list[Comparison] = field(default_factory=list)
@@ -171,7 +171,7 @@ def _in_turns(trees: Sequence[Tree], order: dict[str, Any], tell: Tell) -> list[
 
 
 def _run(tree: Tree, order: dict[str, Any]) -> Run:
-    """Measured anew where kernels were compiled on the way, which are on disk then."""
+    """The measured run; repeated if kernels were compiled during it, since then they are on disk."""
     for _ in range(_COMPILING_RUNS):
         kernels = tree.compiled()
         found = _worker(tree, order)
@@ -200,14 +200,14 @@ def _worker(tree: Tree, order: dict[str, Any]) -> dict[str, Any]:
 
 
 def in_words(run: Run) -> str:
-    """For the one who waits."""
+    """The run in words, for the waiting user."""
     if run.refused:
         return f"refused: {run.refused}"
     return f"{proof_text(run)}, CPU {seconds(run.cpu_s)}, wall {seconds(run.wall_s)}, {size(run.peak_bytes)}"
 
 
 def proof_text(run: Run) -> str:
-    """What is known of the optimum: "optimal", "gap 0.3 %", "no plan", "no plan found", "93 of 121 points"."""
+    """What the run proved: "optimal", "gap 0.3 %", "no plan", "no plan found", "93 of 121 points"."""
     if run.refused:
         return "refused"
     if len(run.answers) > 1:

@@ -1,4 +1,4 @@
-"""What the measurements gave, and what must hold of it."""
+"""The results of the measurements, and what must hold of them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Timing:
 
     @property
     def answer(self) -> str:
-        """In words, for the one who waits."""
+        """The answer in words, for the waiting user."""
         if self.time_per_sample_s is None:
             return self.status
         return f"{self.time_per_sample_s} s per sample ({self.status})"

@@ -18,7 +18,7 @@ from scripts.benchmarks.families import cells, chain, mixture, operators, towers
 from tests.data import INCEPTION, INPUTS
 
 BANDWIDTH = "40GiB/s"
-"""Of generated graphs: a tensor of theirs crosses in a tenth of a layer's time."""
+"""The bandwidth for generated graphs: a tensor crosses in a tenth of a layer's time."""
 LIMIT_S = 100.0
 _GOALS_TO_LIMIT = 4.0
 """Solves are stopped after this many times their goal, so that busy machines show what is proved, too."""
@@ -115,7 +115,8 @@ def _on_kinds(model: str, nodes: int, batch: int, gpus: Sequence[str]) -> Instan
 
 
 def _kinds() -> Iterable[Subject]:
-    """Under 1f1b, and one kind to compare with. nodes: of each kind, 8 GPUs each."""
+    """Subjects with several kinds of devices under 1f1b, and one kind to compare with. nodes: nodes of each kind, with
+    8 GPUs each."""
     two = ("A100-80", "H100-SXM")
     for name, model, nodes, batch, gpus, goal in (
         (ONE_KIND, "llama3-70b", 64, 1024, two[1:], None),

@@ -30,7 +30,7 @@ _RUNS = "study-runs.json"
 
 _KILLED, _LEFT, _JOINING = 1, 2, 3
 _FEWEST = 9
-"""With fewer points left no machine is killed any more."""
+"""If fewer points are left, no machine is killed."""
 
 Told = dict[str, Any]
 
@@ -64,13 +64,13 @@ def main() -> None:
 
 
 def warm_kernels(points: list[PlanPoint]) -> None:
-    """The kernels of all that the points ask for are on disk, where all machines find them."""
+    """Compiles all kernels that the points need, on the disk that all machines share."""
     for runtime in sorted({point.trained_by for point in points}):
         piper_ray.plan("bert-large", "H100-SXM", global_batch=64, microbatch_size=4, runtime=runtime)
 
 
 def studied(cluster: Machines, sweep: Path, storage: Path) -> StudyRun:
-    """The sweep to its end, or to its driver's; Ctrl-C ends that, and what is on record stays."""
+    """Runs the sweep until it or its driver ends. Ctrl-C ends it, and keeps what is on record."""
     began_s = time.monotonic()
     arguments = [sys.executable, "-m", "scripts.cluster_study.driver", str(sweep), str(storage), cluster.address]
     watched = Watched(cluster)

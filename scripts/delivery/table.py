@@ -11,7 +11,7 @@ from piper_ray.model.figures import percent_text
 from piper_ray.planners import PLANNERS
 
 MODELS = ("gpt3-175b", "llama3-70b", "llama3-405b", "mixtral-8x22b", "t5-11b")
-"""The large ones of inputs/."""
+"""The large models of inputs/."""
 
 HEAD = (
     "| model, GPUs | 2bw promised | simulated | that plan under 1f1b | 1f1b bound | simulated | gap | best baseline |",
@@ -25,7 +25,7 @@ CHUNKED_HEAD = (
 
 _LIMIT_S = 60.0
 _CHUNKS = range(1, 9)
-"""Those that the search looks at, too."""
+"""The numbers of chunks that the search tries, too."""
 
 _OF_ONE_DEGREE = [name for name in PLANNERS if name != "piper-published"]
 """The paper's table plans for 2bw, with a d for each stage: no such plan has chunks."""
@@ -34,9 +34,8 @@ _INPUTS = Path(__file__).resolve().parents[2] / "inputs"
 
 
 def row(name: str) -> str:
-    """Of one model: 2bw's promise, and that plan run under 2bw and 1F1B; then the plan for 1F1B, and the fastest that
-    another planner finds for 1F1B.
-    """
+    """The row of a model: 2bw's promise, that plan run under 2bw and 1F1B, then the plan for 1F1B, and the fastest plan
+    of another planner for 1F1B."""
     instance = piper_ray.load(_INPUTS / f"{name}.toml")
     paper = piper_ray.solve(instance, schedule="2bw")
     ours = piper_ray.solve(instance, schedule="1f1b")
@@ -59,9 +58,8 @@ def row(name: str) -> str:
 
 
 def chunked_row(name: str) -> str:
-    """Of one model: the plan found for interleaved 1F1B within a minute, its number of chunks, what no plan beats, and
-    the fastest that another planner finds, whatever its number of chunks.
-    """
+    """The row of a model: the plan found for interleaved 1F1B within a minute, its number of chunks, the bound, and the
+    fastest plan of another planner with any number of chunks."""
     instance = piper_ray.load(_INPUTS / f"{name}.toml")
     options = piper_ray.SolveOptions(time_limit_s=_LIMIT_S)
     ours = piper_ray.solve(instance, schedule="interleaved", options=options)
@@ -82,7 +80,8 @@ def chunked_row(name: str) -> str:
 def _best_baseline(
     instance: piper_ray.Instance, schedules: Iterable[piper_ray.Schedule], planners: Iterable[str]
 ) -> str:
-    """Whose simulated step is shortest, the first of those that are. The paper's table may be too large for a model."""
+    """The planner whose plan has the shortest simulated step; of equal ones the first. The paper's table may be too
+    large for a model."""
     found = {}
     for schedule, name in product(schedules, planners):
         try:

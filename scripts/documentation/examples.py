@@ -24,7 +24,7 @@ from unittest.mock import patch
 from scripts.documentation.build import ROOT
 
 WIDTH = 120
-"""Of what is printed."""
+"""Columns of the printed lines."""
 
 _BLOCK = re.compile(
     r"^(?:<!-- file: (?P<file>[\w./-]+) -->\n)?(?P<fence>```+)(?P<language>[\w-]*)\n(?P<text>.*?)^(?P=fence)$",
@@ -46,7 +46,7 @@ class Command:
 
     @property
     def arguments(self) -> list[str]:
-        """Without the program's name. Raises ValueError for another program."""
+        """The command's arguments without the program's name. Raises ValueError for another program."""
         program, *arguments = shlex.split(_EXIT_CODE.sub("", self.text).replace("\\\n", " "))
         if program not in ("piper-ray", "./scripts/piper-ray"):
             raise ValueError(f"only piper-ray is run: {self.text}")
@@ -70,7 +70,7 @@ class Block:
 
     @property
     def commands(self) -> list[Command]:
-        """Of a console block."""
+        """The commands of a console block."""
         found: list[Command] = []
         lines = iter(self.text.splitlines())
         for line in lines:
@@ -101,7 +101,7 @@ def blocks(text: str) -> list[Block]:
 
 
 def differences(page: Path) -> Iterator[str]:
-    """Runs a page; a text for each example that prints something else than is shown."""
+    """Runs a page. Yields a text for each example whose output differs from the page."""
     text = page.read_text("utf-8")
     with _workplace():
         names: dict[str, Any] = {}
@@ -120,7 +120,7 @@ def differences(page: Path) -> Iterator[str]:
 
 
 def update() -> None:
-    """Writes what commands print to their pages, where that is something else than they show."""
+    """Replaces the shown output of commands by what they print, if it differs."""
     for page in pages():
         text = page.read_text("utf-8")
         changed = text
@@ -152,7 +152,7 @@ def run(arguments: Sequence[str]) -> tuple[int, list[str]]:
 
 
 def agree(shown: Sequence[str], printed: Sequence[str]) -> bool:
-    """Whether what is printed is what is shown, with any lines in place of an ellipsis."""
+    """Whether the printed lines match the shown ones, with any lines in place of an ellipsis."""
     pattern = "".join(
         r"(?:.*\n)*?" if line == _ELLIPSIS else re.escape(_comparable(line)) + r"\n" for line in _without_ends(shown)
     )
@@ -170,9 +170,8 @@ def _anew(command: Command) -> str:
 
 
 def _shortened(shown: Sequence[str], printed: Sequence[str]) -> list[str]:
-    """As many lines of the beginning and of the end as were shown; what is shown between two ellipses is found again by
-    the first word of its first line.
-    """
+    """The printed lines, shortened like the shown ones: as many lines at the beginning and at the end. Lines between
+    two ellipses are found by the first word of their first line."""
     shown, printed = _without_ends(shown), _without_ends(printed)
     places = [number for number, line in enumerate(shown) if line == _ELLIPSIS]
     if not places:
@@ -189,7 +188,7 @@ def _shortened(shown: Sequence[str], printed: Sequence[str]) -> list[str]:
 
 
 class _Runner(doctest.DocTestRunner):
-    """Keeps what examples print that print something else than is shown."""
+    """Collects the outputs that differ from what is shown."""
 
     def __init__(self) -> None:
         super().__init__(optionflags=_DOCTEST_FLAGS, verbose=False)
@@ -232,14 +231,14 @@ def _comparable(line: str) -> str:
 
 
 def _without_ends(lines: Sequence[str]) -> Sequence[str]:
-    """Without empty lines before and after."""
+    """The lines without empty ones at the beginning and the end."""
     full = [number for number, line in enumerate(lines) if line.strip()]
     return lines[full[0] : full[-1] + 1] if full else []
 
 
 @contextmanager
 def _workplace() -> Iterator[None]:
-    """A folder with inputs/ in it, which is left again."""
+    """A temporary folder with inputs/ in it as the working directory."""
     before = Path.cwd()
     with TemporaryDirectory() as folder:
         os.chdir(folder)

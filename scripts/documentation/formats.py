@@ -33,7 +33,7 @@ def sweep_form() -> str:
 
 
 def dataset_columns() -> str:
-    """Markdown: columns of a sweep's dataset, as who writes them describes them."""
+    """Markdown: the columns of a sweep's dataset, as its writer describes them."""
     return _described(columns.__doc__, "text")
 
 

@@ -1,6 +1,6 @@
-"""What of the reference is generated from the program. It stands in the pages, which can be read as files.
+"""The parts of the reference that are generated from the program.
 
-It follows a line ``<!-- generated: NAME -->``, up to ``<!-- end -->``.
+They stand in the pages, which can be read as files, between a line ``<!-- generated: NAME -->`` and ``<!-- end -->``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PLACE = re.compile(r"^<!-- generated: (?P<name>[a-z ]+) -->\n.*?^<!-- end -->$"
 
 
 def filled(text: str, makers: Mapping[str, Callable[[], str]] = GENERATED) -> str:
-    """A page's text with what is generated in its places. Raises KeyError for a name that nobody makes."""
+    """A page's text with the generated parts filled in. Raises KeyError for an unknown name."""
 
     def place(match: re.Match[str]) -> str:
         name = match["name"]
@@ -41,7 +41,7 @@ def filled(text: str, makers: Mapping[str, Callable[[], str]] = GENERATED) -> st
 
 
 def outdated() -> Iterator[tuple[Path, str]]:
-    """Each page of docs/ in which something else stands than is generated, and its text as it should be."""
+    """The pages of docs/ that are outdated, with the text that each should have."""
     for page in sorted((ROOT / "docs").rglob("*.md")):
         text = page.read_text("utf-8")
         if (expected := filled(text)) != text:
@@ -49,6 +49,6 @@ def outdated() -> Iterator[tuple[Path, str]]:
 
 
 def update() -> None:
-    """Writes them."""
+    """Writes the outdated pages."""
     for page, text in list(outdated()):
         page.write_text(text, encoding="utf-8")

@@ -13,7 +13,7 @@ NOTEBOOK = ROOT / "docs" / "plan-and-compare.ipynb"
 
 
 def differences() -> Iterator[str]:
-    """Runs all cells; a text for each that shows something else than is stored."""
+    """Runs all cells. Yields a text for each cell whose output differs from the stored one."""
     for cell, shown in _run(json.loads(NOTEBOOK.read_text("utf-8"))):
         stored = [output["data"]["text/plain"] for output in cell["outputs"]]
         found = [] if shown is None else [_lines(repr(shown))]
@@ -22,7 +22,7 @@ def differences() -> Iterator[str]:
 
 
 def update() -> None:
-    """Runs all cells and stores what they show."""
+    """Runs all cells and stores their output."""
     document = json.loads(NOTEBOOK.read_text("utf-8"))
     for number, (cell, shown) in enumerate(_run(document), start=1):
         cell["execution_count"] = number

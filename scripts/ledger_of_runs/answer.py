@@ -1,4 +1,4 @@
-"""The best plan for a run, what proves it, and by experiment what makes it faster than the run's own layout."""
+"""The best plan for a run, its proof, and experiments that show why it is faster than the run's own layout."""
 
 from __future__ import annotations
 
@@ -25,18 +25,19 @@ from piper_ray.proposal.offers import usual_headroom
 from scripts.ledger_of_runs.question import Question
 
 _PASSES = 2_000_000_000
-"""That searches under schedules with chunks may simulate for a run."""
+"""How many passes searches under schedules with chunks may simulate for a run."""
 
 _EXPERIMENT_PASSES = 300_000_000
-"""And for an experiment."""
+"""How many passes they may simulate for an experiment."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """workload: of the plan's microbatch size, with the TMPCs of its mode alone. solution: with the plan, and what is
-    proved of all plans of that workload.
+    """The best plan for a run.
 
-    step_s: of the batch. lower_s: no plan takes less, in whatever microbatches and mode. cells: of the search.
+    workload: the one with the plan's microbatch size, and only the TMPCs of its mode. solution: the plan, and the proof
+    for all plans of that workload. step_s: seconds of a batch. lower_s: no plan takes less, with any microbatches and
+    mode. cells: the cells of the search.
     """
 
     workload: Instance
@@ -53,7 +54,7 @@ class Answer:
 
 
 def answer_to(question: Question) -> Answer:
-    """Raises InfeasibleError or UsageError where no plan can be estimated, or none fits."""
+    """Finds the answer to a question. Raises InfeasibleError or UsageError if no plan can be estimated, or none fits."""
     cells = cells_of(question.demand, question.demand.estimates()[0]).cells
     search = _searched(question.demand, cells, _PASSES)
     best = search.ledger.best
@@ -65,7 +66,7 @@ def answer_to(question: Question) -> Answer:
 
 
 def with_own(question: Question, answer: Answer) -> Answer:
-    """The run's own layout in the answer's place, with what was proved of all plans."""
+    """The answer with the run's own layout as its plan, and with the proof for all plans."""
     samples, microbatches = question.laid.layout.samples, question.instance.microbatches
     cell = next(x for x in answer.cells if x.samples == samples and _has(x.setting.instance, question.plan))
     solution = replace(
@@ -81,8 +82,8 @@ def with_own(question: Question, answer: Answer) -> Answer:
 
 
 def workload_of(question: Question, samples: int, plan: Plan) -> Instance:
-    """What a plan is of: its microbatch size, with the TMPCs of its mode alone. Raises UsageError for a plan that the
-    runtime cannot run."""
+    """The workload of a plan: its microbatch size, with only the TMPCs of its mode. Raises UsageError for a plan that
+    the runtime cannot run."""
     instance = question.demand.estimated(samples).instance
     rules = question.demand.restrictions(instance, question.schedule.name)
     for setting in settings_of(instance, rules).worth_a_solve:
@@ -100,7 +101,7 @@ def _has(instance: Instance, plan: Plan) -> bool:
 
 
 def laid_as(question: Question, answer: Answer) -> Laid:
-    """The answer's plan in the words that the run's own layout is in."""
+    """The answer's plan as a layout, as the run's own is described."""
     stages, v = answer.plan.stages, answer.schedule.v
     modes = {layer: tmpc.mode for stage in stages for layer, row, tmpc in choices_made(answer.workload, stage)}
     blocks = {layer for layer, (kind, _) in enumerate(question.layout.layers) if kind.recomputable}
@@ -130,8 +131,8 @@ def _searched(demand: PlanDemand, cells: Sequence[Cell], passes: int) -> CellSea
 
 
 def certificate_of(question: Question, answer: Answer) -> Certificate:
-    """Of the bound of all plans of the answer's workload under its schedule. Raises UsageError or LimitError where
-    there is none."""
+    """The certificate for the bound of all plans of the answer's workload under its schedule. Raises UsageError or
+    LimitError if there is none."""
     rules = question.demand.restrictions(answer.workload, answer.schedule.name)
     # More plans keep these than the runtime runs; its other rules have no certificate.
     kept = Restrictions(constraints=[x for x in rules.constraints if isinstance(x, KeepOrder | TensorParallelDegrees)])
@@ -162,13 +163,13 @@ def same_recomputation_s(question: Question, answer: Answer) -> float | None:
 
 
 def same_microbatch_s(question: Question, answer: Answer) -> float | None:
-    """Of plans with its microbatches."""
+    """The best step of plans with the run's microbatches."""
     samples = question.laid.layout.samples
     return _best_step_s(question, [cell for cell in answer.cells if cell.samples == samples])
 
 
 def same_degrees_s(question: Question, answer: Answer) -> float | None:
-    """Of plans with its t and d."""
+    """The best step of plans with the run's t and d."""
     stage = question.plan.stages[0]
     kept = TensorParallelDegrees((stage.tensor_parallel_degree,)), DataParallelDegrees((stage.data_parallel_degree,))
     cells = [
@@ -179,7 +180,7 @@ def same_degrees_s(question: Question, answer: Answer) -> float | None:
 
 
 def usual_room_s(question: Question) -> float | None:
-    """Of plans that leave as much memory free as ``plan`` does."""
+    """The best step of plans that leave as much memory free as ``plan`` does."""
     demand = replace(question.demand, headroom=usual_headroom(question.demand.request))
     try:
         cells = cells_of(demand, demand.estimates()[0]).cells

@@ -1,4 +1,4 @@
-"""Which change of what a run leaves unsaid brings its prediction nearest to what was measured."""
+"""Finds the change of an unstated setting of a run that brings its prediction nearest to the measurement."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scripts.ledger_of_runs.question import Question
 
 
 def nearest_change(question: Question, hardware: Hardware) -> tuple[str, float]:
-    """In words, with the step (s) that the layout then takes, priced link by link."""
+    """The change in words, and the step (s) that the layout then takes, priced link by link."""
     measured_s = question.run.measured_step_s
     assert measured_s is not None
     found = {"transfers and sums on their own links": simulated(question.layout).step_s}

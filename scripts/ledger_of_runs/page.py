@@ -1,4 +1,4 @@
-"""docs/ledger.md, made of the rows alone, and its picture."""
+"""Makes docs/ledger.md and its picture from the rows alone."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from piper_ray.report.plots import style
 from scripts.ledger_of_runs.rows import DOCS, SURPRISING, Row
 
 _ROUNDING_BYTES = 5e7
-"""Are 0.1 GB."""
+"""Differences below this are rounding: half of 0.1 GB."""
 
 GROUPS: dict[str, Callable[[Row], bool]] = {
     "before 2023": lambda row: "2021" in row.software or "2022" in row.software,
     "since 2023, dense": lambda row: not row.has_experts and not GROUPS["before 2023"](row),
     "with experts": lambda row: row.has_experts,
 }
-"""Rows that are alike, in words."""
+"""Groups of similar rows, by their names."""
 
 _ABOUT = """\
 # A ledger of published runs
@@ -62,7 +62,7 @@ NOTES = {
     "bridge2602-h100-q30-fp8": "NVIDIA's release 26.04 publishes 29.3 s for the same model, GPUs, batch and precision, "
     "with no pipeline and d = 16; this layout took 51.3 s in release 26.02, 75 % longer.",
 }
-"""What else is published of a run, by its id."""
+"""Further published facts about a run, by its id."""
 
 _HEAD = (
     "| model | run | GPUs | its layout | y | best plan | x | x, finer | gap | certified |",
@@ -77,7 +77,7 @@ def write_pages(rows: Sequence[Row]) -> None:
 
 
 def page(rows: Sequence[Row]) -> str:
-    """In Markdown."""
+    """The page in Markdown."""
     table = "\n".join([*_HEAD, *map(_table_row, rows)])
     picture = "![x and y of all rows](ledger.svg)"
     parts = [_ABOUT, *_summary(rows), picture, table, *_surprises(rows)]

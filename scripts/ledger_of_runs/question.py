@@ -1,5 +1,5 @@
-"""What is asked of a published run: the best plan of its model, batch and cluster under the rules of its runtime; and
-its own layout as a plan among these."""
+"""The question about a published run: the best plan of its model, batch and cluster under the rules of its runtime, and
+its own layout as one plan among these."""
 
 from __future__ import annotations
 
@@ -33,14 +33,15 @@ RULES: dict[str, Runtime] = {
     # Table 4 of the report has batches of fewer microbatches than ranks.
     "meta-2024": replace(_MEGATRON, fills_interleaved=False),
 }
-"""By generation of software; all others keep Megatron's."""
+"""Runtimes by generation of software; all other generations have Megatron's rules."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """demand: of which the best plan is sought. plan, simulation: the run's own layout under the same rules.
+    """The question about a run.
 
-    excess_bytes: what plans may hold of each GPU beyond the memory that the estimate says there is; below 0: less.
+    demand: the demand whose best plan is sought. plan, simulation: the run's own layout under the same rules.
+    excess_bytes: memory of each GPU that plans may hold beyond the estimate of what there is; negative: less.
     """
 
     run: PublishedRun
@@ -62,16 +63,14 @@ class Question:
 
     @property
     def violations(self) -> tuple[str, ...]:
-        """Which of the runtime's rules, as they are written here, the run itself does not keep."""
+        """The rules of the runtime, as they are written here, that the run itself breaks."""
         rules = self.demand.restrictions(self.instance, self.schedule.name)
         return tuple(rules.violations(self.instance, self.plan, self.schedule))
 
 
 def question_of(run: PublishedRun, laid: Laid, hardware: Hardware) -> Question:
-    """With as much memory as its layout takes, by the planner's estimate, if that is more than there is.
-
-    Raises NotExpressible, or PiperRayError, where there is none.
-    """
+    """The question about a run. If its layout takes more memory than there is by the planner's estimate, plans may take
+    as much. Raises NotExpressible or PiperRayError if there is no question."""
     own = priced(laid.model, laid.stack, hardware.training, laid.layout)
     demand = demand_of(run, laid, own, hardware)
     instance = demand.estimated(laid.layout.samples).instance
@@ -82,7 +81,7 @@ def question_of(run: PublishedRun, laid: Laid, hardware: Hardware) -> Question:
 
 
 def granted(question: Question, excess_bytes: float) -> Question:
-    """With so much more memory than the estimate says there is."""
+    """The question with this much more memory than the estimate says there is."""
     demand = replace(question.demand, set_aside_bytes=-excess_bytes)
     instance = demand.estimated(question.laid.layout.samples).instance
     rules = SimulationOptions.of(demand.step)
@@ -91,7 +90,7 @@ def granted(question: Question, excess_bytes: float) -> Question:
 
 
 def demand_of(run: PublishedRun, laid: Laid, own: PricedLayout, hardware: Hardware) -> PlanDemand:
-    """Its model, batch and GPUs, its schedule, and what its software shares and spreads."""
+    """The demand with the run's model, batch, GPUs and schedule, and with what its software shares and spreads."""
     layout, stack = laid.layout, laid.stack
     assert run.gpu is not None
     node = gcd(run.gpus_per_node or stack.gpu.gpus_per_node, layout.devices)
@@ -117,7 +116,7 @@ def demand_of(run: PublishedRun, laid: Laid, own: PricedLayout, hardware: Hardwa
 
 
 def plan_of(instance: Instance, own: PricedLayout) -> Plan:
-    """The run's layout as a plan of the instance. Raises NotExpressible where that has no such way to run a layer."""
+    """The run's layout as a plan of the instance. Raises NotExpressible if the instance has no such way to run a layer."""
     stages = []
     for stage in own.plan.stages:
         t, chosen = stage.tensor_parallel_degree, {}

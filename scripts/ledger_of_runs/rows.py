@@ -44,30 +44,30 @@ DOCS = ROOT / "docs"
 FOLDER = DOCS / "ledger"
 TABLE = FOLDER / "ledger.csv"
 _ROUNDS = 5
-"""In which a best plan is sought that fits."""
+"""The most rounds in which a best plan that fits is sought."""
 
 SURPRISING = 0.15
-"""x and errors above are looked into."""
+"""Values of x and errors above this are examined."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A run. Layouts are p, v, d and t, and the configurations of layers; microbatches in samples; steps in s.
+    """A run. Layouts are p, v, d and t, and the configurations of layers; microbatches are in samples; steps in s.
 
-    layout_step_s: its layout priced link by link, with transfers during passes where its software does so, as
-    ``scripts/validate_estimates`` does. predicted_step_s: the same layout as a plan among all others. best_step_s: of
-    the fastest plan known. bound_step_s: no plan that the runtime runs takes less. certified_step_s: nor does any with
-    the best plan's microbatches, chunks and mode, by the certificate; None: there is none, for the reason in
+    layout_step_s: its layout priced link by link, with transfers during passes if its software has them, as
+    ``scripts/validate_estimates`` does. predicted_step_s: the same layout as one plan among all others. best_step_s:
+    the fastest known plan. bound_step_s: no plan that the runtime runs takes less. certified_step_s: the certified
+    bound for plans with the best plan's microbatches, chunks and mode; None: there is none, for the reason in
     ``certificate``. because: why the best plan is faster, by simulation.
 
-    excess_bytes: of each GPU, what plans may hold beyond the memory that the planner's estimate says there is, as the
-    run's own layout does; below 0: what they may not, so that the best one fits by the finer estimate.
-    best_layout_step_s, best_needed_bytes: of the best plan priced link by link, and what its GPUs must have then;
-    device_bytes: what they have. None: that pricing does not know the plan.
+    excess_bytes: memory of each GPU that plans may hold beyond the planner's estimate of what there is, since the run's
+    own layout does; negative: memory that they may not use, so that the best plan fits by the finer estimate.
+    best_layout_step_s, best_needed_bytes: the best plan priced link by link, and the memory that its GPUs then need;
+    device_bytes: the memory that they have. None: this pricing does not know the plan.
 
-    Of rows that surprise: the best steps of plans that keep to one thing of the layout, its recomputation,
-    microbatches, or t and d, and of plans that leave as much memory free as ``plan`` does; None: not asked, or no such
-    plan. change, changed_step_s: the one change of what a run leaves unsaid with which the prediction is nearest.
+    For rows that surprise: the best steps of plans that keep one thing of the layout, its recomputation, microbatches,
+    or t and d, and of plans that leave as much memory free as ``plan`` does; None: not asked, or no such plan. change,
+    changed_step_s: the one change of an unstated setting that brings the prediction nearest to the measurement.
     """
 
     run: str
@@ -105,7 +105,7 @@ class Row:
 
     @property
     def behind(self) -> float:
-        """x: how much longer than the best plan's its step is, by the model."""
+        """x: how much longer its step is than the best plan's, by the model."""
         return self.predicted_step_s / self.best_step_s - 1.0
 
     @property
@@ -115,12 +115,12 @@ class Row:
 
     @property
     def gap(self) -> float:
-        """How much less than the best plan's a step could be, as a share."""
+        """The share by which a step could still be below the best plan's."""
         return 1.0 - self.bound_step_s / self.best_step_s
 
     @property
     def error(self) -> float:
-        """y: of the prediction; above 0: too slow."""
+        """y: the error of the prediction; above 0: too slow."""
         return self.predicted_step_s / self.published_step_s - 1.0
 
     @property
@@ -143,7 +143,7 @@ _READ: Mapping[str, Callable[[str], object]] = {
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Those of a file, in its order; none where there is no file."""
+    """The rows of a file, in its order; none if there is no file."""
     if not path.exists():
         return []
     with path.open(newline="", encoding="utf-8") as file:
@@ -156,7 +156,7 @@ def _row(line: Mapping[str, str]) -> Row:
 
 
 def write_rows(rows: Iterable[Row], path: Path) -> None:
-    """By model, then by GPU and run."""
+    """Writes the rows, ordered by model, GPU and run."""
     ordered = sorted(rows, key=lambda row: (row.model.lower(), row.gpu, row.gpus, row.run))
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, [one.name for one in fields(Row)], lineterminator="\n")
@@ -165,7 +165,7 @@ def write_rows(rows: Iterable[Row], path: Path) -> None:
 
 
 def runs_with_pipelines() -> Iterator[PublishedRun]:
-    """Those of papers, logs and vendors' tables whose step is published."""
+    """The runs of papers, logs and vendors' tables whose step is published."""
     for name in ("published", "moe"):
         for run in read_runs(RUNS / f"{name}.json"):
             if (run.pp or 1) > 1 and run.measured_step_s is not None:
@@ -173,7 +173,7 @@ def runs_with_pipelines() -> Iterator[PublishedRun]:
 
 
 def asked(run: PublishedRun, hardware: Hardware) -> Question:
-    """With the least recomputation that its memory asks for, where the run says nothing of that."""
+    """The run with the least recomputation that its memory needs, if it does not state its recomputation."""
     return question_of(run, as_it_fits(run, laid_out(run, hardware), hardware), hardware)
 
 
@@ -190,7 +190,7 @@ def certificate_file(run: str) -> Path:
 
 
 def row_of(run: PublishedRun, hardware: Hardware) -> Row:
-    """Searched and written to its files. Raises NotExpressible or PiperRayError where there is none."""
+    """Searches a run and writes its files. Raises NotExpressible or PiperRayError if it has no row."""
     question, answer = _best_that_fits(asked(run, hardware), hardware)
     anew = _price(run, laid_as(question, answer), hardware)
     document = plan_document(answer.workload, answer.plan, None, proof_document(answer.solution), answer.schedule)
@@ -216,8 +216,8 @@ def row_of(run: PublishedRun, hardware: Hardware) -> Row:
 
 
 def _best_that_fits(question: Question, hardware: Hardware) -> tuple[Question, Answer]:
-    """With as much memory as leaves a best plan that fits by the finer estimate too; the run's own layout, which did
-    fit, where none is faster."""
+    """The best plan that fits by the finer estimate too, found by changing the memory; the run's own layout, which did
+    fit, if no such plan is faster."""
     first, there = answer_to(question), question.laid.stack.gpu.device_bytes
     asked_now, answer = question, first
     for _ in range(_ROUNDS):
@@ -232,7 +232,7 @@ def _best_that_fits(question: Question, hardware: Hardware) -> tuple[Question, A
 
 
 def _price(run: PublishedRun, laid: Laid, hardware: Hardware) -> tuple[float, float] | None:
-    """Of a layout priced link by link: the step in s, and the bytes that its GPUs must have."""
+    """The step in s and the bytes that GPUs need, of a layout priced link by link."""
     try:
         layout = priced(laid.model, laid.stack, hardware.training, laid.layout)
         return simulated(layout).step_s, max(rank.device_bytes for rank in memory_of(layout, run, laid))
@@ -286,13 +286,12 @@ def _plain_row(question: Question, answer: Answer) -> Row:
 
 
 def _text(instance: Instance, one: Question | Answer, of: Instance | None = None) -> str:
-    """Its degrees, and the configurations of layers that have a choice of recomputation."""
+    """The degrees of a plan, and the configurations of layers that have a choice of recomputation."""
     return f"{shape_text(one.plan, one.schedule)}, {ids_text(of or instance, one.plan)}"
 
 
 def workload_of_row(row: Row, run: PublishedRun, hardware: Hardware) -> Instance:
-    """What the files of a row are of, made anew by the estimator, from what is published of the run and the plan's
-    microbatch."""
+    """The workload of a row's files, made again by the estimator from the published run and the plan's microbatch."""
     question = granted(asked(run, hardware), row.excess_bytes)
     instance = question.demand.estimated(row.best_microbatch).instance
     return workload_of(question, row.best_microbatch, load_plan(plan_file(run.id), instance))

@@ -22,16 +22,17 @@ from piper_ray.model.solution import Solution
 from scripts.benchmarks.table import Table, ratio, seconds
 
 CALL_S = 2e-3
-"""From the driver to a worker, and back."""
+"""Seconds from the driver to a worker and back."""
 IN_FLIGHT = 2
-"""As ``ClusterWorkers`` gives them to each worker; one is the driver's own."""
+"""The calls that ``ClusterWorkers`` gives each worker at once; the driver keeps one of its own."""
 
 
 @dataclass
 class ClockedWorkers:
-    """``workers`` of one core each. now_s: of the clock. work_s: of calls; lost_s: of those that were recalled.
+    """Simulated ``workers`` of one core each.
 
-    driver_s: of what the search does apart from its calls. cpu_s: the thread's CPU time.
+    now_s: the time of the clock. work_s: seconds of calls. lost_s: seconds of recalled calls. driver_s: seconds of the
+    search apart from its calls. cpu_s: the thread's CPU time.
     """
 
     workers: int
@@ -53,7 +54,7 @@ class ClockedWorkers:
         return 1 if self.workers == 1 else 1 + IN_FLIGHT * self.workers
 
     def give(self, call: Call) -> None:
-        """Runs it; it is done when some worker would have been."""
+        """Runs the call; it is done when a worker would have been done."""
         self._count_driver()
         result = call.function(*call.shared, *call.arguments, np.array([call.bound_s, 0.0]))
         spent_s, self._seen_s = self.cpu_s() - self._seen_s, self.cpu_s()
@@ -64,7 +65,7 @@ class ClockedWorkers:
         self.calls, self.work_s, self.longest_s = self.calls + 1, self.work_s + spent_s, max(self.longest_s, spent_s)
 
     def tell(self, bound_s: float) -> None:
-        """Calls are done by then."""
+        """The calls are done by then."""
 
     def heard_s(self) -> float:
         return np.inf
@@ -96,7 +97,7 @@ class ClockedWorkers:
 
 
 class ClockedBackend(LocalBackend):
-    """With such workers for calls; the last ones that were opened."""
+    """A backend whose calls run on such workers; it keeps the ones opened last."""
 
     def __init__(self, workers: int, cpu_s: Callable[[], float] = time.thread_time) -> None:
         super().__init__(1)

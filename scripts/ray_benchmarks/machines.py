@@ -18,7 +18,7 @@ from tests.faults.machines import HEAD, machines
 MOST = 3
 _WITHIN_S = 180.0
 LEVEL_S = 2e-4
-"""Of the solver for a level, beyond its bounds."""
+"""Seconds of the solver for a level, besides its bounds."""
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,11 @@ CALL_HERE_S, CALL_ACROSS_S = 0.67e-3, 1.27e-3
 
 _FETCH_BYTES = 200e6
 _FETCH_S = ((1, 0.38), (2, 0.58), (3, 0.74))
-"""Machines that fetch one table of 200 MB from the driver's, and seconds until the last has it."""
+"""Pairs of a number of machines that fetch one table of 200 MB from the driver, and the seconds until the last one has
+it."""
 
 LEAST_CALL_S = 0.18e-3
-"""Of one call among many."""
+"""Seconds of one call among many."""
 
 NODES = tuple(2**power for power in range(9))
 
@@ -43,7 +44,7 @@ class Constants:
     fetch_s_per_byte_and_node: float
 
     def across(self) -> Constants:
-        """With the way to another machine instead of another process."""
+        """The constants for another machine instead of another process."""
         round_trip_s = self.round_trip_s + CALL_ACROSS_S - CALL_HERE_S
         return Constants(round_trip_s, self.call_s, self.fetch_s_per_byte, self.fetch_s_per_byte_and_node)
 
@@ -65,7 +66,7 @@ class Prediction:
 
     @property
     def share(self) -> float:
-        """Of all that is no work of workers, the driver's own part included."""
+        """The share of time that is not workers' work, including the driver's own part."""
         return 1.0 - self.work_s / self.seconds
 
 

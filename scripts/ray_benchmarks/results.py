@@ -34,7 +34,7 @@ class Run:
 
     @property
     def waited_s(self) -> float:
-        """With at least one batch under way."""
+        """The seconds with at least one batch under way."""
         total_s, until_s = 0.0, float("-inf")
         for batch in sorted(self.batches, key=lambda batch: batch.began_s):
             end_s = batch.began_s + batch.seconds
@@ -52,7 +52,7 @@ class Run:
 
     @property
     def driver_s(self) -> float:
-        """Of the driver alone, while no batch was under way."""
+        """The seconds of the driver alone, while no batch was under way."""
         return self.search_s - self.waited_s
 
     @property
@@ -61,7 +61,8 @@ class Run:
 
     @property
     def tables_bytes(self) -> int:
-        """Put before the first batch of each evaluation: the workload, its limits, the levels that stayed here."""
+        """The bytes put before the first batch of each evaluation: the workload, its limits, and the levels that stayed
+        here."""
         return sum(batch.put_bytes for batch in self.batches if batch.first)
 
     @property
@@ -75,7 +76,7 @@ class Run:
 
 
 def s_per_bound(run: Run) -> float:
-    """Of the longest evaluation of two towers, as if every downset were live: seconds of a thread."""
+    """The seconds of a thread for a bound, in the longest evaluation of two towers, as if every downset were live."""
     lattice = towers_lattice(TOWER_HEIGHT, 1.0, 1.0)
     return max(evaluation.seconds for evaluation in run.solution.stats.evaluations) / lattice.work_s
 
@@ -103,7 +104,8 @@ class RayResult:
         return sum(takewhile(bool, shared))
 
     def seconds(self, name: str) -> float:
-        """Median over the runs: of the search, or of the evaluations that all finished if one was bounded."""
+        """The median seconds over the runs: of the search, or, if one run was bounded, of the evaluations that all
+        finished."""
         if not self.bounded:
             return statistics.median(run.search_s for run in self.runs[name])
         count = self.common_evaluations

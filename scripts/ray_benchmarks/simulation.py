@@ -33,7 +33,7 @@ class Lattice:
 
     @property
     def work_s(self) -> float:
-        """Of one thread, for all of it."""
+        """The seconds of one thread for all of the work."""
         return float(np.sum(np.diff(self.level_start) * self.buckets[:-1])) * self.far_s
 
 
@@ -153,7 +153,7 @@ class Simulation:
 
 
 def towers_lattice(height: int, far_s: float, near_s: float) -> Lattice:
-    """Of two chains of ``height`` layers between a first and a last one, every downset live."""
+    """The lattice of two chains of ``height`` layers between a first and a last one, with every downset live."""
     sizes = [1, *_cross(height), 1]
     level_start = np.cumsum([0, *sizes])
     buckets = np.cumsum([0, *(-(-size // 32) for size in sizes)])

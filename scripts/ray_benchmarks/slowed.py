@@ -25,7 +25,7 @@ from scripts.ray_benchmarks.sending import SendPairs
 
 HEIGHT = 60
 S_PER_BOUND = 5e-5
-"""Of a worker: some twenty times as long as its work takes."""
+"""Seconds of a worker for a bound: about twenty times what its work takes."""
 
 _ABOVE = 1.3
 """The threshold over the lower bound: nearly every downset is live."""
@@ -78,7 +78,7 @@ def _evaluate(problem: Problem, backend: RayBackend, threshold_s: float) -> tupl
 
 
 def _round_trip_s(dispatcher: Any) -> float:
-    """Of a call that does nothing, the median."""
+    """The median seconds of a call that does nothing."""
     import ray
 
     (actor, *_) = dispatcher._pool._actors.values()

@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 
 _HOUR_HEIGHT, _THREADS = 500, 8
 _NEAR = 0.4
-"""Of a bound over finished levels, one among the next few: most is ruled out by what is known by then."""
+"""The time of a bound among the next few levels, relative to one over finished levels; what is known by then excludes
+most of it."""
 
 _LEVEL_S = 2e-4
-"""Of the solver, for a level."""
+"""Seconds of the solver for a level."""
 
 GOAL_EFFICIENCY, GOAL_SPEED_UP, GOAL_CHOSEN = 0.95, 1.8, 0.95
 

@@ -42,7 +42,7 @@ def _simulated(
     vertical_sync: bool = False,
     schedule: str = "pipedream",
 ) -> Simulation:
-    """With transfers during passes, as in PipeDream's runtime."""
+    """Simulates with transfers during passes, as in PipeDream's runtime."""
     options = SimulationOptions(transfers=Transfers.OVERLAPPED, in_flight=in_flight, vertical_sync=vertical_sync)
     return piper_ray.simulate(instance, plan, schedule, options=options)
 
@@ -152,7 +152,7 @@ def _against_gpipe(tell: Tell) -> Findings:
 
 
 def _most_that_fit(instance: Instance, plan: Plan) -> int:
-    """Minibatches between flushes, of which all activations are there at once, with two versions of the weights."""
+    """The most minibatches between flushes whose activations fit at once, with two versions of the weights."""
     found = 1
     while (
         _simulated(instance.replace(microbatches=found + 1), plan, schedule="gpipe").peak_memory_bytes <= _V100_BYTES
@@ -214,7 +214,7 @@ def _memory_and_bytes(tell: Tell) -> Findings:
 
 
 def _sent_bytes(instance: Instance, plan: Plan) -> float:
-    """By all devices for a minibatch."""
+    """The bytes that all devices send for a minibatch."""
     weights_bytes = {x.id: x.tmpcs[1][0].weights_bytes for x in instance.layers}
     sent = 0.0
     for stage in plan.stages:

@@ -42,12 +42,12 @@ class Study:
 
 
 def slower_than(optimum_s: float | None, other_s: float | None) -> float | None:
-    """How many times as long the other plan takes; None without both."""
+    """How many times as long the other plan takes as the optimum; None without both."""
     return other_s / optimum_s if optimum_s is not None and other_s is not None else None
 
 
 def faults_of(what: str, optimum_s: float | None, others_s: Mapping[str, float | None]) -> list[str]:
-    """An optimum that somebody undercuts is none."""
+    """Faults: other plans that are below the optimum."""
     found = []
     for name, other_s in others_s.items():
         if other_s is not None and (optimum_s is None or other_s < optimum_s * (1.0 - TOLERANCE)):
@@ -56,5 +56,5 @@ def faults_of(what: str, optimum_s: float | None, others_s: Mapping[str, float |
 
 
 def milliseconds(seconds: float | None) -> str:
-    """For a table."""
+    """Milliseconds for a table."""
     return "-" if seconds is None else f"{seconds * 1e3:.5g}"

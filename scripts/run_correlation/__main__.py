@@ -51,7 +51,7 @@ MICROBATCH = 4
 COUNTING = "scripts.run_correlation.counting:counting"
 _MODELS, _ROUNDS = "models", 5
 BLOCK_S = 0.05
-"""What a block sleeps in both passes together: long compared with what torch does around it."""
+"""Seconds that a block sleeps in both passes together, long compared with torch's own work."""
 
 
 def main() -> None:
@@ -138,7 +138,8 @@ def losses(steps: int) -> dict[str, tuple[float, ...]]:
 
 
 def profiled(model: str, arguments: dict[str, str], repeats: int, *, at_once: int) -> Instance:
-    """By as many processes at once as a run has, since they share caches and memory: the figures of the first."""
+    """Profiles with as many processes at once as a run has, since they share caches and memory; returns the first one's
+    figures."""
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / f"{number}.toml" for number in range(at_once)]
         given = [text for name, value in arguments.items() for text in ("--arg", f"{name}={value}")]
@@ -151,7 +152,7 @@ def profiled(model: str, arguments: dict[str, str], repeats: int, *, at_once: in
 
 
 def sleeping_passes_s(gpt: Instance) -> tuple[tuple[float, float], ...]:
-    """Those of the GPT's layers, all as many times longer as makes a block ``BLOCK_S``."""
+    """The seconds of passes of the GPT's layers, scaled so that a block takes ``BLOCK_S``."""
     found = [passes_of(layer.tmpcs[1][0]) for layer in gpt.layers]
     block = next(passes_of(layer.tmpcs[1][0]) for layer in gpt.layers if layer.name == "Block")
     factor = BLOCK_S / (block.forward_s + block.backward_s)

@@ -26,7 +26,7 @@ class Point:
 
     @property
     def error(self) -> float:
-        """Of the prediction, relative to what was measured."""
+        """The error of the prediction, relative to the measurement."""
         return self.predicted_s / self.measured_s - 1.0
 
 
@@ -55,8 +55,8 @@ def agreement(points: Sequence[Point]) -> str:
 
 
 def ordered(points: Sequence[Point]) -> tuple[int, int]:
-    """Pairs of plans of the same model whose order is predicted, and all of them that have one: their measured steps
-    are further apart than either spreads."""
+    """The number of pairs of plans of one model in the right predicted order, and of all pairs whose measured steps
+    differ by more than either spread."""
     right = pairs = 0
     for number, one in enumerate(points):
         for other in points[number + 1 :]:

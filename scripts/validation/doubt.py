@@ -1,4 +1,4 @@
-"""Makes ``doubt.toml`` of what runs took and held: intervals by likeness, runs by GPU and software."""
+"""Makes ``doubt.toml`` from measured steps and peaks: ranges by likeness, and numbers of runs by GPU and software."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAMES = {
 MEMORY_NAMES = {"whole": "software that keeps weights whole", "sharded": "all software"}
 
 _FEW_PEAKS = 30
-"""Of fewer that are alike 9 in 10 mean little; then all count."""
+"""If fewer peaks are alike, 9 in 10 of them mean little, so all peaks count."""
 
 
 def peaks_alike(outcomes: Iterable[PricedRun]) -> dict[str, list[float]]:
@@ -39,7 +39,7 @@ def peaks_alike(outcomes: Iterable[PricedRun]) -> dict[str, list[float]]:
 
 
 def peaks_told(peaks: Iterable[PricedRun]) -> list[str]:
-    """What runs that count for memory alone say of it, by source."""
+    """The peaks of runs that count for memory alone, by source."""
     sources: dict[str, list[PricedRun]] = defaultdict(list)
     for outcome in peaks:
         sources[outcome.run.source.partition(",")[0]].append(outcome)
@@ -50,7 +50,7 @@ def peaks_told(peaks: Iterable[PricedRun]) -> list[str]:
 
 
 def covering(ratios: Sequence[float], share: float) -> float:
-    """The least of these, in their order, that so large a share of them does not exceed."""
+    """The least of the ordered ratios that this share of them does not exceed."""
     return ratios[max(0, math.ceil(share * len(ratios)) - 1)]
 
 
@@ -66,7 +66,7 @@ def alike(outcomes: Iterable[PricedRun]) -> dict[str, dict[str, list[float]]]:
 
 
 def coverage(errors: dict[str, dict[str, list[float]]]) -> float:
-    """The share of runs, each source counting once, that lie within what the other sources like it say."""
+    """The share of runs, with each source counting once, within the range of the other sources like it."""
     shares = []
     for of in errors.values():
         for source, own in of.items():
@@ -78,7 +78,7 @@ def coverage(errors: dict[str, dict[str, list[float]]]) -> float:
 
 
 def _constants(laid: Laid) -> list[str]:
-    """Those that a run's step depends on."""
+    """The constants on which a run's step depends."""
     layout = laid.layout
     return constants_in_use(
         laid.stack,
@@ -89,7 +89,7 @@ def _constants(laid: Laid) -> list[str]:
 
 
 def doubt_lines(outcomes: Sequence[PricedRun]) -> Iterator[str]:
-    """The file."""
+    """The lines of the file."""
     priced = [x for x in outcomes if x.laid is not None and x.error is not None]
     errors = alike(priced)
     yield "# How far estimates were off, made by scripts/validate_estimates --doubt; not to be edited."

@@ -25,7 +25,8 @@ def in_fitted_half(run_id: str) -> bool:
 
 
 def groups_of(outcome: PricedRun) -> tuple[str, ...]:
-    """Those that a priced run counts in, by its software, GPU and precision; vTrain's and SimuMax's have their own."""
+    """The groups in which a priced run counts, by its software, GPU and precision. vTrain's and SimuMax's runs have
+    groups of their own."""
     run, laid = outcome.run, outcome.laid
     if laid is None:
         return ()
@@ -52,7 +53,7 @@ def has_experts(laid: Laid) -> bool:
 
 @dataclass(frozen=True)
 class Errors:
-    """Of some runs: shares, above 0 where predicted too slow."""
+    """Errors of some runs, as shares; above 0: predicted too slow."""
 
     values: tuple[float, ...]
 
@@ -70,7 +71,7 @@ class Errors:
 
     @property
     def percentile_95(self) -> float:
-        """The least that 95 of 100 do not exceed, whatever their sign."""
+        """The least size, whatever the sign, that 95 of 100 errors do not exceed."""
         ordered = sorted(map(abs, self.values))
         return ordered[-(-95 * len(ordered) // 100) - 1]
 
@@ -78,7 +79,7 @@ class Errors:
 def errors_by_group(
     outcomes: Iterable[PricedRun], which: Callable[[str], bool] = lambda _run_id: True
 ) -> dict[str, Errors]:
-    """Of those runs that have a prediction and a measured step, by group."""
+    """The errors by group of the runs that have a prediction and a measured step."""
     found: dict[str, list[float]] = defaultdict(list)
     for outcome in outcomes:
         if outcome.error is not None and which(outcome.run.id):
@@ -136,7 +137,7 @@ def _mean_text(errors: Mapping[str, Errors], group: str) -> str:
 
 
 def memory_lines(outcomes: Sequence[PricedRun]) -> list[str]:
-    """What there is to say of memory: layouts that ran and would be refused, and peaks."""
+    """Lines about memory: layouts that ran and would be refused, and peaks."""
     priced = [outcome for outcome in outcomes if outcome.fits is not None]
     refused = sum(not outcome.fits for outcome in priced)
     lines = [f"Memory: {refused} of {len(priced)} layouts that ran would be refused."] if priced else []
@@ -150,7 +151,7 @@ def memory_lines(outcomes: Sequence[PricedRun]) -> list[str]:
 
 
 def peak_errors(outcomes: Iterable[PricedRun]) -> Errors:
-    """Of predicted peaks where one is published."""
+    """The errors of predicted peaks of runs with a published peak."""
     return Errors(
         tuple(
             outcome.predicted_memory_bytes / outcome.measured_memory_bytes - 1.0

@@ -20,7 +20,7 @@ _MOST_CHOICES = 3000
 """The most choices of five layouts that are looked at; of more, every n-th."""
 
 _ALIKE = math.log(1.05)
-"""Of the logarithm of a batch: what counts as one size."""
+"""Batches whose logarithms differ by less count as one size."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Layouts:
 
     @property
     def regret_of_five(self) -> float:
-        """The same as ``regret`` where there are no more."""
+        """The mean regret over choices of five; equal to ``regret`` if there are no more layouts."""
         count = math.comb(len(self.steps), min(_FEW, len(self.steps)))
         stride = -(-count // _MOST_CHOICES)
         chosen = combinations(self.steps, min(_FEW, len(self.steps)))
@@ -44,7 +44,8 @@ class Layouts:
 
     @property
     def pairs(self) -> tuple[int, int]:
-        """Of pairs that differ where measured: those in the right order less those in the wrong one, and all."""
+        """Of the pairs whose measurements differ: the number in the right order less that in the wrong order, and the
+        number of all."""
         products = [
             (first[0] - second[0]) * (first[1] - second[1])
             for first, second in combinations(self.steps, 2)
@@ -54,13 +55,14 @@ class Layouts:
 
 
 def regret_of(steps: Sequence[tuple[float, float]]) -> float:
-    """Of predicted and measured steps."""
+    """The regret of predicted and measured steps."""
     return min(steps)[1] / min(measured for _, measured in steps) - 1.0
 
 
 @dataclass(frozen=True)
 class OrderFigures:
-    """Of a source's groups of layouts. regret, regret_of_five: means over them; worst: of the former."""
+    """The figures of a source's groups of layouts. regret, regret_of_five: means over the groups. worst: the largest
+    regret."""
 
     groups: int
     regret: float
@@ -88,7 +90,7 @@ def layouts_by_source(outcomes: Iterable[PricedRun]) -> dict[str, list[Layouts]]
 
 
 def order_figures(groups: Sequence[Layouts]) -> OrderFigures:
-    """Of one source."""
+    """The figures of one source."""
     concordant, pairs = (sum(column) for column in zip(*(group.pairs for group in groups), strict=True))
     regrets = [group.regret for group in groups]
     return OrderFigures(

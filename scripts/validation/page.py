@@ -1,4 +1,4 @@
-"""Makes what follows from the runs: tables of docs/estimates.md and README.md, doubt.toml, the errors expected."""
+"""Makes the tables of docs/estimates.md and README.md, doubt.toml and the expected errors from the runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SUMMED = {
     "dense models in FP8": "FP8",
     "dense models, before 2023": "3D, before 2023",
 }
-"""What README calls groups."""
+"""README's names of the groups."""
 
 
 def family_lines(outcomes: Sequence[PricedRun]) -> Iterator[str]:
@@ -73,7 +73,7 @@ def golden_lines(errors: Mapping[str, Errors]) -> Iterator[str]:
 
 
 def with_blocks(text: str, blocks: Mapping[str, Iterable[str]]) -> str:
-    """A page with what is made between ``<!-- made: NAME -->`` and ``<!-- end -->`` put anew."""
+    """A page with new text between ``<!-- made: NAME -->`` and ``<!-- end -->``."""
     for name, lines in blocks.items():
         before, begin, rest = text.partition(f"<!-- made: {name} -->\n")
         _, end, after = rest.partition("\n<!-- end -->")

@@ -22,12 +22,13 @@ from piper_ray.workloads.estimate.runtimes import GIB
 
 @dataclass(frozen=True)
 class PricedRun:
-    """What came of a run. reason: why there is no prediction, in place of its figures.
+    """The result of pricing a run.
 
-    predicted_memory_bytes, measured_memory_bytes: of the rank that holds most, as the run's own figure is counted:
-    allocated where that is what was measured, reserved where the software's logs say that, else what nvidia-smi shows.
-    needed_memory_bytes: what the device must have; device_memory_bytes: what programs find there. ranks: of one
-    pipeline, what each holds, the first stage's first.
+    reason: why there is no prediction; then the figures are missing. predicted_memory_bytes, measured_memory_bytes: the
+    fullest rank's memory, counted as the run's own figure is: allocated memory if that was measured, reserved memory if
+    the software's logs state it, else what nvidia-smi shows. needed_memory_bytes: memory that the device must have.
+    device_memory_bytes: memory that programs find on it. ranks: what each rank of one pipeline holds, the first stage
+    first.
     """
 
     run: PublishedRun
@@ -58,7 +59,7 @@ class PricedRun:
         return self.needed_memory_bytes <= self.device_memory_bytes
 
     def to_dict(self) -> dict[str, object]:
-        """As ``--json`` lists it; what could not be priced has a reason in place of figures."""
+        """The result as ``--json`` lists it; without a prediction it has the reason."""
         if self.reason is not None:
             return {"id": self.run.id, "measured_step_s": self.measured_step_s, "reason": self.reason}
         return {
@@ -80,7 +81,7 @@ class PricedRun:
 
 
 def _memory_dict(rank: RankMemory) -> dict[str, object]:
-    """Of the ranks of a stage: what they allocate and reserve at most, what their devices must have, and what for."""
+    """The memory of a stage's ranks: the most they allocate and reserve, what their devices must have, and its terms."""
     return {
         "allocated_bytes": rank.allocated_bytes,
         "reserved_bytes": rank.reserved_bytes,
@@ -104,7 +105,7 @@ def outcome_of(run: PublishedRun, hardware: Hardware) -> PricedRun:
 
 
 def as_it_fits(run: PublishedRun, laid: Laid, hardware: Hardware) -> Laid:
-    """With the least recomputation that its memory asks for, where a run says nothing of that."""
+    """The run with the least recomputation that its memory needs, if it does not state its recomputation."""
     if run.recompute or _needed_bytes(run, laid, hardware) <= laid.stack.gpu.device_bytes:
         return laid
     layout = laid.layout
@@ -153,7 +154,7 @@ def memory_of(plan: PricedLayout, run: PublishedRun, laid: Laid) -> list[RankMem
 
 
 def memory_as_told(run: PublishedRun, laid: Laid, ranks: Sequence[RankMemory]) -> tuple[float, float | None]:
-    """Predicted and measured bytes of the rank that holds most, as the run's own figure is counted."""
+    """Predicted and measured bytes of the fullest rank, counted as the run's own figure is."""
     if run.peak_allocated_gib is not None:
         return max(rank.allocated_bytes for rank in ranks), run.peak_allocated_gib * GIB
     published_gb = run.published_memory_gb

@@ -1,4 +1,4 @@
-"""What calibrating is worth: fitted to a few runs of a machine, checked on its other ones."""
+"""Measures what calibration is worth: constants are fitted to a few runs of a machine and checked on its other runs."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from scripts.validation.errors import Errors, groups_of, in_fitted_half
 from scripts.validation.price import PricedRun
 
 MACHINES = ("SimuMax, B200", "vTrain, one node")
-"""Groups of which all runs are of one node."""
+"""Groups whose runs are all on one node."""
 
 MOST = 12
-"""Runs to calibrate with: what people measure before they plan."""
+"""The number of runs to calibrate with, which people can measure before they plan."""
 
 
 _SHARES = ("matrix_fraction", "attention_fraction", "edge", "depth_edge", "memory_fraction", "link_fraction")
@@ -29,7 +29,8 @@ _KNOWN_GPU = "H100-SXM"
 
 @dataclass(frozen=True)
 class Proof:
-    """fitted: runs calibrated with. before, after: of the runs of the other half."""
+    """The result for a machine. fitted: the number of runs used for calibration. before, after: errors of the runs of
+    the other half."""
 
     machine: str
     fitted: int
@@ -81,7 +82,7 @@ def _proof(machine: str, runs: Sequence[tuple[PublishedRun, Laid]], hardware: Ha
 
 
 def proof_lines(found: Sequence[Proof]) -> list[str]:
-    """As a table in Markdown."""
+    """The results as a table in Markdown."""
     lines = ["| calibrated | with | other runs | mean error before | after | at worst | changed |"]
     lines.append("|---|---:|---:|---:|---:|---:|---|")
     for proof in found:

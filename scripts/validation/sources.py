@@ -1,4 +1,4 @@
-"""Errors by source, and what the other sources would have said of each: intervals that leave the source itself out."""
+"""Errors by source, compared with ranges from the other sources alone."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from scripts.validation.price import PricedRun
 
 _COVERED = 0.9
 _LEAST_SOURCES = 3
-"""Others in a group, for what these say of a source to mean something."""
+"""The least number of other sources in a group for a range."""
 
 
 @dataclass(frozen=True)
 class SourceErrors:
-    """group: of runs that are like the source's; interval: of measured over predicted, from the group's other sources,
-    None where there are too few; covered: the share of the source's runs within it."""
+    """The errors of a source. group: the runs like the source's. interval: measured over predicted, from the group's
+    other sources; None if there are too few. covered: the share of the source's runs within it."""
 
     source: str
     group: str
@@ -29,7 +29,7 @@ class SourceErrors:
 
 
 def errors_by_source(outcomes: Iterable[PricedRun]) -> list[SourceErrors]:
-    """Of each source in each of its main groups."""
+    """The errors of each source in each of its main groups."""
     found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for outcome in outcomes:
         if outcome.error is not None:
@@ -51,10 +51,11 @@ def _of_source(source: str, group: str, errors: Sequence[float], others: Mapping
 
 
 def interval_of(sources: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """Of measured over predicted: 90 % of the sources' runs, each source counting once, widened for their number.
+    """The range of measured over predicted that covers 90 % of the sources' runs, each source counting once, widened
+    for their number.
 
-    What a run of an unknown source differs by has a part that all runs of that source have in common. So the spread is
-    that of a source's mean and that of runs about it, with Student's factor for as many sources.
+    The difference of a run of an unknown source has a part that is common to all runs of the source. So the spread adds
+    that of sources' means to that of runs about them, with Student's factor for this number of sources.
     """
     logs = [[-math.log1p(error) for error in errors] for errors in sources]
     means = [sum(of) / len(of) for of in logs]
