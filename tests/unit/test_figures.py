@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 
 from piper_ray.model.figures import (
     given_size_text,
+    least_text,
     percent_text,
     plural,
     printable,
     range_text,
+    rate_text,
     size_scale,
     size_text,
     time_scale,
@@ -44,6 +46,15 @@ def test_a_time_has_six_digits_and_a_unit(seconds: float, text: str) -> None:
 def test_a_time_reads_back_to_six_digits(seconds: float) -> None:
     number, unit = time_text(seconds).split()
     assert float(number) * {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}[unit] == pytest.approx(seconds, rel=1e-5)
+
+
+def test_estimates_have_three_digits_and_their_bounds_are_rounded_down() -> None:
+    assert [rate_text(rate, 3) for rate in (536_507.0, 1_137.0, 999.7, 65.4916, 90.04)] == [
+        "537,000", "1,140", "1,000", "65.5", "90"
+    ]  # fmt: skip
+    assert (least_text(0.0152691), least_text(0.0152691, 3), time_text(0.0152691, 3)) == (
+        "15.2691 ms", "15.2 ms", "15.3 ms"
+    )  # fmt: skip
 
 
 def test_a_column_of_times_has_one_unit() -> None:

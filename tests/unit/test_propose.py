@@ -46,6 +46,7 @@ from piper_ray.report.proposal import (
     against_lines,
     change_text,
     gap_text,
+    listed_plans,
     print_against,
     print_plan,
     proof_line,
@@ -281,6 +282,16 @@ def test_the_screen_fits_and_says_each_change_with_its_sign(proposal: FoundPlans
     assert f"gap {gap_text(proposal.gap)}" in text
     assert sum(line.endswith("the plan") for line in lines) == 1
     assert not re.search(r"\d\.\d\d\d", text), "four digits or more"
+
+
+def test_plans_that_differ_only_in_recomputation_are_listed_once(
+    proposal: FoundPlans, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = iter([["recomputes mlp, moe_act"], ["recomputes moe_act"], []])
+    monkeypatch.setattr("piper_ray.report.proposal._recomputes", lambda _: next(said))
+    best, worse = proposal.best, proposal.found[-1]
+    listed = listed_plans(replace(proposal, found=(best, best, worse)))
+    assert [one for _, one in listed] == [best, worse]
 
 
 def test_what_estimates_do_not_tell_apart_is_to_be_measured(proposal: FoundPlans) -> None:
