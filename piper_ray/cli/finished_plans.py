@@ -277,7 +277,7 @@ def compare(
     from piper_ray.report.summary import instance_lines
     from piper_ray.report.terminal import console, print_lines
 
-    names = _names(plan_files, launched.recipe)
+    names = plan_names(plan_files, launched.recipe)
     with working("simulating") as progress:
         plans = current().run(lambda _: _compared(instance, plan_files, read, names, charged, progress))
     if told_as.json:
@@ -340,7 +340,7 @@ def _is_launch(path: Path) -> bool:
     return path.is_file() and read_launch(Source(path.read_text(encoding="utf-8-sig"), path)) is not None
 
 
-def _names(plan_files: list[Path], recipe: str | None) -> list[str]:
+def plan_names(plan_files: list[Path], recipe: str | None) -> list[str]:
     """The recipe's name for a Python file, else the file's name without its folder; paths where names are equal."""
     names = [recipe if recipe is not None and path.suffix == ".py" else path.stem for path in plan_files]
     return names if len(set(names)) == len(names) else [str(path) for path in plan_files]

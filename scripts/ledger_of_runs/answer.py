@@ -54,7 +54,7 @@ class Answer:
 
 
 def answer_to(question: Question) -> Answer:
-    """Finds the answer to a question. Raises InfeasibleError or UsageError if no plan can be estimated, or none fits."""
+    """Answers a question. Raises InfeasibleError or UsageError if no plan can be estimated, or none fits."""
     cells = cells_of(question.demand, question.demand.estimates()[0]).cells
     search = _searched(question.demand, cells, _PASSES)
     best = search.ledger.best

@@ -116,7 +116,7 @@ def demand_of(run: PublishedRun, laid: Laid, own: PricedLayout, hardware: Hardwa
 
 
 def plan_of(instance: Instance, own: PricedLayout) -> Plan:
-    """The run's layout as a plan of the instance. Raises NotExpressible if the instance has no such way to run a layer."""
+    """The run's layout as a plan of the instance. Raises NotExpressible if the instance cannot run a layer so."""
     stages = []
     for stage in own.plan.stages:
         t, chosen = stage.tensor_parallel_degree, {}

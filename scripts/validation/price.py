@@ -81,7 +81,7 @@ class PricedRun:
 
 
 def _memory_dict(rank: RankMemory) -> dict[str, object]:
-    """The memory of a stage's ranks: the most they allocate and reserve, what their devices must have, and its terms."""
+    """The memory of a stage's ranks: what they allocate and reserve, what their devices must have, and its terms."""
     return {
         "allocated_bytes": rank.allocated_bytes,
         "reserved_bytes": rank.reserved_bytes,

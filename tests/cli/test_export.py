@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import piper_ray
+from piper_ray.cli.finished_plans import plan_names
 from piper_ray.workloads.formats.plan_schema import SolutionDocument
 from tests.cli_cases import run, without_notes, write_small
 from tests.export_support import ROOT, llama, plan_of, runtime_says
@@ -44,6 +45,13 @@ def test_a_plan_is_run_as_the_launch_that_it_is_compared_with(source: Path, tmp_
     usual, overlapped = steps_s(plan, launch), steps_s(plan, flagged)
     assert usual[0] == usual[1] > overlapped[0] == overlapped[1]
     assert json.loads(good("simulate", source, plan, "--json").stdout)["step_s"] > usual[0]
+
+
+def test_a_recipe_is_called_by_its_own_name() -> None:
+    files = [Path("models/config_registry.py"), Path("best.json")]
+    assert plan_names(files, "llama3_8b") == ["llama3_8b", "best"]
+    assert plan_names(files, None) == ["config_registry", "best"]
+    assert plan_names([Path("a/run.sh"), Path("b/run.sh")], None) == ["a/run.sh", "b/run.sh"]
 
 
 def test_a_layout_that_runs_today_against_the_best(source: Path, tmp_path: Path) -> None:
