@@ -1,11 +1,11 @@
-"""Convolutional networks, of units of convolution, batch norm and ReLU, pools, sums, and concatenations.
+"""Convolutional networks, made of units of convolution, batch norm and ReLU, pools, sums and concatenations.
 
-They run at t = 1: Megatron's tensor parallelism has no convolutions. Symbols: b images of a microbatch; y x x the
-picture that comes out, o its channels, i those that go in; k x l the kernel. A unit keeps what it hands on, which the
-next one reads, and what its norm reads; recomputation keeps the former only and convolves again.
+They run at t = 1, since Megatron's tensor parallelism has no convolutions. Symbols: b images of a microbatch; y x x the
+output picture, o its channels, i the input's channels; k x l the kernel. A unit keeps its output, which the next one
+reads, and the input of its norm; recomputation keeps only the former and convolves again.
 
-ResNet has bottlenecks or pairs of convolutions with a shortcut (He et al. 2016); Inception-v3 (Szegedy et al. 2016),
-here without the auxiliary classifier, has modules of branches that are concatenated.
+ResNet has bottlenecks or pairs of convolutions with a shortcut (He et al. 2016). Inception-v3 (Szegedy et al. 2016),
+here without the auxiliary classifier, has modules of concatenated branches.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from piper_ray.workloads.estimate.operators import (
 from piper_ray.workloads.formats.faults import Faults
 
 PICTURE = "2 b y x o"
-"""Bytes of what comes out."""
+"""Bytes of the output picture."""
 
 _KEPT = (KeptBytes(PICTURE, Split.WHOLE),)
 _NONE: Mapping[str, int] = {}
@@ -39,7 +39,7 @@ _Shape = tuple[int, int, int]
 
 
 class Network:
-    """Layers so far. Each method adds one, the module at ``path``, and returns its number.
+    """The layers so far. Each method adds a layer, the module at ``path``, and returns its number.
 
     ``shape`` of a number: (height, width, channels).
     """
@@ -121,7 +121,7 @@ class Network:
     def _kind(
         self, key: str, name: str, shape: _Shape, operators: tuple[Operator, ...], symbols: Mapping[str, int] = _NONE
     ) -> LayerKind:
-        """A kind of layer that makes a picture of that shape, by which key and name go on."""
+        """A kind of layer whose output is a picture of this shape; key and name include the shape."""
         height, width, channels = shape
         return LayerKind(
             f"{key}-{channels}-{height}x{width}",
@@ -140,7 +140,7 @@ class Network:
 
 
 def _pass(name: str, forward_bytes: str, backward_bytes: str, parameters: str = "0") -> Operator:
-    """An operator that goes over pictures number by number."""
+    """An operator that works on pictures number by number."""
     return Operator(name, (), forward_bytes, backward_bytes, parameters=parameters, saved=_KEPT)
 
 

@@ -1,7 +1,8 @@
 """Decoders of text: embedding, layers, and the vocabulary projection as a layer of its own.
 
-A family is a row of the table (``families.toml``): the keys of Hugging Face's config, and what its layers are by their
-definition there: their ``rules``, and what mixes tokens (``mixing``) and feeds forward (``feeding``) in each layer.
+A family is a row of the table (``families.toml``): the keys of Hugging Face's config, and the layers by their
+definition there: their ``rules``, and the parts that mix tokens (``mixing``) and feed forward (``feeding``) in each
+layer.
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ class DecoderPaths:
 
 @dataclass(frozen=True)
 class Rules(BlockStyle):
-    """What is the same in all layers of a decoder, and what is around them. Defaults are Llama's.
+    """What all layers of a decoder share, and what is around them. Defaults are Llama's.
 
-    parallel_norms: the norms of a layer that runs attention and feed-forward part side by side; 0: one runs after the
-    other. positions: learned ones, 0 for none. head_bias: whether the vocabulary projection has a bias. embedding_norm:
-    whether a norm follows the embedding.
+    parallel_norms: the norms of a layer that runs attention and feed-forward part side by side; 0: one part after the
+    other. positions: learned positions, 0 for none. head_bias: whether the vocabulary projection has a bias.
+    embedding_norm: whether a norm follows the embedding.
     """
 
     norm: str = "h"
@@ -75,7 +76,7 @@ PARTS: Mapping[str, Callable[..., Described]] = {
     "dense": Dense,
     "experts": experts.Experts,
 }
-"""What the table of families calls the parts of layers."""
+"""The names of layers' parts in the table of families."""
 
 
 class DecoderConfig(RowConfig):
@@ -96,7 +97,7 @@ class DecoderConfig(RowConfig):
 
     @property
     def predictors(self) -> int:
-        """Layers after the last one that training has to predict further tokens."""
+        """The number of layers that training adds after the last one to predict further tokens."""
         return int(self.named("predictors"))
 
     @property
@@ -114,7 +115,7 @@ class DecoderConfig(RowConfig):
 
     @property
     def tied(self) -> bool:
-        """Whether embedding and vocabulary projection are one matrix."""
+        """Whether embedding and vocabulary projection share one matrix."""
         return bool(self.named("tied"))
 
     def rules(self) -> Rules:
@@ -136,8 +137,8 @@ class DecoderConfig(RowConfig):
         return PARTS[part](**{name: self.value(said, layer) for name, said in table()["parts"][part].items()})
 
     def check(self, faults: Faults, inside: str = "") -> None:
-        """Heads divide the width where their size is not given, groups of keys divide the heads, and a token has no
-        more experts than there are, as far as its row says so."""
+        """Checks that heads divide the width if their size is not given, that groups of keys divide the heads, and that
+        a token has no more experts than there are, as far as the row states these."""
         if self.named("heads_checked"):
             if self.named("head_dim") is None:
                 self.check_multiple("hidden_size", "num_attention_heads", faults, inside)
@@ -171,7 +172,7 @@ class Decoder:
         )
 
     def after_embedding(self, paths: DecoderPaths) -> list[operators.LayerNode]:
-        """All but the embedding, to be chained."""
+        """All layers but the embedding, to be chained."""
         count = len(self.layers)
         further = [
             operators.LayerNode(kind, path=f"{paths.layers}.{count + index}", predictor=True)
@@ -208,9 +209,10 @@ def decoder_of(config: DecoderConfig, microbatch: Microbatch) -> Decoder:
 
 
 def _predictor(layer: operators.LayerKind, style: BlockStyle, predicted: int) -> operators.LayerKind:
-    """One more layer, on the states of the last one and the embeddings of the next tokens; it hands both states on.
+    """A further layer on the states of the last one and the embeddings of the next tokens; it outputs both states.
 
-    predicted: tokens that each one predicts from here on. Embedding and projection are those of the model.
+    predicted: the number of tokens that each such layer predicts from here on. Embedding and projection are the
+    model's.
     """
     joined = operators.Operator(
         "states and next tokens",
@@ -253,4 +255,4 @@ def build(config: DecoderConfig, microbatch: Microbatch, name: str) -> operators
 FAMILIES = {name: Family(config_of(DecoderConfig, "decoders", name), build) for name in table()["decoders"]}
 
 USUAL = Family(config_of(DecoderConfig, "bases", "usual"), build)
-"""The family of a ``model_type`` that we do not know."""
+"""The family for an unknown ``model_type``."""

@@ -22,19 +22,18 @@ from piper_ray.workloads.estimate.operators import (
 
 _NORM, _ACTIVATION, _WHOLE = ("layernorm",), ("moe_act",), ("moe",)
 _SHARED = ("shared_experts", *_WHOLE)
-"""Megatron's names of what can be computed again: the norm before router and experts, which stands by itself, the
-experts' activation function, all of it, and the shared experts."""
+"""Megatron's names of parts that can be recomputed: the separate norm before router and experts, the experts'
+activation function, the whole part, and the shared experts."""
 
 
 _TO_EXPERTS = Exchange("experts", layers.HIDDEN, expert_bytes="4 s b e h", again=_WHOLE)
-"""The way of tokens to the experts and back: two all-to-alls, or one all-reduce without sequence parallelism."""
+"""The exchange of tokens with the experts: two all-to-alls, or one all-reduce without sequence parallelism."""
 
 
 @dataclass(frozen=True)
 class Experts:
-    """A router and ``count`` experts, ``per_token`` of which look at a token; shared: inner width of those that look at
-    all, 0 for none, with a gate or without.
-    """
+    """A router and ``count`` experts, of which each token uses ``per_token``. shared: the inner width of experts that
+    all tokens use, 0 for none, with a gate or without."""
 
     count: int
     per_token: int
@@ -63,11 +62,11 @@ class Experts:
 
 
 def routed(style: layers.BlockStyle, experts: Experts) -> tuple[Operator, ...]:
-    """Router, tokens sorted by expert, the experts' products, and the weighted sum of what they say.
+    """The operators: router, tokens sorted by expert, the experts' products, and the weighted sum of their results.
 
-    Of each token and expert the router keeps 19 bytes: probabilities and those of the balance's loss in fp32, the
-    former in bf16, too, a mask, and a map of rows of 2 E + 1 numbers of 4 bytes (Megatron-Core, TransformerEngine).
-    Weights of experts are multiplied in before their second product, so that the sum keeps nothing.
+    For each token and expert the router keeps 19 bytes: probabilities and those of the balancing loss in fp32, the
+    former also in bf16, a mask, and a map with rows of 2 E + 1 numbers of 4 bytes (Megatron-Core, TransformerEngine).
+    The weights of experts multiply before the second product, so that the sum keeps nothing.
     """
     cheap = style.cheap(*_ACTIVATION, *_WHOLE)
     return (

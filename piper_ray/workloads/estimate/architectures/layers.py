@@ -36,7 +36,7 @@ from piper_ray.workloads.estimate.operators import (
 )
 
 _CORE = "core_attn"
-"""Megatron's name of scores, softmax and weighted values."""
+"""Megatron's name for scores, softmax and weighted values."""
 
 HIDDEN = "2 s b h"
 """Bytes of the activations between layers."""
@@ -44,7 +44,7 @@ HIDDEN = "2 s b h"
 Symbols = Mapping[str, float]
 
 Norms = Literal["before", "after", "both"]
-"""Where the norms of a part stand: before it, as in most models; after it (OLMo 2); or both (Gemma 2)."""
+"""The place of a part's norms: before it, as in most models; after it (OLMo 2); or both (Gemma 2)."""
 
 
 @dataclass(frozen=True)
@@ -76,17 +76,14 @@ class BlockStyle:
     gate: bool = False
 
     def cheap(self, *parts: str) -> tuple[str, ...]:
-        """These parts, and CHEAP where selective recomputation makes outputs of norms and activation functions
-        again."""
+        """These parts, and CHEAP if selective recomputation repeats norms and activation functions."""
         return (CHEAP, *parts) if self.fused else parts
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a layer. name: norms and residual sums are called after it. biases: added with the residual sum.
-
-    norm_again: parts (``model.mode``) whose recomputation does the norm before it again.
-    """
+    """A part of a layer. name: norms and residual sums are named after it. biases: added with the residual sum.
+    norm_again: parts (``model.mode``) whose recomputation repeats the norm before it."""
 
     name: str
     operators: tuple[Operator, ...]
@@ -99,7 +96,7 @@ class Part:
 
 
 class Described(Protocol):
-    """A part as numbers. ``word`` tells a layer with it from others of the same model; empty for what is usual."""
+    """A part as numbers. ``word`` distinguishes its layer from others of the model; empty for the usual part."""
 
     @property
     def word(self) -> str: ...
@@ -109,10 +106,10 @@ class Described(Protocol):
 
 @dataclass(frozen=True)
 class Attention:
-    """Attention of heads that share keys and values in groups. window: how many tokens each sees, None for all.
+    """Attention of heads that share keys and values in groups.
 
-    sinks: a learned one for each head (gpt-oss). output_gate: whether there is a gate of the width of the queries
-    (Qwen3-Next).
+    window: how many tokens each token sees; None: all. sinks: a learned one for each head (gpt-oss). output_gate:
+    whether there is a gate as wide as the queries (Qwen3-Next).
     """
 
     heads: int
@@ -137,12 +134,12 @@ class Attention:
 
 
 MLP = ("mlp",)
-"""Megatron's name of a dense feed-forward part with its norm, which TransformerEngine fuses with the first product."""
+"""Megatron's name for a dense feed-forward part with its norm, which TransformerEngine fuses with the first product."""
 
 
 @dataclass(frozen=True)
 class Dense:
-    """A feed-forward part of two or, gated, three matrices. in_mixture: other layers of the model have experts."""
+    """A feed-forward part of two matrices, or three if gated. in_mixture: other layers of the model have experts."""
 
     inner: int
     in_mixture: bool = False
@@ -156,13 +153,13 @@ class Dense:
 
 
 def attention_part(style: BlockStyle, heads: int) -> Part:
-    """Attention of s tokens to themselves."""
+    """Attention among s tokens."""
     biases = "h" if style.output_bias else "0"
     return Part("attention", attention(style), (all_reduce("attention"),), (heads,), biases=biases)
 
 
 def feed_forward_part(style: BlockStyle, again: tuple[str, ...] = (), input_saved: bool = True) -> Part:
-    """Two or, gated, three matrices of inner width f. again: parts whose recomputation does all of it again."""
+    """Two matrices of inner width f, or three if gated. again: parts whose recomputation repeats all of it."""
     operators = feed_forward(style, input_saved=input_saved, again=again)
     biases = "h" if style.inner_bias else "0"
     return Part("feed-forward", operators, (all_reduce("feed-forward", again),), biases=biases, norm_again=again)
@@ -170,7 +167,7 @@ def feed_forward_part(style: BlockStyle, again: tuple[str, ...] = (), input_save
 
 @dataclass(frozen=True)
 class LayerShape:
-    """A layer as numbers. feeding: None where a layer only mixes (Mamba), mixing: None where it only feeds forward."""
+    """A layer as numbers. feeding: None if the layer only mixes tokens (Mamba). mixing: None if it only feeds forward."""
 
     mixing: Described | None
     feeding: Described | None
@@ -191,10 +188,8 @@ class LayerShape:
 def layer_kinds(
     shapes: Sequence[LayerShape], symbols: Symbols, style: BlockStyle, norms: Norms = "before", parallel_norms: int = 0
 ) -> list[LayerKind]:
-    """The kinds of a model's layers, one for each distinct shape. parallel_norms: as in ``layer_kind``.
-
-    Words that all shapes share are left out of their names.
-    """
+    """The kinds of a model's layers, one for each distinct shape. parallel_norms: as in ``layer_kind``. Names leave out
+    words that all shapes share."""
     distinct = list(dict.fromkeys(shapes))
     shared = set.intersection(*(set(shape.words) for shape in distinct)) if distinct else set()
     made: dict[LayerShape, LayerKind] = {}
@@ -220,7 +215,8 @@ def layer_kind(
     norms: Norms = "before",
     parallel_norms: int = 0,
 ) -> LayerKind:
-    """One layer. parallel_norms: of parts side by side, on the outputs of one norm or of one each; 0: in a row."""
+    """One kind of layer. parallel_norms: for parts side by side, the number of norms whose outputs they read: one for
+    all, or one each; 0: one part after the other."""
     operators: list[Operator] = []
     if parallel_norms and len(parts) > 1:
         names = ["norm"] if parallel_norms == 1 else [f"norm {index + 1}" for index in range(parallel_norms)]
@@ -259,12 +255,12 @@ def block(key: str, name: str, symbols: Symbols, style: BlockStyle, *, parallel:
 
 
 def block_symbols(samples: int, tokens: int, width: int, heads: int, inner: int) -> dict[str, float]:
-    """The symbols of a layer whose heads have keys of their own and share out the width."""
+    """The symbols of a layer whose heads have their own keys and divide the width."""
     return {"s": tokens, "b": samples, "h": width, "a": heads, "g": heads, "d": width // heads, "f": inner}
 
 
 def norm(style: BlockStyle, name: str = "norm", *parts: str) -> Operator:
-    """Layer norm or RMS norm of the hidden activations. parts: whose recomputation does it again."""
+    """A layer norm or RMS norm of the hidden activations. parts: those whose recomputation repeats it."""
     return pointwise(name, "s b h", (4, 6), 2, Split.SEQUENCE, parameters=style.norm, again=style.cheap(*parts))
 
 
@@ -276,7 +272,7 @@ def residual(style: BlockStyle, name: str, biases: str = "0") -> Operator:
 
 
 def table(name: str, parameters: str) -> Operator:
-    """What is added to each token out of a small table that every device has."""
+    """A vector from a small table, which every device has, added to each token."""
     return pointwise(name, "s b h", (4, 2), split=Split.SEQUENCE, parameters=parameters)
 
 
@@ -286,7 +282,7 @@ def dropout() -> Operator:
 
 
 def attention(style: BlockStyle) -> tuple[Operator, ...]:
-    """Attention of s tokens to themselves, without its norm and residual."""
+    """Attention among s tokens, without its norm and residual sum."""
     queries = "2 a d" if style.gate else "a d"
     operators = [
         linear(
@@ -341,7 +337,7 @@ def core(style: BlockStyle, keys: str = "s", value_size: str = "d", prefix: str 
 
 
 OTHER_TOKENS = "2 z b h"
-"""Bytes of the tensor that cross attention looks at: the encoder's output."""
+"""Bytes of the tensor that cross attention reads: the encoder's output."""
 
 
 def cross_attention(style: BlockStyle) -> Part:
@@ -384,10 +380,8 @@ def attention_output(prefix: str = "", value_size: str = "d") -> Operator:
 def feed_forward(
     style: BlockStyle, inner: str = "f", input_saved: bool = True, again: tuple[str, ...] = ()
 ) -> tuple[Operator, ...]:
-    """The feed-forward part without its norm and residual; ``inner``: the symbol of its inner width.
-
-    again: parts whose recomputation does all of it again.
-    """
+    """The feed-forward part without its norm and residual sum; ``inner``: the symbol of its inner width. again: parts
+    whose recomputation repeats all of it."""
     cheap, matrices = style.cheap(*again), 2 if style.gated else 1
     into = f"{matrices} {inner}"
     parameters = f"{matrices} h {inner}" + (f" + {into}" if style.inner_bias else "")
@@ -404,7 +398,8 @@ def feed_forward(
 def activation(
     name: str, numbers: str, gated: bool, *, kept_again: tuple[str, ...], again: tuple[str, ...]
 ) -> Operator:
-    """The function between two matrices. numbers: its inner ones; gated: of two products, which are multiplied."""
+    """The activation function between two matrices. numbers: its inner numbers. gated: whether it multiplies two
+    products."""
     moved, kept = ((6, 10), 4) if gated else ((4, 6), 2)
     return pointwise(name, numbers, moved, kept, kept_again=kept_again, again=again)
 
@@ -416,18 +411,16 @@ def all_reduce(name: str, again: tuple[str, ...] = ()) -> Exchange:
 
 
 def undivided(name: str, products: tuple[Product, ...] = (), *, saved: str = "", **others: str | float) -> Operator:
-    """A step that each of t devices does as a whole, with all of its parameters. saved: bytes kept, if any.
-
-    others: fields of ``Operator``.
-    """
+    """A step that each of t devices runs as a whole, with all of its parameters. saved: kept bytes, if any. others:
+    fields of ``Operator``."""
     kept = (KeptBytes(saved, Split.WHOLE),) if saved else ()
     fields: dict[str, Any] = {**others, "split": Split.WHOLE, "parameters_split": Split.WHOLE, "saved": kept}
     return Operator(name, products, **fields)
 
 
 _NORM, _UP = ("layernorm",), ("mla_up_proj",)
-"""Megatron's names of what can be computed again: the norm before the latent vectors, which stands by itself, and what
-is made of these vectors, rotary positions included."""
+"""Megatron's names of parts that can be recomputed: the separate norm before the latent vectors, and everything that is
+made from these vectors, including rotary positions."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
-"""Decoders that see: a vision tower, a projector, and a decoder that reads its tokens among those of the text.
+"""Decoders with vision: a vision tower, a projector, and a decoder that reads their tokens among those of the text.
 
-The layers are a chain: the projector's tokens go into the embedding, which puts them in their places. A sample has one
-image if nothing else is said (``images_per_sample``), of the config's size. Each rule is that of the tower's or the
-projector's class in Hugging Face's transformers.
+The layers are a chain: the embedding takes the projector's tokens and puts them in their places. By default a sample
+has one image (``images_per_sample``), of the config's size. Each rule is that of the tower's or the projector's class
+in Hugging Face's transformers.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _Part = dict[str, object]
 
 @dataclass(frozen=True)
 class TowerRules(BlockStyle):
-    """What is the same in all layers of a tower, and what is around them.
+    """What all layers of a tower share, and what is around them.
 
-    positions: learned for each token; class_token: one more token. patch_bias: whether what makes tokens of patches has
-    a bias. first_norm, last_norm: whether there are norms around the layers. scales: parameters of a layer outside its
-    parts. pooling: a last layer of attention that makes one token of all (SigLIP).
+    positions: learned for each token. class_token: one more token. patch_bias: whether the layer that turns patches
+    into tokens has a bias. first_norm, last_norm: whether there are norms around the layers. scales: parameters of a
+    layer outside its parts. pooling: a last layer of attention that makes one token of all (SigLIP).
     """
 
     causal: bool = False
@@ -62,7 +62,7 @@ class TowerRules(BlockStyle):
 
 
 def _both(side: int | list[int]) -> tuple[int, int]:
-    """Height and width, of which the other is meant where one is given."""
+    """Height and width; a single number stands for both."""
     sides = [side] if isinstance(side, int) else side
     return sides[0], sides[-1]
 
@@ -118,10 +118,11 @@ _USUAL_TOWER = config_of(VisionConfig, "bases", "tower")
 
 @dataclass(frozen=True)
 class Projector:
-    """What takes the tower's tokens to the decoder's. merged: the tokens that become one. tokens: the tokens of an
-    image, if it is a set number, else 0. norm: the parameters before the layers. layers: (rows, columns, bias) of its
-    matrices. others: further numbers. between: q. copies: further projectors, each with a wider norm, for the layers
-    that the decoder sees in addition to the last.
+    """The projector from the tower's tokens to the decoder's.
+
+    merged: how many tokens become one. tokens: tokens of an image, if the number is fixed, else 0. norm: parameters
+    before the layers. layers: (rows, columns, bias) of its matrices. others: further numbers. between: q. copies:
+    further projectors, each with a wider norm, for tower layers that the decoder reads besides the last.
     """
 
     layers: tuple[tuple[str, str, bool], ...]
@@ -134,7 +135,7 @@ class Projector:
 
 
 class VlmConfig(RowConfig):
-    """A decoder that sees: the keys of wrappers around ``text_config`` and ``vision_config``, as its row takes them."""
+    """A decoder with vision: the keys around ``text_config`` and ``vision_config``, as its row takes them."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="allow")  # Qwen2-VL's may hold the decoder's keys itself
 
@@ -156,8 +157,7 @@ class VlmConfig(RowConfig):
         return 2**20
 
     def projector(self, vision: VisionConfig) -> Projector:
-        """The projector as the row describes it. What the row does not say of norm and width goes by the tower's
-        row."""
+        """The projector as the row describes it; the tower's row gives norm and width if this row does not."""
         matrices = [matrix.split() for matrix in self.named("projector").split(", ")]
         return Projector(
             tuple((rows, columns, bool(marks) and self.named("biased")) for rows, columns, *marks in matrices),
@@ -170,21 +170,22 @@ class VlmConfig(RowConfig):
         )
 
     def check(self, faults: Faults, inside: str = "") -> None:  # noqa: ARG002
-        """Both parts are sound."""
+        """Checks both parts."""
         _parts(self, faults)
 
 
 TOWER_PATH = "model.visual."
-"""Of all modules of tower and projector."""
+"""The prefix of the paths of all modules of tower and projector."""
 
 
 def sees(config: families.Config) -> bool:
-    """Whether it is of a decoder with a vision tower."""
+    """Whether the config is that of a decoder with a vision tower."""
     return isinstance(config, VlmConfig)
 
 
 def images_of(config: families.Config) -> tuple[int, tuple[int, int], int]:
-    """Of a sample of a decoder that sees: images, height and width of each, and tokens of each; 0 images of others."""
+    """The images of a sample: their number, the height and width of each, and the tokens of each; 0 images for other
+    models."""
     if not isinstance(config, VlmConfig) or (parts := _parts(config, Faults())) is None:
         return 0, (0, 0), 0
     vision = parts[1]

@@ -1,4 +1,4 @@
-"""Configs by the rows of the table of families (``families.toml``), which says what a row may hold and means."""
+"""Configs that rows of the table of families (``families.toml``) describe; the table says what a row may hold."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from piper_ray.workloads.estimate.families import KINDS, Config
 from piper_ray.workloads.formats.documents import parse_toml
 
 TABLES = ("keys", "paths", "defaults")
-"""Entries of a row that are tables. All but these and ``like`` are facts."""
+"""The entries of a row that are tables. All others, except ``like``, are facts."""
 
 _NUMBERS: Mapping[str, Callable[[Iterable[float]], float]] = {"product": prod, "sum": sum}
-"""What a fact may make of several numbers."""
+"""What a fact may compute from several numbers."""
 
 Row = Mapping[str, Any]
 Made = TypeVar("Made")
@@ -37,7 +37,7 @@ class RowConfig(Config):
     row: ClassVar[Row] = {}
 
     def named(self, name: str, layer: int | None = None) -> Any:
-        """The value of a key or else a fact of that name; of a layer, where it goes by layers."""
+        """The value of the key, or else of the fact, with this name; for a layer if it depends on layers."""
         if name == "layer":
             return layer
         if name in self.row and name not in type(self).model_fields:
@@ -45,7 +45,7 @@ class RowConfig(Config):
         return attrgetter(name)(self)
 
     def value(self, fact: Any, layer: int | None = None) -> Any:
-        """What a row says by a fact."""
+        """The value of a row's fact."""
         if isinstance(fact, str):
             return self.named(fact, layer)
         if isinstance(fact, list):
@@ -64,7 +64,7 @@ class RowConfig(Config):
         return rule(**{name: self.named(name, layer) for name in _parameters(rule)})
 
     def rules_of(self, kind: Callable[..., Made], **others: Any) -> Made:
-        """Rules of that kind: those that the row says, each as the type of its default, and others."""
+        """The rules of a kind: those of the row, each with the type of its default, and the defaults of others."""
         usual: Any = kind()
         said = {
             field.name: type(getattr(usual, field.name))(self.named(field.name))
@@ -95,7 +95,7 @@ def config_of(base: type[Rowed], section: str, name: str) -> type[Rowed]:
 
 
 def row_of(section: str, name: str) -> Row:
-    """A row over those that it is like, each of them once."""
+    """A row, completed by the rows that it is like, each of them once."""
     row: dict[str, Any] = {entry: {} for entry in TABLES}
     for own in dict(_line(section, name)).values():
         row |= {**own, **{entry: {**row[entry], **own.get(entry, {})} for entry in TABLES}}
@@ -103,7 +103,7 @@ def row_of(section: str, name: str) -> Row:
 
 
 def _line(section: str, name: str) -> Iterator[tuple[str, Row]]:
-    """A row's name and the row, behind those that it is like."""
+    """The names and contents of the rows that a row is like, and then of the row itself."""
     own = table()[section][name]
     for other in own.get("like", ()):
         yield from _line("bases" if other in table()["bases"] else section, other)

@@ -1,7 +1,5 @@
-"""What a row of the table of families goes by beyond its keys: functions whose parameters are keys and facts by name.
-
-``layer`` is the number of a layer.
-"""
+"""The rules of rows in the table of families beyond keys: functions whose parameters are keys and facts by name.
+``layer`` is the number of a layer."""
 
 from __future__ import annotations
 
@@ -114,7 +112,7 @@ def said_sliding_if_used(layer: int, layer_types: Sequence[str] | None, slides: 
 
 
 def window_where_local(layer: int, attention_layers: Sequence[str] | None, window_size: int) -> int | None:
-    """The window by a list that is gone through again and again; without a list every other layer has one."""
+    """The window, from a list that repeats; without a list every other layer has one."""
     kinds = attention_layers or ["global", "local"]
     return window_size if kinds[layer % len(kinds)] == "local" else None
 
@@ -130,7 +128,8 @@ def chunk_where_rotary(
 
 
 def by_pattern(layer: int, sliding_window_pattern: str | int | None, num_hidden_layers: int) -> bool:
-    """All layers but each so manieth, or the L of a text that is gone through again and again, but for the last."""
+    """Whether a layer has the window: all but each n-th layer have it, or those with an L in a repeating text, except
+    the last layer."""
     pattern = sliding_window_pattern
     if isinstance(pattern, str):
         return pattern[layer % len(pattern)] == "L" and layer < num_hidden_layers - 1 if pattern else False
@@ -228,7 +227,7 @@ def _letter(layer: int, pattern: str) -> str:
 
 
 def _said(layer: int, types: Sequence[str] | None) -> str | None:
-    """The kind that a list of all layers gives for this one; None where the list says nothing of it."""
+    """The kind that the list gives for this layer; None if it says nothing about it."""
     return types[layer] if types and layer < len(types) else None
 
 
@@ -253,7 +252,7 @@ def square_of_shuffled_side(downsample_ratio: float) -> int:
 
 
 def further_layers_seen(vision_config: Mapping[str, object]) -> int:
-    """The number of the tower's layers that the decoder sees in addition to the last one."""
+    """The number of the tower's layers that the decoder reads besides the last one."""
     seen = vision_config.get("deepstack_visual_indexes", [8, 16, 24])
     return len(seen) if isinstance(seen, list) else 3
 
@@ -262,14 +261,14 @@ def further_layers_seen(vision_config: Mapping[str, object]) -> int:
 
 
 def says_layer_norm(given: AbstractSet[str]) -> bool:
-    """Layer norms, as GPT's line has them, and not RMS norms."""
+    """Whether the model has layer norms, as GPT's family has, rather than RMS norms."""
     return bool(given & _LAYER) and not given & _RMS
 
 
 def positions_as_told(
     layer_norm: bool, given: AbstractSet[str], position_embedding_type: str | None, max_position_embeddings: int
 ) -> int:
-    """Learned ones where the config says so, or speaks of positions as GPT-2 does and of no others."""
+    """The number of learned positions, if the config says so, or describes only positions like GPT-2's."""
     learned = layer_norm and bool(given & _POSITIONS) and not given & _ROTARY
     if position_embedding_type is not None:
         learned = position_embedding_type in ("absolute", "learned", "learned_absolute")

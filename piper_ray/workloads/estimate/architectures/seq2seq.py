@@ -1,5 +1,5 @@
-"""Models with an encoder: BERT's, trained on masked words, and those whose decoder reads in every layer what comes out
-of it: T5, and Whisper and BART, which have biases and learned positions.
+"""Models with an encoder: BERT and its like, trained on masked words, and those whose decoder reads the encoder's
+output in every layer: T5, and Whisper and BART, which have biases and learned positions.
 
 Each config's rules are those of its class in Hugging Face's transformers.
 """
@@ -70,7 +70,7 @@ def build_bert(config: BertConfig, microbatch: Microbatch, name: str) -> Archite
 
 
 def _before_projection(style: layers.BlockStyle, next_sentence: bool) -> list[Operator]:
-    """The dense layer and the norm before the projection, its bias, and what classifies the next sentence."""
+    """The dense layer and the norm before the projection, its bias, and the classifier of the next sentence."""
     dense = Operator(
         "dense layer before the projection",
         (Product("s b", "h", "h", divided="tokens"),),
@@ -87,7 +87,7 @@ def _before_projection(style: layers.BlockStyle, next_sentence: bool) -> list[Op
 
 
 TARGETS_PER_TOKEN = 114 / 512
-"""Tokens of the decoder for each of the encoder: T5's span corruption (Raffel et al. 2020, section 3.1.4)."""
+"""Decoder tokens for each encoder token: T5's span corruption (Raffel et al. 2020, section 3.1.4)."""
 
 
 class T5Config(Config):
@@ -107,7 +107,7 @@ class T5Config(Config):
 
     @property
     def most_tokens(self) -> int:
-        """A sample longer than this would be a mistake."""
+        """The most tokens; a longer sample would be a mistake."""
         return 2**20
 
 
@@ -167,7 +167,7 @@ def _reading_both(decoder: LayerKind) -> LayerKind:
 def _encoder_decoder(
     encoder: Sequence[LayerNode], embedding: LayerNode, decoder: Sequence[LayerNode], head: LayerNode
 ) -> tuple[LayerNode, ...]:
-    """Two chains and the head; each layer of the decoder but its embedding also reads what comes out of the encoder."""
+    """Two chains and the head; each layer of the decoder except its embedding also reads the encoder's output."""
     nodes = [*chain(*encoder), embedding]
     for node in decoder:
         nodes.append(replace(node, inputs=(len(nodes) - 1, len(encoder) - 1)))

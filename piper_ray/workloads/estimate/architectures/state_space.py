@@ -1,7 +1,7 @@
-"""What mixes tokens without attention: Mamba and Mamba-2, gated delta nets, short convolutions.
+"""Parts that mix tokens without attention: Mamba and Mamba-2, gated delta nets, short convolutions.
 
-Scans are priced as memory traffic and, where they work chunk by chunk, as the products within and between chunks
-(Dao and Gu 2024, section 6). t devices divide the inner width, as Megatron does.
+Scans are priced as memory traffic, and chunk-wise scans also as the products within and between chunks (Dao and Gu
+2024, section 6). t devices divide the inner width, as in Megatron.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def _mixer(
     bias: bool = False,
     *exchanges: Exchange,
 ) -> Part:
-    """exchanges: before the one of its result."""
+    """A mixer from its operators. exchanges: those before the exchange of its result."""
     biases = "h" if bias else "0"
     return Part("mixer", operators, (*exchanges, all_reduce("mixer")), heads, symbols=symbols, biases=biases)
 
