@@ -14,12 +14,12 @@ _HOURS_PER_DAY, _S_PER_HOUR = 24.0, 3600.0
 
 @dataclass(frozen=True)
 class Figures:
-    """What people ask of a plan.
+    """A plan's figures for people.
 
-    mfu, hfu: shares of the peak rate of all devices of the cluster, idle ones too, by the definitions of
-    ``estimate.work``. devices: those that the plan uses. tokens_per_s_per_device: of each device of the cluster.
-
-    tokens_per_s: None where a sample has no tokens. days, cost: of the training asked about, None where nothing was.
+    mfu, hfu: shares of the peak rate of all devices of the cluster, idle ones included, by the definitions of
+    ``estimate.roofline``. devices: the number that the plan uses. tokens_per_s_per_device: for each device of the
+    cluster. tokens_per_s: None if a sample has no tokens. days, cost: those of the training that the user asked about;
+    None if none.
 
     >>> import piper_ray
     >>> planned = piper_ray.plan("bert-large", "A100-80", microbatch_size=8, schedule="1f1b", zero=1)  # doctest: +SKIP

@@ -42,10 +42,11 @@ from piper_ray.workloads.schemes.tmpcs import SchemeOffer
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan for one microbatch size and schedule. microbatch: in samples. figures: what people ask of it.
+    """A plan for one microbatch size and schedule.
 
-    instance: the workload of that microbatch size. solution: of its solve, with what is proved. runners_up: of other
-    microbatch sizes, schedules and modes, the fastest first. by_precision: the best in each precision that was asked.
+    microbatch: in samples. figures: speed, utilisation, days and cost. instance: the workload with that microbatch
+    size. solution: the result of the solve, with its proof. runners_up: plans of other microbatch sizes, schedules and
+    modes, the fastest first. by_precision: the best plan in each precision that the user asked for.
 
     >>> import piper_ray
     >>> planned = piper_ray.plan("bert-large", "A100-80", microbatch_size=8, schedule="1f1b", zero=1)  # doctest: +SKIP

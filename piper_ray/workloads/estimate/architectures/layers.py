@@ -167,7 +167,7 @@ def feed_forward_part(style: BlockStyle, again: tuple[str, ...] = (), input_save
 
 @dataclass(frozen=True)
 class LayerShape:
-    """A layer as numbers. feeding: None if the layer only mixes tokens (Mamba). mixing: None if it only feeds forward."""
+    """A layer as numbers. feeding: None if it only mixes tokens (Mamba). mixing: None if it only feeds forward."""
 
     mixing: Described | None
     feeding: Described | None
