@@ -131,8 +131,8 @@ class ConvertOptions:
     )
     form: Form | None = option(
         "FORM",
-        "What to write, whatever OUTPUT ends in: piper, toml, pipedream or dnn-partitioning. What the form cannot hold "
-        "is refused by name.",
+        "The form to write, in place of the one that OUTPUT ends in: piper, toml, pipedream or dnn-partitioning. What "
+        "the form cannot hold is refused by name.",
         "--to",
     )
 

@@ -93,7 +93,7 @@ def forecast_lines(forecast: Forecast, is_wide: bool = False) -> list[str]:
     """What a solve will take, in words. is_wide: see ``LatticeInput``."""
     from piper_ray.model.figures import size_text
 
-    fewer = "solve lists those alone that plans as good as the best can use"
+    fewer = "solve lists only those that a best plan can use"
     if is_wide and forecast.seconds is not None:
         fewer += f", in about {_seconds_text(forecast.seconds)} if they are few enough"
     if forecast.downsets is None:

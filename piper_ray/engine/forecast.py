@@ -80,7 +80,7 @@ def _limit_bytes(memory_limit_bytes: float | None) -> float:
 def note_of_many(downsets: int | None) -> str:
     """Returns the note of a solve that lists only useful downsets. downsets: None if they are too many to count."""
     counted = "more downsets than can be counted quickly" if downsets is None else f"{downsets:,} downsets"
-    return f"{counted}: those alone are listed that plans as good as the best can use"
+    return f"{counted}: only those that a best plan can use are listed"
 
 
 def machine_memory_bytes() -> float:

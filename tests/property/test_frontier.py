@@ -124,7 +124,7 @@ def test_a_graph_that_is_too_wide_to_list(monkeypatch: pytest.MonkeyPatch) -> No
 
     found = frontier(instance, options=ONE_THREAD, listener=hear)
     assert found.by_devices() == listed
-    assert any(isinstance(event, Note) and "those alone are listed" in event.text for event in told)
+    assert any(isinstance(event, Note) and "only those that a best plan can use" in event.text for event in told)
 
 
 @given(instances(most_layers=4), st.sets(st.integers(1, 60), min_size=1, max_size=4))

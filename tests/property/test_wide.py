@@ -144,7 +144,7 @@ def test_of_many_those_are_listed_that_count(monkeypatch: pytest.MonkeyPatch) ->
     found, whole = solved_with_many(MANY, monkeypatch, log), piper_ray.solve(MANY, options=ONE_THREAD)
     assert same_result(found, whole)
     assert found.stats.downsets < whole.stats.downsets == 66
-    assert log.notes == ["66 downsets: those alone are listed that plans as good as the best can use"]
+    assert log.notes == ["66 downsets: only those that a best plan can use are listed"]
     assert found.stats.evaluations
 
 

@@ -56,7 +56,7 @@ def test_what_shardings_cannot_say_is_refused_by_name() -> None:
     least = SchemeProgram(program.traced.graph, 2, RandomPrices(1), BORDERS[0])
     scheme = least.fastest(1.0, least.least_held_bytes(1.0) * 1.0001)
     assert scheme is not None
-    with pytest.raises(UsageError, match=r"is computed again, of which shardings say nothing[\s\S]*goes back by"):
+    with pytest.raises(UsageError, match=r"is computed again, which a sharding cannot say[\s\S]*goes back by"):
         _shardings("separate", scheme)
 
 

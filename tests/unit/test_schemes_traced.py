@@ -108,7 +108,7 @@ def test_a_model_is_cut_into_its_layers_equal_ones_once() -> None:
     [
         ("twice", "again.weight is read by two operators"),
         ("choosing", "how much index makes depends on numbers in its inputs"),
-        ("branching", "expected code that does the same whatever the numbers in its inputs"),
+        ("branching", "expected code that does the same for all numbers in its inputs"),
     ],
 )
 def test_what_is_no_graph_is_refused_in_words(family: str, told: str) -> None:

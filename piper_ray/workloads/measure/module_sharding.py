@@ -140,7 +140,7 @@ class _Shardings:
             forward, back = self._forward[step.name], self._strategy(step, how.backward)
             learned = [x for x in (*step.inputs, *step.outputs) if self._graph.values[x].has_gradient]
             if how.again is not None:
-                yield f"{step.name} is computed again, of which shardings say nothing"
+                yield f"{step.name} is computed again, which a sharding cannot say"
             if any(forward.adjoint(name) != back.adjoint(name) for name in learned):
                 yield f"{step.name} goes back by {how.backward} and forwards by {how.forward}"
             if forward.exchange == RING:

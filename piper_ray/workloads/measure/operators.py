@@ -231,7 +231,7 @@ def exported_module(
     except Exception as error:  # noqa: BLE001 - of the user's code, and of torch's about it
         text = f"{spec}: {name} is no one graph of operators: {words_of(error).partition(' (unhinted')[0][:300]}"
         raise UsageError(
-            f"{text}\nexpected code that does the same whatever the numbers in its inputs{_at(error)}"
+            f"{text}\nexpected code that does the same for all numbers in its inputs{_at(error)}"
         ) from None
     finally:
         logging.disable(before)
@@ -240,7 +240,7 @@ def exported_module(
         if any(not isinstance(size, int) for shape in shapes for size in shape):
             raise UsageError(
                 f"{spec}: {name}: how much {operator_of(node)} makes depends on numbers in its inputs\n"
-                "expected code whose tensors have the same shapes whatever the numbers in its inputs"
+                "expected code whose tensors have the same shapes for all numbers in its inputs"
             )
     return found
 
