@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from piper_ray.model.mode import ALL_REPLICAS, EVERY_SECOND_PRODUCT, Recomputation, Sharding
 from piper_ray.workloads.estimate.hardware import Training
@@ -24,7 +25,7 @@ _INNER_COPIES = 6.0
 weighted activation function is differentiated; from the peaks of layers with 160 and with 256 experts (SimuMax)."""
 
 
-@worked_out_once
+@partial(worked_out_once, made_again=False)
 def backward_bytes(kind: LayerKind, mode: LayerMode, loss: Loss = Loss.IN_PLACE) -> float:
     """The most that the backward pass of a layer holds beyond all that the layer had kept when it began."""
     residual = kind.value(kind.output) / mode.parts(Split.SEQUENCE)
@@ -128,7 +129,7 @@ class Numbers:
     trained: float
 
 
-@worked_out_once
+@partial(worked_out_once, made_again=False)
 def numbers_on_device(kind: LayerKind, mode: LayerMode) -> tuple[Numbers, Numbers]:
     """Dense parameters, and experts'."""
     held, trained = {False: 0.0, True: 0.0}, {False: 0.0, True: 0.0}

@@ -31,7 +31,7 @@ class LayerMode(Mode):
     @cached_property
     def divided(self) -> Hashable:
         """All that passes depend on: not what replicas share, nor where activations wait."""
-        return self.divides, self.recomputation, self.gathered
+        return self.divides, self.recomputation.parts, self.gathered
 
     @property
     def without_degree(self) -> Mode:
@@ -91,16 +91,17 @@ class LayerMode(Mode):
         return operator.parameters_split.parts(self.degree, self.sequence_parallel)
 
 
-def worked_out_once(function: Callable[..., _Figure]) -> Callable[..., _Figure]:
+def worked_out_once(function: Callable[..., _Figure], *, made_again: bool = True) -> Callable[..., _Figure]:
     """A figure of a kind in a mode, and of few further things that hash, the same for all modes that divide it
-    alike."""
+    alike. made_again: whether it depends on what is recomputed."""
 
     @wraps(function)
     def found(kind: LayerKind, mode: LayerMode, *others: Hashable, **named: Hashable) -> _Figure:
-        key = function.__name__, mode.divided, others, tuple(named.items())
-        if key not in kind.known:
-            kind.known[key] = function(kind, mode, *others, **named)
-        value: _Figure = kind.known[key]
+        divided = mode.divided if made_again else (mode.divides, mode.gathered)
+        key = function.__name__, divided, others, tuple(named.items())
+        value: _Figure | None = kind.known.get(key)
+        if value is None:
+            value = kind.known[key] = function(kind, mode, *others, **named)
         return value
 
     return found
