@@ -242,8 +242,8 @@ class OneMode(Constraint):
                 undivided[self._undivided(instance, tmpc.mode, stage.tensor_parallel_degree)] = None
         yield from (what for what in undivided if what is not None)
         able = []
-        for row, numbers in kinds.values():
-            own = [row[place] for place in self._places_of_known_kinds(row)]
+        for known, numbers in kinds.values():
+            own = [known[place] for place in self._places_of_known_kinds(known)]
             able.append((own, _Places(own, self._axes), numbers))
         modes, against = self.modes(instance), dict[Mode, list[int]]()
         for mode in modes:
