@@ -215,12 +215,11 @@ class MovedRows(Mapping[int, tuple[Tmpc, ...]]):
         self._tables: dict[int, dict[int, float]] = {}  # by the identity of a table, which many TMPCs share
 
     def __getitem__(self, t: int) -> tuple[Tmpc, ...]:
-        if t not in self._made:
-            self._made[t] = tuple(
-                x.between(self._moved(x.forward_sync_bytes), self._moved(x.backward_sync_bytes))
-                for x in self.layer.tmpcs[t]
-            )
-        return self._made[t]
+        if (made := self._made.get(t)) is None:
+            row = self.layer.tmpcs[t]
+            moved = (x.between(self._moved(x.forward_sync_bytes), self._moved(x.backward_sync_bytes)) for x in row)
+            made = self._made.setdefault(t, tuple(moved))  # the same for all threads
+        return made
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.layer.tmpcs)

@@ -171,15 +171,14 @@ class Estimate:
     def least_memory_bytes(self) -> float:
         """What no plan needs less of, on all devices together: the layers with one microbatch in flight. What needs
         replicas is held by each of them."""
-        priced = {id(layer.priced): layer.priced for layer in self.instance.layers}
         least = {
-            key: min(
+            id(layer): min(
                 degree
                 * (tmpc.least_data_parallel_degree * (tmpc.activation_bytes + tmpc.fixed_bytes) + tmpc.shared_bytes)
                 for degree, of in layer.tmpcs.items()
                 for tmpc in of
             )
-            for key, layer in priced.items()
+            for layer in self.instance.priced_layers
         }
         return sum(least[id(layer.priced)] for layer in self.instance.layers)
 
