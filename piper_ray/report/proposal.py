@@ -27,7 +27,7 @@ from piper_ray.model.plan import Stage
 from piper_ray.model.restrictions import odd_part
 from piper_ray.model.schedule import ScheduleName
 from piper_ray.proposal.against import Theirs
-from piper_ray.proposal.cells import LISTED, CellBegun, Closing
+from piper_ray.proposal.cells import CellBegun, Closing
 from piper_ray.proposal.demand import PlanDemand, Proposed
 from piper_ray.proposal.figures import Figures, figures_of
 from piper_ray.proposal.layout_words import LayoutWords, differences, layout_words
@@ -370,7 +370,7 @@ def other_plans(proposal: FoundPlans) -> tuple[list[str], list[list[str]]]:
 def _listed(proposal: FoundPlans) -> dict[tuple[str, ...], Proposed]:
     """The best plans by their rows. Sharding over one replica makes plans that differ in nothing that is shown."""
     best = layout_words(proposal.best)
-    return {tuple(_other_row(one, proposal.best, best)): one for one in proposal.found[: LISTED + 1]}
+    return {tuple(_other_row(one, proposal.best, best)): one for one in proposal.listed}
 
 
 def _print_others(console: Console, proposal: FoundPlans) -> None:

@@ -285,10 +285,16 @@ def test_the_screen_fits_and_says_each_change_with_its_sign(proposal: FoundPlans
     assert not re.search(r"\d\.\d\d\d", text), "four digits or more"
 
 
+def test_plans_much_slower_than_the_best_are_not_listed(proposal: FoundPlans) -> None:
+    slow = [one for one in proposal.found[: LISTED + 1] if one.step_s > 1.25 * proposal.best.step_s]
+    assert slow
+    assert proposal.listed == tuple(one for one in proposal.found[: LISTED + 1] if one not in slow)
+
+
 def test_what_estimates_do_not_tell_apart_is_to_be_measured(proposal: FoundPlans) -> None:
     best = proposal.best
     _, most_s = best.estimate.doubt.range_s(best.step_s)
-    close = sum(one.step_s <= most_s for one in proposal.found[: LISTED + 1])
+    close = sum(one.step_s <= most_s for one in proposal.listed)
     assert close >= 3
     told = f"{close} of these lie within the range of the first; to measure the first 3: --candidates 3 -o DIR"
     assert told in screen(proposal).splitlines()
