@@ -106,7 +106,7 @@ def write_candidates(found: FoundPlans, count: int, out: Path, command: str) -> 
     written: list[Path] = []
     rows: list[str] = []
     runs: list[dict[str, object]] = []
-    for _, one in listed_plans(found, len(found.found)):
+    for _, one in listed_plans(found, found.found):
         launch = launch_of(found, one)
         if launch.excess:
             note(f"no job for {layout_words(one).text}: {launch.excess[0]}")

@@ -24,7 +24,7 @@ from piper_ray.engine.kernels.types import FloatArray
 from piper_ray.engine.request import SolveRequest
 from piper_ray.engine.subproblems import Solver, SubProblem, best_of, numbered
 from piper_ray.model.constraints import Recompute, SameDegrees
-from piper_ray.model.instance import Instance, Layer, Tmpc
+from piper_ray.model.instance import Instance, Layer, MovedRows, Tmpc
 from piper_ray.model.one_mode import OneMode
 from piper_ray.model.passes import passes_of
 from piper_ray.model.restrictions import Restrictions
@@ -53,8 +53,12 @@ class AlikeLayers:
     def of(cls, whole: Instance) -> AlikeLayers:
         """Returns the kinds of layers, in the order of their first layers."""
         found: dict[object, list[int]] = {}
+        rows: dict[int, int] = {}  # their number, by the identity of the layer that they were made for
+        numbers: dict[object, int] = {}
         for place, layer in enumerate(whole.layers):
-            found.setdefault((layer.experts, layer.key_heads, _rows_seen_from(layer)), []).append(place)
+            if (key := id(layer.priced)) not in rows:
+                rows[key] = numbers.setdefault(_rows_seen_from(layer.priced), len(numbers))
+            found.setdefault((layer.experts, layer.key_heads, rows[key]), []).append(place)
         first = tuple(whole.layers[places[0]] for places in found.values())
         sample = replace(whole, layers=first, edges=(), tensors=()).checked_as(whole)
         return cls(whole, sample, tuple(map(tuple, found.values())))
@@ -81,15 +85,10 @@ class AlikeLayers:
     def in_all(self, narrowed: Instance) -> Instance:
         """Returns the whole instance, with the TMPCs that a narrowed sample leaves to each kind of layer."""
         layers = list(self.whole.layers)
-        for kind, own, places in zip(self.sample.layers, narrowed.layers, self.places, strict=True):
-            left = {}
-            for t, row in own.tmpcs.items():
-                numbers = {id(tmpc): number for number, tmpc in enumerate(kind.tmpcs[t])}
-                left[t] = [numbers[id(tmpc)] for tmpc in row]
+        for own, places in zip(narrowed.layers, self.places, strict=True):
             for place in places:
-                rows = layers[place].tmpcs
-                tmpcs = {t: tuple(rows[t][number] for number in row) for t, row in left.items()}
-                layers[place] = replace(layers[place], tmpcs=tmpcs)
+                layer = layers[place]
+                layers[place] = replace(layer, tmpcs=MovedRows(own, layer.id - own.id))
         return replace(self.whole, layers=tuple(layers)).checked_as(self.whole)
 
 

@@ -418,8 +418,9 @@ _OF_DECODER = "decoder_seq_length"
 _FLAGSCALE = "FlagScale system"
 _MESHES, _SPLIT = "hetero_process_meshes", "hetero_pipeline_layer_split"
 _RECOMPUTED = "recompute_num_layers_per_stage_micro_batch"
+_EXPERT_TENSOR, _OF_MESHES = "expert_tensor_parallel_size", "expert_tensor_parallel_size_per_process_mesh"
 _OF_FLAGSCALE = (
-    _MESHES, _SPLIT, _RECOMPUTED, "enable_hetero", "hetero_device_types", "hetero_current_device_type",
+    _MESHES, _SPLIT, _RECOMPUTED, _OF_MESHES, "enable_hetero", "hetero_device_types", "hetero_current_device_type",
     "hetero_use_cpu_communication", "standalone_embedding_stage",
 )  # fmt: skip
 _READ = frozenset((*_KNOWN, *_OF_FLAGSCALE, _MIXED, _FP16, "use_checkpoint_args", _OF_DECODER))
@@ -447,6 +448,9 @@ def _of_meshes(values: Mapping[str, object], pieces: ModelPieces, instance: Inst
     if not _are_counts(split, least=0) or len(split) != ranks or sum(split) != pieces.blocks:
         raise UsageError(f"{_FLAGSCALE}: {_SPLIT}: {split}; expected {ranks} numbers, {pieces.blocks} together")
     common = {name: value for name, value in values.items() if not name.startswith("recompute_")}
+    each = common.pop(_OF_MESHES, [common.get(_EXPERT_TENSOR, 1)])
+    if not _are_counts(each) or each != [common.setdefault(_EXPERT_TENSOR, each[0] if each else 1)]:
+        raise UsageError(f"{_FLAGSCALE}: {_OF_MESHES}: {each}; expected [{common.get(_EXPERT_TENSOR, 1)}]")
     read = _read(common, pieces, instance, with_ends(split, pieces.predictors))
     run_as = replace(read.run_as, data_parallel=said["data_parallel"], expert_parallel=said["expert_parallel"])
     if (counts := values.get(_RECOMPUTED)) is not None:

@@ -13,7 +13,7 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -205,6 +205,34 @@ class Tmpc:
         return hash((self.id, self.time_per_sample_s))
 
 
+class MovedRows(Mapping[int, tuple[Tmpc, ...]]):
+    """The rows of ``layer``, for a layer whose neighbours' ids are larger by ``by``. Each is made when it is first
+    read."""
+
+    def __init__(self, layer: Layer, by: int) -> None:
+        self.layer, self.by = layer, by
+        self._made: dict[int, tuple[Tmpc, ...]] = {}
+        self._tables: dict[int, dict[int, float]] = {}  # by the identity of a table, which many TMPCs share
+
+    def __getitem__(self, t: int) -> tuple[Tmpc, ...]:
+        if (made := self._made.get(t)) is None:
+            row = self.layer.tmpcs[t]
+            moved = (x.between(self._moved(x.forward_sync_bytes), self._moved(x.backward_sync_bytes)) for x in row)
+            made = self._made.setdefault(t, tuple(moved))  # the same for all threads
+        return made
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.layer.tmpcs)
+
+    def __len__(self) -> int:
+        return len(self.layer.tmpcs)
+
+    def _moved(self, sizes: Mapping[int, float]) -> dict[int, float]:
+        if id(sizes) not in self._tables:
+            self._tables[id(sizes)] = {end + self.by: size for end, size in sizes.items()}
+        return self._tables[id(sizes)]
+
+
 @dataclass(frozen=True)
 class Layer:
     """A node of the DNN's graph. ``tmpcs[t]`` lists the configurations for tensor-parallel degree t.
@@ -233,11 +261,31 @@ class Layer:
         convert_fields(self, plain, "predictor")
         convert_fields(self, _rows, "tmpcs")
 
+    @property
+    def priced(self) -> Layer:
+        """The layer that its rows were made for: another one if they are moved."""
+        return self.tmpcs.layer if isinstance(self.tmpcs, MovedRows) else self
+
     def __repr__(self) -> str:
         given: object = self.tmpcs  # before the check it may have any type
         rows = given.items() if isinstance(given, Mapping) else ()
         counts = "".join(f"; t={t}: {plural(len(row), 'TMPC')}" for t, row in rows if isinstance(row, tuple))
         return f"Layer({self.id!r}, {shown(self.name)}{counts})"
+
+
+def with_rows(layers: Iterable[Layer], rows_of: Callable[[Layer], Mapping[int, tuple[Tmpc, ...]]]) -> tuple[Layer, ...]:
+    """The layers with other rows. rows_of: those of a layer; it is called once for layers that are alike but for their
+    neighbours."""
+    made: dict[int, Layer] = {}
+    found = list[Layer]()
+    for layer in layers:
+        priced = layer.priced
+        if id(priced) not in made:
+            made[id(priced)] = dataclasses.replace(priced, tmpcs=rows_of(priced))
+        own = made[id(priced)]
+        moved = dataclasses.replace(layer, tmpcs=MovedRows(own, layer.id - own.id))
+        found.append(own if priced is layer else moved)
+    return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -468,18 +516,25 @@ class Instance:
     @cached_property
     def degrees(self) -> tuple[int, ...]:
         """The tensor-parallel degrees of all layers together, ascending."""
-        return tuple(sorted({t for layer in self.layers for t, tmpcs in layer.tmpcs.items() if tmpcs}))
+        return tuple(sorted({t for layer in self.priced_layers for t, tmpcs in layer.tmpcs.items() if tmpcs}))
+
+    @property
+    def priced_layers(self) -> list[Layer]:
+        """Layers with all rows that there are, but for their neighbours' numbers."""
+        return list({id(layer.priced): layer.priced for layer in self.layers}.values())
 
     @cached_property
     def contexts(self) -> frozenset[int]:
         """The degrees of context parallelism of all configurations together."""
-        rows = (row for layer in self.layers for row in layer.tmpcs.values())
+        rows = (row for layer in self.priced_layers for row in layer.tmpcs.values())
         return frozenset(tmpc.mode.context for row in rows for tmpc in row)
 
     @cached_property
     def least_data_parallel_degrees(self) -> tuple[int, ...]:
         """1 and the least data-parallel degrees of all configurations, ascending."""
-        asked = {x.least_data_parallel_degree for layer in self.layers for xs in layer.tmpcs.values() for x in xs}
+        asked = {
+            x.least_data_parallel_degree for layer in self.priced_layers for xs in layer.tmpcs.values() for x in xs
+        }
         return tuple(sorted({1, *asked}))
 
     @cached_property
@@ -550,7 +605,9 @@ def _table(sizes: object) -> object:
 
 def _rows(tmpcs: object) -> object:
     """The TMPCs of a layer as tuples, without degrees that have no TMPC."""
-    if not isinstance(tmpcs, Mapping) or all(type(t) is int and type(row) is tuple and row for t, row in tmpcs.items()):
+    if not isinstance(tmpcs, Mapping) or isinstance(tmpcs, MovedRows):
+        return tmpcs
+    if all(type(t) is int and type(row) is tuple and row for t, row in tmpcs.items()):
         return tmpcs
     rows = {count(t): as_tuple(row) for t, row in tmpcs.items()}
     return {t: row for t, row in rows.items() if row != ()}

@@ -47,22 +47,38 @@ def tmpcs_under(row: Sequence[Tmpc], mode: Mode) -> tuple[Tmpc, ...]:
     parallelism is an exception, because it divides the tokens that layers pass on: a layer without that degree has no
     TMPC left.
     """
-    return tuple(row[place] for place in _places_under([tmpc.mode for tmpc in row], mode, tuple(_AXES)))
+    return tuple(row[place] for place in _Places([tmpc.mode for tmpc in row], tuple(_AXES)).under(mode))
 
 
-def _places_under(row: Sequence[Mode], mode: Mode, axes: Sequence[str]) -> tuple[int, ...]:
-    """The positions of ``tmpcs_under`` in a row of TMPCs with these modes, if only the parts ``axes`` are required."""
-    left = tuple(place for place, own in enumerate(row) if own.context == mode.context)
-    for axis in axes:
-        asked = getattr(mode, axis)
-        if axis == "recomputation":
-            asked = share_of(asked, (row[place].recomputation for place in left))
+class _Places:
+    """The positions of ``tmpcs_under`` in a row of TMPCs with these modes, if only the parts ``axes`` are required.
+
+    Modes are many and have most parts in common, so what a mode's first parts leave is kept for others."""
+
+    def __init__(self, row: Sequence[Mode], axes: Sequence[str]) -> None:
+        self._row, self._axes, self._known = row, axes, dict[tuple[object, ...], tuple[int, ...]]()
+
+    def under(self, mode: Mode) -> tuple[int, ...]:
+        asked: tuple[object, ...] = ()
+        left = tuple(range(len(self._row)))
+        for axis in self._axes:
+            value = getattr(mode, axis)
+            asked += (value.parts if axis == "recomputation" else value,)
+            if asked not in self._known:
+                self._known[asked] = self._left(left, axis, value)
+            left = self._known[asked]
+        return left
+
+    def _left(self, left: tuple[int, ...], axis: str, asked: object) -> tuple[int, ...]:
+        """Of these positions those with the value that is asked for, or else with the plain one, or else all."""
+        values = [getattr(self._row[place], axis) for place in left]
+        if isinstance(asked, Recomputation):
+            asked = share_of(asked, values)
         for wanted in (asked, getattr(_PLAIN, axis)):
-            found = tuple(place for place in left if getattr(row[place], axis) == wanted)
-            if found:
-                left = found
-                break
-    return left
+            found = tuple(place for place, value in zip(left, values, strict=True) if value == wanted)
+            if found or axis == "context":
+                return found
+        return left
 
 
 def missing_of(chosen: Iterable[tuple[Tmpc, Mode]]) -> list[str]:
@@ -135,7 +151,7 @@ class OneMode(Constraint):
     def modes(self, instance: Instance) -> tuple[Mode, ...]:
         """All modes that a plan of the instance may run in, the simplest first. With by_layer, recomputation is left
         open."""
-        every = ([tmpc.mode for row in layer.tmpcs.values() for tmpc in row] for layer in instance.layers)
+        every = ([tmpc.mode for row in layer.tmpcs.values() for tmpc in row] for layer in instance.priced_layers)
         rows = [*{tuple(map(id, row)): row for row in every}.values()]
         seen = {one for row in rows for one in row}
         kinds = [Recomputation.NONE]
@@ -168,7 +184,7 @@ class OneMode(Constraint):
         There are few different rows of modes; each is examined once.
         """
         kind_of: dict[tuple[Mode, ...], int] = {}
-        kinds: list[tuple[list[int], list[Mode]]] = []  # positions with an allowed recomputation, and their modes
+        kinds: list[tuple[list[int], _Places]] = []  # positions with an allowed recomputation, and their modes
         rows: list[list[tuple[int, tuple[Tmpc, ...], int]]] = []  # by layer: degree, TMPCs, kind of row
         for layer in instance.layers:
             rows.append([])
@@ -177,10 +193,10 @@ class OneMode(Constraint):
                 kind = kind_of.setdefault(modes_of_row, len(kinds))
                 if kind == len(kinds):
                     places = self._places_of_known_kinds(modes_of_row)
-                    kinds.append((places, [modes_of_row[place] for place in places]))
+                    kinds.append((places, _Places([modes_of_row[place] for place in places], self._axes)))
                 rows[-1].append((t, row, kind))
         for mode in modes:
-            left = [[places[place] for place in _places_under(own, mode, self._axes)] for places, own in kinds]
+            left = [[places[place] for place in own.under(mode)] for places, own in kinds]
             able = {t for t in instance.degrees if self._undivided(instance, mode, t) is None}
             layers = tuple(
                 replace(
@@ -225,14 +241,15 @@ class OneMode(Constraint):
                 chosen.append((layer_id, tmpc))
                 undivided[self._undivided(instance, tmpc.mode, stage.tensor_parallel_degree)] = None
         yield from (what for what in undivided if what is not None)
-        able = [
-            ([row[place] for place in self._places_of_known_kinds(row)], numbers) for row, numbers in kinds.values()
-        ]
+        able = []
+        for known, numbers in kinds.values():
+            own = [known[place] for place in self._places_of_known_kinds(known)]
+            able.append((own, _Places(own, self._axes), numbers))
         modes, against = self.modes(instance), dict[Mode, list[int]]()
         for mode in modes:
             against[mode] = found = []
-            for own, numbers in able:
-                left = {own[place] for place in _places_under(own, mode, self._axes)}
+            for own, places, numbers in able:
+                left = {own[place] for place in places.under(mode)}
                 found += [number for number in numbers if chosen[number][1].mode not in left]
             if not found:
                 return

@@ -6,14 +6,14 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from piper_ray.engine.subproblems import rank_of
 from piper_ray.model.constraints import StageCount, choices_made
 from piper_ray.model.errors import InfeasibleError, UsageError
 from piper_ray.model.figures import plural, size_text
 from piper_ray.model.headroom import NO_HEADROOM, Headroom
-from piper_ray.model.instance import Instance, Layer, divisors
+from piper_ray.model.instance import Instance, Layer, Tmpc, divisors, with_rows
 from piper_ray.model.mode import Recomputation
 from piper_ray.model.one_mode import OneMode
 from piper_ray.model.plan import Plan, Stage
@@ -215,7 +215,7 @@ class PlanDemand:
             made = replace(made, instance=self.schemes(made, check))
         instance = made.instance.replace(cluster=made.instance.cluster.with_memory(self.planned_bytes))
         if self.tensor_parallel is not None:
-            instance = replace(instance, layers=tuple(_divided(x, self.tensor_parallel) for x in instance.layers))
+            instance = replace(instance, layers=with_rows(instance.layers, partial(_divided, self.tensor_parallel)))
         check_instance(instance)  # once, not with each plan that is simulated
         return replace(made, instance=instance)
 
@@ -290,10 +290,10 @@ class PlanDemand:
                 yield size
 
 
-def _divided(layer: Layer, degrees: tuple[int, ...]) -> Layer:
-    """The layer with only these tensor-parallel degrees."""
+def _divided(degrees: tuple[int, ...], layer: Layer) -> dict[int, tuple[Tmpc, ...]]:
+    """The layer's rows with only these tensor-parallel degrees."""
     rows = {t: tuple(x for x in row if t // x.mode.context in degrees) for t, row in layer.tmpcs.items()}
-    return replace(layer, tmpcs={t: row for t, row in rows.items() if row})
+    return {t: row for t, row in rows.items() if row}
 
 
 _NOT_OVERLAPPED = {*Recomputation.FULL.parts, "moe"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 from piper_ray.model.cluster import Cluster
@@ -13,7 +14,7 @@ from piper_ray.model.figures import share_text
 from piper_ray.model.headroom import NO_HEADROOM
 from piper_ray.model.restrictions import divisible_batch, odd_part
 from piper_ray.model.stop import Stop
-from piper_ray.proposal.cells import LISTED, Cell, Cells, CellSearch, Watch, cells_of, unwatched, why_none
+from piper_ray.proposal.cells import LISTED, RUNNERS_UP, Cell, Cells, CellSearch, Watch, cells_of, unwatched, why_none
 from piper_ray.proposal.demand import PlanDemand, Proposed, Tell
 from piper_ray.proposal.scheme_prices import SimulatedPlan, asked_at_prices
 from piper_ray.workloads.estimate.build import Estimate, EstimateRequest
@@ -52,6 +53,12 @@ class FoundPlans:
     @property
     def best(self) -> Proposed:
         return self.found[0]
+
+    @property
+    def listed(self) -> tuple[Proposed, ...]:
+        """The best plan, and the best ones of other cells that are of interest beside it."""
+        near = (one for one in self.found if one.step_s <= RUNNERS_UP * self.best.step_s)
+        return tuple(islice(near, LISTED + 1))
 
     @property
     def gap(self) -> float:

@@ -36,7 +36,7 @@ from piper_ray.model.plan import Stage
 from piper_ray.model.restrictions import odd_part
 from piper_ray.model.schedule import ScheduleName
 from piper_ray.proposal.against import Theirs
-from piper_ray.proposal.cells import LISTED, CellBegun, Closing
+from piper_ray.proposal.cells import CellBegun, Closing
 from piper_ray.proposal.demand import PlanDemand, Proposed
 from piper_ray.proposal.figures import Figures, figures_of
 from piper_ray.proposal.layout_words import LayoutWords, differences, layout_words
@@ -356,16 +356,16 @@ OF_WORDS = ("schedule", "runs as", "simpler in")
 def other_plans(proposal: FoundPlans) -> tuple[list[str], list[list[str]]]:
     """The plan and the best ones of other cells, by how much they lose and what each is simpler in: heads, and rows."""
     heads = ["step", "slower", "mbs", "TP", "CP", "PP", "DP", "EP", "schedule", "runs as", "memory", "simpler in"]
-    rows = [row for row, _ in listed_plans(proposal)]
+    rows = [row for row, _ in listed_plans(proposal, proposal.listed)]
     kept = [place for place, head in enumerate(heads) if head != "EP" or any(row[place] != "-" for row in rows)]
     return [heads[place] for place in kept], [[row[place] for place in kept] for row in rows]
 
 
-def listed_plans(proposal: FoundPlans, most: int = LISTED + 1) -> list[tuple[list[str], Proposed]]:
-    """The best ``most`` plans with their rows. Of plans whose rows differ in nothing but what is recomputed, only the
+def listed_plans(proposal: FoundPlans, plans: Sequence[Proposed]) -> list[tuple[list[str], Proposed]]:
+    """Plans of the proposal with their rows. Of plans whose rows differ in nothing but what is recomputed, only the
     fastest is kept."""
     best, found = layout_words(proposal.best), dict[tuple[str, ...], tuple[list[str], Proposed]]()
-    for one in proposal.found[:most]:
+    for one in plans:
         row = _other_row(one, proposal.best, best)
         found.setdefault(tuple(cell.partition(f", {_RECOMPUTES}")[0] for cell in row), (row, one))
     return list(found.values())
@@ -387,7 +387,7 @@ def settling_lines(proposal: FoundPlans) -> list[str]:
     """What settles which plan is the fastest, where others lie within what a step of it may take."""
     best = proposal.best
     _, most_s = best.estimate.doubt.range_s(best.step_s)
-    close = sum(one.step_s <= most_s for _, one in listed_plans(proposal))
+    close = sum(one.step_s <= most_s for _, one in listed_plans(proposal, proposal.listed))
     if close < 2 or proposal.demand.further:  # of which no candidates are written
         return []
     count = min(close, _MEASURED)

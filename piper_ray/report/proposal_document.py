@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from piper_ray.proposal.against import Theirs
-from piper_ray.proposal.cells import LISTED, Cell
+from piper_ray.proposal.cells import Cell
 from piper_ray.proposal.clusters import ClusterPlan
 from piper_ray.proposal.demand import Proposed
 from piper_ray.proposal.figures import Figures, figures_of
@@ -94,7 +94,7 @@ def planned_document(
         "likely_memory_bytes": list(best.estimate.doubt.memory.range_bytes(best.simulation.peak_memory_bytes)),
         "training_days": figures.days,
         "training_cost": figures.cost,
-        "alternatives": [priced_document(one, words) for one in proposal.found[1 : 1 + LISTED]],
+        "alternatives": [priced_document(one, words) for one in proposal.listed[1:]],
         "precisions": {name: _or_none(one, words) for name, one in others.items()},
         "changes": [{"what": one.what, "plan": _or_none(one.found, words)} for one in helps],
         "search": search_document(proposal),

@@ -16,7 +16,7 @@ import pytest
 import piper_ray
 from piper_ray import InputError, Instance, InvalidPlan, Tmpc, UsageError
 from piper_ray.engine.preview import forecast_solve, lattice_input
-from piper_ray.model.instance import divisors
+from piper_ray.model.instance import MovedRows, divisors, with_rows
 from piper_ray.model.options import Contract
 from piper_ray.planners.published import paper_table
 from piper_ray.workloads.formats import instance_of, load, objects, to_toml, to_upstream
@@ -383,3 +383,30 @@ def test_a_plan_of_lists_and_of_numbers_of_numpy_is_one() -> None:
 def test_what_breaks_the_rules_of_the_problem_is_still_an_invalid_plan() -> None:
     with pytest.raises(InvalidPlan, match="data-parallel degree 0 is less than 1"):
         piper_ray.evaluate(pair(), Plan((replace(STAGE, data_parallel_degree=0),)))
+
+
+def test_rows_of_a_layer_elsewhere_are_those_with_the_neighbours_of_here() -> None:
+    rows = {1: (Tmpc("a", 1.0, forward_sync_bytes={0: 3.0}, backward_sync_bytes={2: 5.0}), Tmpc("b", 2.0))}
+    first = Layer(1, "block", rows)
+    moved = Layer(4, "block", MovedRows(first, 3))
+    there = {1: (Tmpc("a", 1.0, forward_sync_bytes={3: 3.0}, backward_sync_bytes={5: 5.0}), Tmpc("b", 2.0))}
+    assert moved.tmpcs == there
+    assert (moved, first.priced, moved.priced) == (Layer(4, "block", there), first, first)
+    assert pickle.loads(pickle.dumps(moved)) == moved
+    doubled = with_rows([first, moved], lambda one: {2: one.tmpcs[1][:1]})
+    assert [one.tmpcs for one in doubled] == [{2: rows[1][:1]}, {2: there[1][:1]}]
+
+
+@pytest.mark.parametrize("before", [1, 0])
+def test_moved_rows_that_name_no_neighbour_are_told(before: int) -> None:
+    """Those of layer 2 expect layer 1 in front of it."""
+    first = Layer(1, "block", {1: (Tmpc("a", 1.0, forward_sync_bytes={0: 3.0}),)})
+    ends = [Layer(number, "end", {1: (Tmpc("a", 1.0),)}) for number in (0, 3)]
+    layers = [ends[0], first, Layer(2, "block", MovedRows(first, 1)), ends[1]]
+    edges = [Edge(0, 1, 1.0), Edge(1, 3, 1.0), Edge(before, 2, 1.0), Edge(2, 3, 1.0)]
+    instance = Instance(layers, edges, 1, 1, 1.0, 1.0)
+    if before == 1:
+        objects.check_instance(instance)
+    else:
+        with pytest.raises(InputError, match=r"layers\[2\].tmpcs\[1\]\[0\].forward_sync_bytes"):
+            objects.check_instance(instance)

@@ -221,7 +221,8 @@ def test_flagscale_and_torch_are_read_back() -> None:
     spread = plan_in(mixture(), Mode(sequence_parallel=True, experts=8), t=4, d=4)
     system = export_plan(mixture(), spread, ONE, Target.FLAGSCALE, 8).files["system.yaml"]
     assert yaml.safe_load(system)["system"]["hetero"]["hetero_process_meshes"] == [4, 1, 8, 4, 2]
-    assert import_plan(mixture(), system, RunAs()).plan == spread
+    read_back = import_plan(mixture(), system, RunAs())
+    assert (read_back.plan, read_back.notes) == (spread, ())
     full = plan_of(instance, [7, 7], d=2, setting=Mode(Recomputation.FULL))
     stages = export_plan(instance, full, ONE, Target.TORCH, 8).files["stages.json"]
     assert import_plan(instance, stages, RunAs()).plan == full
@@ -336,6 +337,7 @@ def test_documents_of_other_kinds_are_told(text: str, told: str) -> None:
 SCRIPT = (
     "#!/bin/bash\nset -e\n{}\ntorchrun --nproc-per-node 8 pretrain_gpt.py --tensor-model-parallel-size 2 ${{ARGS[@]}}\n"
 )
+ONE_MESH = "hetero_process_meshes: [1, 1, 1, 1, 1], hetero_pipeline_layer_split: [12]"
 TITAN = '{{"parallelism": {{"pipeline_parallel_degree": 2, {}}}}}'
 
 
@@ -385,6 +387,10 @@ TITAN = '{{"parallelism": {{"pipeline_parallel_degree": 2, {}}}}}'
         (
             "system: {tensor_model_parallel_size: 2, hetero_process_meshes: [1, 1, 1, 1, 1]}",
             "tensor_model_parallel_size: 2, but hetero_process_meshes has 1",
+        ),
+        (
+            f"system: {{tensor_model_parallel_size: 1, {ONE_MESH}, expert_tensor_parallel_size_per_process_mesh: 2}}",
+            "expert_tensor_parallel_size_per_process_mesh: 2; expected [1]",
         ),
         (f"{TWO} --hidden-size 4096", "--hidden-size 4096, but the workload's model has 1024"),
         (

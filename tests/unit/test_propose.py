@@ -290,14 +290,20 @@ def test_plans_that_differ_only_in_recomputation_are_listed_once(
     said = iter([["recomputes mlp, moe_act"], ["recomputes moe_act"], []])
     monkeypatch.setattr("piper_ray.report.proposal._recomputes", lambda _: next(said))
     best, worse = proposal.best, proposal.found[-1]
-    listed = listed_plans(replace(proposal, found=(best, best, worse)))
+    listed = listed_plans(proposal, (best, best, worse))
     assert [one for _, one in listed] == [best, worse]
+
+
+def test_plans_much_slower_than_the_best_are_not_listed(proposal: FoundPlans) -> None:
+    slow = [one for one in proposal.found[: LISTED + 1] if one.step_s > 1.25 * proposal.best.step_s]
+    assert slow
+    assert proposal.listed == tuple(one for one in proposal.found[: LISTED + 1] if one not in slow)
 
 
 def test_what_estimates_do_not_tell_apart_is_to_be_measured(proposal: FoundPlans) -> None:
     best = proposal.best
     _, most_s = best.estimate.doubt.range_s(best.step_s)
-    close = sum(one.step_s <= most_s for one in proposal.found[: LISTED + 1])
+    close = sum(one.step_s <= most_s for one in proposal.listed)
     assert close >= 3
     told = f"{close} of these lie within the range of the first; to measure the first 3: --candidates 3 -o DIR"
     assert told in screen(proposal).splitlines()

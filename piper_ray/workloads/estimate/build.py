@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 
@@ -11,7 +11,7 @@ from piper_ray.model import limits
 from piper_ray.model.cluster import Cluster, Link
 from piper_ray.model.errors import UsageError
 from piper_ray.model.figures import size_text
-from piper_ray.model.instance import Batch, Edge, Instance, Layer, Tmpc, TrainedModel
+from piper_ray.model.instance import Batch, Edge, Instance, Layer, MovedRows, Tmpc, TrainedModel
 from piper_ray.model.mode import ALL_REPLICAS, Recomputation, Sharding
 from piper_ray.model.schedule import TRAINED_TODAY
 from piper_ray.workloads.estimate.adapters import with_adapters
@@ -171,15 +171,16 @@ class Estimate:
     def least_memory_bytes(self) -> float:
         """The least memory that any plan needs, on all devices together: the layers with one microbatch in flight. If a
         TMPC needs replicas, each of them holds its part."""
-        return sum(
-            min(
+        least = {
+            id(layer): min(
                 degree
                 * (tmpc.least_data_parallel_degree * (tmpc.activation_bytes + tmpc.fixed_bytes) + tmpc.shared_bytes)
                 for degree, of in layer.tmpcs.items()
                 for tmpc in of
             )
-            for layer in self.instance.layers
-        )
+            for layer in self.instance.priced_layers
+        }
+        return sum(least[id(layer.priced)] for layer in self.instance.layers)
 
     @property
     def least_devices(self) -> int:
@@ -346,9 +347,10 @@ def _workspace_bytes(
     for kind in kinds:
         largest = max(mode.degree for mode in modes[kind.key])
         for mode in modes[kind.key]:
-            needed, gathered = _backward_bytes(kind, mode, training, traits)
-            if mode.expert_tensor == 1 and (gathered or (mode.degree == largest and mode.context == 1)):
-                most = max(most, needed)
+            plain = mode.degree == largest and mode.context == 1
+            if mode.expert_tensor == 1 and (plain or mode.sharding is Sharding.WEIGHTS):
+                needed, gathered = _backward_bytes(kind, mode, training, traits)
+                most = max(most, needed if plain or gathered else 0.0)
     return most
 
 
@@ -387,10 +389,6 @@ def _hands_out_heads(stack: Stack) -> bool:
     return stack.software.context is ContextExchange.ALL_TO_ALL
 
 
-_Sizes = tuple[tuple[float, ...], ...]
-"""The bytes of edges to each earlier and to each later layer."""
-
-
 def _instance(
     architecture: Architecture,
     modes: dict[str, tuple[LayerMode, ...]],
@@ -405,34 +403,19 @@ def _instance(
     plain = {
         key: [(mode.devices, tmpc_of(of_kind[mode], mode)) for mode in modes[key]] for key, of_kind in costs.items()
     }
-    known: dict[tuple[object, ...], tuple[dict[_Sizes, int], list[int]]] = {}
+    first: dict[tuple[object, ...], Layer] = {}  # of layers that are alike but for their neighbours' numbers
     layers = []
     for index, node in enumerate(architecture.nodes):
-        kind, sizes = node.kind, [tuple(side.values()) for side in tensors[index]]
-        alike = kind.key, *sizes
-        if alike not in known:
-            found: dict[_Sizes, int] = {}  # modes that hand on as much have tables in common
-            known[alike] = (
-                found,
-                [
-                    found.setdefault(
-                        tuple(tuple(sync_bytes(size, mode.degree, mode, setting) for size in side) for side in sizes),
-                        len(found),
-                    )
-                    for mode in modes[kind.key]
-                ],
-            )
-        tmpcs: dict[int, list[Tmpc]] = {}
-        distinct, numbers = known[alike]
-        tables = [
-            [dict(zip(ends, side, strict=True)) for ends, side in zip(tensors[index], of_mode, strict=True)]
-            for of_mode in distinct
-        ]
-        for (t, tmpc), number in zip(plain[kind.key], numbers, strict=True):
-            tmpcs.setdefault(t, []).append(tmpc.between(*tables[number]))
-        rows = {t: tuple(tmpcs[t]) for t in sorted(tmpcs)}
+        kind = node.kind
+        alike = kind.key, *(tuple((end - index, size) for end, size in side.items()) for side in tensors[index])
+        if alike in first:
+            rows: Mapping[int, tuple[Tmpc, ...]] = MovedRows(first[alike], index - first[alike].id)
+        else:
+            rows = _rows(plain[kind.key], modes[kind.key], tensors[index], setting)
         common = TOKEN_EMBEDDING if index in tied else ""
-        layers.append(Layer(index, kind.name, rows, node.path, common, kind.experts, kind.key_heads, node.predictor))
+        layer = Layer(index, kind.name, rows, node.path, common, kind.experts, kind.key_heads, node.predictor)
+        first.setdefault(alike, layer)
+        layers.append(layer)
     edges = tuple(
         Edge(source, index, float(round(edge_bytes(size_bytes, setting))))
         for index, (arriving, _) in enumerate(tensors)
@@ -446,3 +429,21 @@ def _instance(
         name=architecture.name,
         schedule=TRAINED_TODAY,
     )
+
+
+def _rows(
+    plain: Sequence[tuple[int, Tmpc]],
+    modes: Sequence[LayerMode],
+    tensors: Sequence[Mapping[int, float]],
+    setting: Setting,
+) -> dict[int, tuple[Tmpc, ...]]:
+    """A layer's TMPCs by degree. plain: without neighbours, in the order of the modes. tensors: bytes for each layer
+    before it, and for each behind it."""
+    tables: dict[tuple[tuple[float, ...], ...], list[dict[int, float]]] = {}  # of modes that hand on as much
+    found: dict[int, list[Tmpc]] = {}
+    for (t, tmpc), mode in zip(plain, modes, strict=True):
+        sizes = tuple(tuple(sync_bytes(x, mode.degree, mode, setting) for x in side.values()) for side in tensors)
+        if sizes not in tables:
+            tables[sizes] = [dict(zip(ends, side, strict=True)) for ends, side in zip(tensors, sizes, strict=True)]
+        found.setdefault(t, []).append(tmpc.between(*tables[sizes]))
+    return {t: tuple(found[t]) for t in sorted(found)}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from piper_ray.model.instance import Instance, Layer, Tmpc
+from piper_ray.model.instance import Instance, Layer, Tmpc, with_rows
 from piper_ray.model.mode import ALL_REPLICAS
 from piper_ray.workloads.estimate.costs import Setting, rounded_s
 
@@ -27,9 +27,8 @@ def with_state_on_host(instance: Instance, setting: Setting) -> Instance:
         moved = {t: tuple(_on_host(tmpc, byte_s) for tmpc in row if _may_be(tmpc)) for t, row in layer.tmpcs.items()}
         return {t: row for t, row in moved.items() if row}
 
-    layers = tuple(replace(layer, tmpcs=rows_of(layer)) for layer in instance.layers)
     model = None if instance.model is None else replace(instance.model, optimizer_on_host=True)
-    return replace(instance, layers=layers, model=model).checked_as(instance)
+    return replace(instance, layers=with_rows(instance.layers, rows_of), model=model).checked_as(instance)
 
 
 def _may_be(tmpc: Tmpc) -> bool:

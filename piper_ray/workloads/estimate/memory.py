@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from piper_ray.model.mode import ALL_REPLICAS, EVERY_SECOND_PRODUCT, Recomputation, Sharding
 from piper_ray.workloads.estimate.hardware import Training
@@ -26,7 +27,7 @@ use, while the weighted activation function is differentiated. Fitted to the pea
 (SimuMax)."""
 
 
-@worked_out_once
+@partial(worked_out_once, made_again=False)
 def backward_bytes(kind: LayerKind, mode: LayerMode, loss: Loss = Loss.IN_PLACE) -> float:
     """The most bytes that a layer's backward pass holds beyond all that the layer had kept when it began."""
     residual = kind.value(kind.output) / mode.parts(Split.SEQUENCE)
@@ -130,7 +131,7 @@ class Numbers:
     trained: float
 
 
-@worked_out_once
+@partial(worked_out_once, made_again=False)
 def numbers_on_device(kind: LayerKind, mode: LayerMode) -> tuple[Numbers, Numbers]:
     """The dense parameters on a device, and the experts' parameters."""
     held, trained = {False: 0.0, True: 0.0}, {False: 0.0, True: 0.0}

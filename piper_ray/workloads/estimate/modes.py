@@ -33,7 +33,7 @@ class LayerMode(Mode):
     @cached_property
     def divided(self) -> Hashable:
         """Everything on which passes depend; sharing among replicas and offload are not part of it."""
-        return self.divides, self.recomputation, self.gathered
+        return self.divides, self.recomputation.parts, self.gathered
 
     @property
     def without_degree(self) -> Mode:
@@ -91,16 +91,17 @@ class LayerMode(Mode):
         return operator.parameters_split.parts(self.degree, self.sequence_parallel)
 
 
-def worked_out_once(function: Callable[..., _Figure]) -> Callable[..., _Figure]:
+def worked_out_once(function: Callable[..., _Figure], *, made_again: bool = True) -> Callable[..., _Figure]:
     """Caches a figure of a kind in a mode, and of few further hashable things; modes that divide the kind alike share
-    it."""
+    it. made_again: whether it depends on what is recomputed."""
 
     @wraps(function)
     def found(kind: LayerKind, mode: LayerMode, *others: Hashable, **named: Hashable) -> _Figure:
-        key = function.__name__, mode.divided, others, tuple(named.items())
-        if key not in kind.known:
-            kind.known[key] = function(kind, mode, *others, **named)
-        value: _Figure = kind.known[key]
+        divided = mode.divided if made_again else (mode.divides, mode.gathered)
+        key = function.__name__, divided, others, tuple(named.items())
+        value: _Figure | None = kind.known.get(key)
+        if value is None:
+            value = kind.known[key] = function(kind, mode, *others, **named)
         return value
 
     return found

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from functools import cache
+from functools import cache, cached_property
 from importlib.resources import files
 from typing import Annotated
 
@@ -185,7 +185,7 @@ class Stack:
         doublings = max(0.0, math.log2(self.devices / _STRAGGLING_FROM))
         return self.software.efficiency / (1.0 + self.software.straggling * doublings)
 
-    @property
+    @cached_property
     def traits(self) -> Traits:
         """How the runtime holds memory."""
         by_heads = self.software.context is ContextExchange.ALL_TO_ALL

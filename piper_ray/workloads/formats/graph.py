@@ -151,8 +151,12 @@ def check_kinds(layers: Iterable[tuple[str, Layer]], cluster: Cluster, faults: F
     """
     names = [kind.name for kind in cluster.kinds]
     expected = f"one of {', '.join(names)}" if names else "none: all devices are alike"
+    kinds_of: dict[int, dict[str, None]] = {}
     for path, layer in layers:
-        used = dict.fromkeys(tmpc.kind for row in layer.tmpcs.values() for tmpc in row)
+        priced = layer.priced
+        if id(priced) not in kinds_of:
+            kinds_of[id(priced)] = dict.fromkeys(tmpc.kind for row in priced.tmpcs.values() for tmpc in row)
+        used = kinds_of[id(priced)]
         for kind in used:
             if kind not in (names or [""]):
                 said = f"for devices of kind {quoted(kind)}" if kind else "without a kind"

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 from piper_ray.model import limits
 from piper_ray.model.cluster import Cluster, DeviceKind, Link
 from piper_ray.model.errors import InputError
-from piper_ray.model.instance import Batch, Edge, Instance, Layer, Tensor, Tmpc, TrainedModel
+from piper_ray.model.instance import Batch, Edge, Instance, Layer, MovedRows, Tensor, Tmpc, TrainedModel
 from piper_ray.model.mode import Mode
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import Schedule, ScheduleName
@@ -348,9 +348,15 @@ def _check_graph(
     complete = len(ids) == len(layers)
     neighbours = graph.check_graph(ids, named, faults, "edges", ids_complete=complete)
     known, sound = neighbours if complete and len(named) == len(edges) else None, set[tuple[int, ...]]()
+    sound_layers = set[int]()  # by identity
     for index, layer in enumerate(layers):
         if layer is not None:
-            _check_layer(layer, f"layers[{index}]", known, sound, faults)
+            before, path = len(faults.found), f"layers[{index}]"
+            _check_fields(Layer, layer, path, faults)
+            if known is None or not _moves_sound_rows(layer, sound_layers, known):
+                _check_rows(layer, path, known, sound, faults)
+            if len(faults.found) == before:
+                sound_layers.add(id(layer))
     ends = {}
     for index, tensor in enumerate(tensors):
         if tensor is not None:
@@ -361,15 +367,25 @@ def _check_graph(
         graph.check_tensors(ends, [layer.id for layer in ids], faults)
 
 
+def _moves_sound_rows(layer: Layer, sound_layers: set[int], neighbours: graph.Neighbours) -> bool:
+    """Whether its rows are those of a layer that was found sound, moved with all its neighbours."""
+    rows = layer.tmpcs
+    if not isinstance(rows, MovedRows) or id(rows.layer) not in sound_layers:
+        return False
+    return all(
+        {end + rows.by for end in sides[rows.layer.id]} == set(sides[layer.id])
+        for sides in (neighbours.predecessors, neighbours.successors)
+    )
+
+
 _fields_of_tmpc = attrgetter(*_RULES[Tmpc])
 
 
-def _check_layer(
+def _check_rows(
     layer: Layer, path: str, neighbours: graph.Neighbours | None, sound: set[tuple[int, ...]], faults: Faults
 ) -> None:
     """neighbours: None if some edge could not be read. sound: identities of the values of the fields of valid rows;
     equal layers share these values, so each row is checked once."""
-    _check_fields(Layer, layer, path, faults)
     tmpcs_of = _as_given(layer.tmpcs)
     if not isinstance(tmpcs_of, Mapping):
         faults.at(f"{path}.tmpcs", f"not a dict ({shown(tmpcs_of)}); expected tuples of TMPCs by degree")
