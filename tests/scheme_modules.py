@@ -59,6 +59,50 @@ class Llama(nn.Module):
         return found
 
 
+class Grouped(nn.Module):
+    """One projection for queries and fewer keys and values, and one for a gate and what it lets through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.qkv = nn.RMSNorm(WIDTH), nn.Linear(WIDTH, (HEADS + 4) * 8)
+        self.o, self.into = nn.Linear(WIDTH, WIDTH, bias=False), nn.Linear(WIDTH, 128, bias=False)
+        self.down = nn.Linear(64, WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (
+            part.unflatten(-1, (-1, 8)).transpose(1, 2) for part in self.qkv(self.norm(x)).split([32, 16, 16], -1)
+        )
+        k, v = (part.repeat_interleave(2, 1) for part in (k, v))
+        seen = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.o(seen.transpose(1, 2).flatten(2))
+        inner = self.into(x)
+        found: Tensor = x + self.down(functional.silu(inner[..., :64]) * inner[..., 64:])
+        return found
+
+
+class Mamba(nn.Module):
+    """Mamba-2's mixer: one projection for gate, channels, states and time steps; what is put and read in two groups."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.out = nn.Linear(WIDTH, 32 + 64 + HEADS, bias=False), nn.Linear(32, WIDTH, bias=False)
+        self.near = nn.Conv1d(64, 64, 4, padding=3, groups=64)
+        self.decay, self.skip = nn.Parameter(torch.zeros(HEADS)), nn.Parameter(torch.ones(HEADS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, inner, step = self.into(x).split([32, 64, HEADS], -1)
+        inner = functional.silu(self.near(inner.transpose(1, 2))[..., :TOKENS].transpose(1, 2))
+        channels, put, read = inner.split([32, 16, 16], -1)  # type: ignore[no-untyped-call]
+        step, channels = functional.softplus(step), channels.view(*x.shape[:2], HEADS, 8)
+        put, read = (part.view(*x.shape[:2], 2, 8).repeat_interleave(2, 2) for part in (put, read))
+        sums = torch.cumsum(-step * self.decay.exp(), 1)
+        share = torch.exp(sums[:, :, None] - sums[:, None, :]) * torch.ones(TOKENS, TOKENS).tril()[..., None]
+        scores = torch.einsum("bshn,bzhn->bszh", read, put) * share
+        state = torch.einsum("bszh,bzhp->bshp", scores, channels * step[..., None]) + channels * self.skip[:, None]
+        found: Tensor = x + self.out(state.flatten(2) * functional.silu(gate))
+        return found
+
+
 class Experts(nn.Module):
     """A softmax over experts, each token's word of all of them."""
 
@@ -315,6 +359,14 @@ def gpt(microbatch: int) -> Made:
 
 def llama(microbatch: int) -> Made:
     return Llama(), [_tokens(microbatch)]
+
+
+def grouped(microbatch: int) -> Made:
+    return Grouped(), [_tokens(microbatch)]
+
+
+def mamba(microbatch: int) -> Made:
+    return Mamba(), [_tokens(microbatch)]
 
 
 def experts(microbatch: int) -> Made:

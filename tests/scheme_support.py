@@ -149,3 +149,45 @@ def norm_layer() -> OperatorGraph:
         Step("sum", OperatorFamily.SUM, ("n", "u"), ("y",)),
     )
     return made({"s": 4, "h": 3}, steps, dict.fromkeys("xnuy", "sh"))
+
+
+def random_layer(seed: int) -> OperatorGraph:
+    """Five to eight operators of any families, each of which reads what others made. Two axes may be divided."""
+    draw = np.random.default_rng(seed)
+    axes, steps, weights = {"x": "sh"}, list[Step](), list[str]()
+
+    def add(family: OperatorFamily, read: list[str], letters: str, along: str = "", *, on_ring: bool = False) -> None:
+        made = f"v{len(steps)}"
+        axes[made] = letters
+        kept = [name for name in (*read, made) if draw.random() < 0.6]
+        steps.append(Step(made, family, tuple(read), (made,), tuple(along), tuple(kept), on_ring))
+
+    def weight(letters: str) -> str:
+        weights.append(f"w{len(steps)}")
+        axes[weights[-1]] = letters
+        return weights[-1]
+
+    count = int(draw.integers(5, 9))
+    while len(steps) < count:
+        values = [name for name in axes if name not in weights]
+        unread = [name for name in values if not any(name in step.inputs for step in steps)] or values
+        one = str(draw.choice(unread if draw.random() < 0.7 else values))
+        alike = [name for name in values if axes[name] == axes[one] and name != one]
+        what = draw.random()
+        if what < 0.45:
+            summed = str(draw.choice([axis for axis in axes[one] if axis != "s" or len(axes[one]) == 1]))
+            new = str(draw.choice([axis for axis in "hafE" if axis not in axes[one]]))
+            add(OperatorFamily.CONTRACTION, [one, weight(summed + new)], axes[one].replace(summed, new))
+        elif what < 0.55:
+            add(OperatorFamily.ROWS, [one, weight("h")] if "h" in axes[one] else [one], axes[one], axes[one][-1])
+        elif what < 0.65 and alike:
+            add(OperatorFamily.ATTENTION, [one, *alike[:2]], axes[one], "s", on_ring=bool(draw.random() < 0.5))
+        elif what < 0.85 and alike:
+            add(OperatorFamily.SUM, [one, str(draw.choice(alike))], axes[one])
+        else:
+            add(OperatorFamily.POINTWISE, [one, *alike[: int(draw.integers(2))]], axes[one])
+    graph = made(LENGTHS, tuple(steps), axes, " ".join(weights))
+    read = {name for step in steps for name in step.inputs}
+    divided = draw.choice([*SIZES][:4], 2, replace=False)
+    leaving = tuple(step.name for step in steps if step.name not in read)
+    return replace(graph, leaving=leaving, sizes={str(axis): SIZES[axis] for axis in divided})

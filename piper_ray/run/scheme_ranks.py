@@ -72,34 +72,32 @@ class SchemeRanks:
     def _dtypes(self) -> dict[str, torch.dtype]:
         return {name: node.meta["val"].dtype for node, name in self._values.items()}
 
-    def _shape(self, of: Any, place: TensorPlacement, *, opened: bool = False) -> list[int]:
-        """The shape of a rank's part of a value, or of a view of it. opened: packed parts have a side of their own."""
-        shape = []
-        for axis, length, parts in self.trace.sides(of):
-            own = length // (self.scheme.degree if axis and axis == place.axis else 1)
-            shape += [parts, own // parts] if opened and self._opens(axis, parts) else [own]
-        return shape
-
-    def _opens(self, axis: str, parts: int) -> bool:
-        return parts > 1 and axis in self.graph.sizes
+    def _shape(self, of: Any, place: TensorPlacement) -> list[int]:
+        """The shape of a rank's part of a value, or of a view of it."""
+        sides = self.trace.sides(of)
+        return [length // (self.scheme.degree if axis and axis == place.axis else 1) for axis, length, _ in sides]
 
     def _placement(self, name: str, place: TensorPlacement) -> Placement:
         if not place.axis:
             return Partial() if place.partial else Replicate()
-        side = 0
-        for axis, _, parts in self.trace.sides(self.trace.whole[name]):
-            side += self._opens(axis, parts)
-            if axis == place.axis:
-                return Shard(side)
-            side += 1
-        raise KeyError(name, place)
+        axes = [axis for axis, _, _ in self.trace.sides(self.trace.whole[name])]
+        return Shard(axes.index(place.axis))
+
+    def _ordered(self, name: str, local: Tensor, place: TensorPlacement, *, back: bool = False) -> Tensor:
+        """Sides of several parts as DTensor has them: of what one rank has of all parts behind each other. back: as the
+        module has them."""
+        for side, (axis, _, parts) in enumerate(self.trace.sides(self.trace.whole[name])):
+            if len(parts) > 1 and axis in self.graph.sizes and axis != place.axis:
+                order = torch.tensor(traced.shares(parts, self.scheme.degree))
+                local = local.index_select(side, order.argsort() if back else order)
+        return local
 
     def _wrapped(self, name: str, local: Tensor, place: TensorPlacement) -> DTensor:
-        shape = self._shape(self.trace.whole[name], place, opened=True)
-        return DTensor.from_local(local.reshape(shape).contiguous(), self.mesh, [self._placement(name, place)])
+        local = self._ordered(name, local.reshape(self._shape(self.trace.whole[name], place)), place)
+        return DTensor.from_local(local.contiguous(), self.mesh, [self._placement(name, place)])
 
     def _local(self, name: str, there: Mapping[Placed, DTensor], place: TensorPlacement) -> Tensor:
-        return there[name, place].to_local().reshape(self._shape(self.trace.whole[name], place))
+        return self._ordered(name, there[name, place].to_local(), place, back=True)
 
     def _placed(self, name: str, whole: Tensor, place: TensorPlacement) -> DTensor:
         return self._moved(name, self._wrapped(name, whole.detach(), REPLICATED), REPLICATED, place)
@@ -117,7 +115,7 @@ class SchemeRanks:
 
     def full(self, name: str, tensor: DTensor) -> Tensor:
         """The whole value, on each rank."""
-        return tensor.full_tensor().reshape(self.trace.whole[name].shape)
+        return self._ordered(name, tensor.full_tensor(), REPLICATED, back=True)
 
     def _constant(self, node: fx.Node) -> Any:
         """A value computed from given inputs only. Raises UsageError if it needs others."""
@@ -134,10 +132,10 @@ class SchemeRanks:
 
     def _part(self, whole: Any, one: Any, axis: str) -> Any:
         """A rank's part of a constant along an axis."""
-        for side, (own, length, parts) in enumerate(self.trace.sides(one)):
+        for side, (own, _, parts) in enumerate(self.trace.sides(one)):
             if axis and own == axis:
-                opened = whole.unflatten(side, (parts, length // parts))
-                whole = opened.chunk(self.scheme.degree, side + 1)[self.mesh.get_local_rank()].flatten(side, side + 1)
+                order = torch.tensor(traced.shares(parts, self.scheme.degree)).chunk(self.scheme.degree)
+                whole = whole.index_select(side, order[self.mesh.get_local_rank()])
         return whole
 
     def _computed(self, step: Step, strategy: Strategy, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -201,6 +199,13 @@ class SchemeRanks:
         if operator == "cross_entropy_loss":
             raise NotImplementedError("losses are not of the layer's values")
         sides = self.trace.sides(traced.as_list(self.trace.made[node.all_input_nodes[0]])[0])
+        if operator in ("slice", "narrow"):
+            side = int(args[1] if len(args) > 1 else kwargs.get("dim", 0)) % len(sides)
+            axis, length, _ = sides[side]
+            if axis and axis == strategy.axis:
+                start = traced.start_of(node, operator, length)
+                assert start is not None
+                return args[0].narrow(side, start // degree, shapes[0][side])
         in_channels = bool(strategy.axis) and len(sides) > 1 and sides[1][0] == strategy.axis
         if operator == "group_norm" and in_channels:
             args[1] //= degree
@@ -303,7 +308,8 @@ class SchemeRanks:
             if parts and all(one == place or (one, place) in moves for one, _ in parts):
                 moved = [own if one == place else self._moved(name, own, one, place) for one, own in parts]
                 local = torch.stack([one.to_local() for one in moved]).sum(0)
-                self._with_moves(self.gradients, {(name, place): self._wrapped(name, local, place)}, ("gradient",))
+                total = DTensor.from_local(local, self.mesh, moved[0].placements)
+                self._with_moves(self.gradients, {(name, place): total}, ("gradient",))
 
     def _back(self, step: Step, strategy: Strategy) -> Iterator[tuple[str, Tensor]]:
         """The gradients of a step's inputs on a rank, from those of its outputs."""

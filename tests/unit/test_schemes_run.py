@@ -17,7 +17,7 @@ from piper_ray.workloads.schemes.graph import OperatorFamily, OperatorGraph
 from tests.lengths import long_after
 from tests.scheme_runs import outcomes, schemes_in_full
 
-_FAMILIES = ["cross", "llama", "experts", "state_space", "vit"]
+_FAMILIES = ["cross", "grouped", "llama", "mamba", "experts", "state_space", "vit"]
 _EXACT = 1e-12
 
 

@@ -15,7 +15,7 @@ from piper_ray.workloads.estimate.build import EstimateRequest
 from piper_ray.workloads.estimate.costs import Setting
 from piper_ray.workloads.estimate.hardware import load_hardware
 from piper_ray.workloads.measure.factory import find_factory
-from piper_ray.workloads.measure.operators import _Trace, _TracedValue, exported_module, traced_layers
+from piper_ray.workloads.measure.operators import _Trace, _TracedValue, exported_module, shares, traced_layers
 from piper_ray.workloads.schemes.check import faults_of
 from piper_ray.workloads.schemes.document import in_full
 from piper_ray.workloads.schemes.frontier import find_traced
@@ -46,6 +46,8 @@ def _layers(family: str) -> list[TracedGraph]:
 _AXES = {
     "gpt": {"s": 16, "qkv": 4, "up": 128},
     "llama": {"s": 16, "q": 2, "gate": 64},
+    "grouped": {"s": 16, "qkv": 2, "into": 64},
+    "mamba": {"s": 16, "decay": 2},
     "experts": {"s": 16, "into": 4},
     "state_space": {"s": 16, "into": 64},
     "unet": {"down": 4},
@@ -59,7 +61,7 @@ _AXES = {
 """By family the axes that a layer is divided along, and what shards of them divide: heads, groups of them, channels."""
 
 
-_LARGE = ("latent", "llama", "routed", "scan")
+_LARGE = ("latent", "llama", "mamba", "routed", "scan")
 """Their schemes take many seconds to find: one border and one share of the memory are enough of them."""
 
 
@@ -93,6 +95,11 @@ def test_megatrons_schemes_of_a_users_own_layer_have_their_names() -> None:
         assert name_of(scheme, layer.graph).startswith(name)
         assert scheme.weights["qkv.weight"].axis == "qkv"
         assert scheme.weights["down.weight"].axis == "up"
+
+
+def test_a_device_has_its_share_of_each_part() -> None:
+    assert shares([4, 2, 2], 2) == [0, 1, 4, 6, 2, 3, 5, 7]
+    assert shares([6], 3) == [0, 1, 2, 3, 4, 5]
 
 
 def test_a_model_is_cut_into_its_layers_equal_ones_once() -> None:
@@ -136,22 +143,18 @@ def test_strict_refuses_an_operator_without_a_rule() -> None:
 
 
 class _Dependence(fx.Interpreter):
-    """Of each operator on real numbers: whether the first half of its result along an axis that may be divided depends
-    on no more than the first halves of inputs along it. looked: how often; wrong: where not."""
+    """Of each operator on real numbers: whether the first of two devices' share of its result along an axis that may be
+    divided depends on no more than that device's shares of inputs along it. looked: how often; wrong: where not."""
 
     def __init__(self, exported: Any, trace: _Trace, graph: OperatorGraph) -> None:
         super().__init__(exported.graph_module)
-        self.trace, self.names, self.sizes = trace, trace._names(), graph.sizes
+        self.trace, self.sizes = trace, graph.sizes
         self.along = {name: step.along for step in graph.steps for name in step.outputs}
         self.looked, self.wrong = 0, list[str]()
 
-    def _axis(self, axis: int | None) -> str:
-        return "" if axis is None else self.names[self.trace.axes.root(axis)]
-
     def run_node(self, n: fx.Node) -> Any:
         made = self.trace.made.get(n)
-        joins = n.target is torch.ops.aten.cat.default  # its parts are packed
-        if n.op != "call_function" or not isinstance(made, _TracedValue) or not made.learned or joins:
+        if n.op != "call_function" or not isinstance(made, _TracedValue) or not made.learned:
             return super().run_node(n)
         if not made.name.startswith(n.name):  # a view
             return super().run_node(n)
@@ -167,18 +170,19 @@ class _Dependence(fx.Interpreter):
         with torch.enable_grad():
             found = n.target(*pytree.tree_map(leaf, args), **n.kwargs)  # type: ignore[operator]
         read = [self.trace.made[x] for x in n.all_input_nodes if self.env[x].is_floating_point()]
-        for side, axis in enumerate(made.axes if found.requires_grad else ()):
-            name = self._axis(axis)
+        for side, (name, length, parts) in enumerate(self.trace.sides(made) if found.requires_grad else ()):
             if name not in self.sizes or name in (*self.along[made.name], *self.along.get(n.name, ())):
                 continue
-            half = found.narrow(side, 0, found.shape[side] // 2)
+            half = found.index_select(side, torch.tensor(shares(parts, 2)[: length // 2]))
             back = torch.autograd.grad(half.square().sum(), leaves, allow_unused=True, retain_graph=True)
             for one, gradient in zip(read, back, strict=True):
                 assert isinstance(one, _TracedValue)
-                for place in (i for i, x in enumerate(one.axes) if self._axis(x) == name and gradient is not None):
+                for place, (own, size, pieces) in enumerate(self.trace.sides(one)):
+                    if own != name or gradient is None:
+                        continue
                     self.looked += 1
-                    size = one.shape[place] // 2
-                    if gradient.narrow(place, size, size).abs().max() > 1e-9:
+                    others = torch.tensor(shares(pieces, 2)[size // 2 :])
+                    if gradient.index_select(place, others).abs().max() > 1e-9:
                         self.wrong.append(f"{n.name} of {one.name} along {name}")
         return found.detach()
 

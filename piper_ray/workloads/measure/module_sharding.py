@@ -109,7 +109,7 @@ class _Shardings:
         if not place.axis:
             return "P" if place.partial else "R"
         for side, (axis, _, parts) in enumerate(self._trace.sides(as_list(self._trace.made[node])[0])):
-            if axis == place.axis and parts == 1:
+            if axis == place.axis and len(parts) == 1:
                 return f"S({side})"
         raise KeyError(node.name)
 

@@ -1,15 +1,17 @@
 """A PyTorch module as a graph of operators for schemes: what torch.export follows, with a name for each axis.
 
 Two sides of tensors are one axis where an operator goes along both. A side that is split, as a projection is into
-heads, has its axis in the first factor that is not just a pack of a few projections; sides that are cut into equal
-parts, or put behind each other, stay one axis. So a shard of a packed weight is a shard of each of its parts: its rows
-lie in that order. What an operator makes of constants alone is given to each device.
+heads, has its axis in the first factor that is not just a pack of a few projections; sides that are cut into parts, or
+put behind each other, stay one axis, of which a device has its share of each part. What an operator makes of constants
+alone is given to each device.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
+import itertools
 import logging
 import math
 import warnings
@@ -81,13 +83,18 @@ _POOLS = ("max_pool1d", "max_pool2d", "avg_pool1d", "avg_pool2d", "adaptive_avg_
 
 @dataclass
 class _AxisTable:
-    """Axes that are one. size: what each of its shards divides; 1: none does. length: of each side. times: how many
-    parts a side packs for each of its parent's: 3 for the projection whose thirds are queries, keys and values."""
+    """Axes that are one. size: what each of its shards divides; 1: none does. length: of each side. spans: of sides
+    (one, other, start, width) where the other side is that span of the one, all of whose lengths are in proportion.
+
+    Where a side is cut or put together into parts, device r of t has the r-th share of each part, if t divides each.
+    So it has the r-th share of a part where it is by itself, and both cutting and joining need no other device. What
+    goes along the side place by place, or sums over it, is the same for any order of its places.
+    """
 
     parent: list[int] = field(default_factory=list)
     size: list[int] = field(default_factory=list)
     length: list[int] = field(default_factory=list)
-    times: list[Fraction] = field(default_factory=list)
+    spans: list[tuple[int, int, int, int]] = field(default_factory=list)
     name: list[str] = field(default_factory=list)
 
     def new(self, size: int, name: str) -> int | None:
@@ -96,7 +103,6 @@ class _AxisTable:
         self.parent.append(len(self.parent))
         self.size.append(size)
         self.length.append(size)
-        self.times.append(Fraction(1))
         self.name.append(name)
         return len(self.parent) - 1
 
@@ -105,39 +111,40 @@ class _AxisTable:
             axis = self.parent[axis]
         return axis
 
-    def _times_root(self, axis: int) -> Fraction:
-        times = Fraction(1)
-        while self.parent[axis] != axis:
-            times, axis = times * self.times[axis], self.parent[axis]
-        return times
-
-    def join(self, one: int | None, other: int | None, times: Fraction = Fraction(1)) -> None:
-        """times: how many parts the one packs for each of the other's. An axis that would be packed in two ways is
-        not divided."""
+    def join(self, one: int | None, other: int | None, start: int = 0, width: int = 0) -> None:
+        """start, width: of the span of the one side that the other is; if no width, all of it."""
         if one is None or other is None:
             return
-        first, second = self.root(one), self.root(other)
-        ratio = self._times_root(one) / (times * self._times_root(other))  # of the second root to the first
-        if first == second:
-            self.size[first] = self.size[first] if ratio == 1 else 1
-            return
-        if second < first:
-            first, second, ratio = second, first, 1 / ratio
-        self.parent[second], self.times[second] = first, ratio
+        self.spans.append((one, other, start, width or self.length[one]))
+        first, second = sorted((self.root(one), self.root(other)))
+        self.parent[second] = first
         self.size[first] = math.gcd(self.size[first], self.size[second])
 
-    def packed(self) -> list[int]:
-        """Of each side, how many parts it packs: a shard has a share of each. Sizes then divide each part."""
-        times = [self._times_root(axis) for axis in range(len(self.parent))]
-        roots = [self.root(axis) for axis in range(len(self.parent))]
-        least = {root: min(x for x, of in zip(times, roots, strict=True) if of == root) for root in set(roots)}
-        found = []
-        for axis, root in enumerate(roots):
-            count = times[axis] / least[root]
-            part = self.length[axis] / count
-            self.size[root] = math.gcd(self.size[root], int(part)) if part.denominator == count.denominator == 1 else 1
-            found.append(int(count))
-        return found
+    def parts(self) -> list[tuple[int, ...]]:
+        """The lengths of the parts of each side. Sizes then divide each part."""
+        cuts: list[set[Fraction]] = [set() for _ in self.parent]
+        spans: dict[int, list[tuple[int, int, int, int]]] = {}
+        for span in self.spans:
+            spans.setdefault(self.root(span[0]), []).append(span)
+        for root, own in spans.items():
+            grows = True
+            while grows and self.size[root] > 1:
+                grows = False
+                for one, other, start, width in own:
+                    ratio, end = Fraction(width, self.length[other]), start + width
+                    inner = {Fraction(start), Fraction(end), *(start + cut * ratio for cut in cuts[other])}
+                    outer = {(cut - start) / ratio for cut in cuts[one] if start < cut < end}
+                    for axis, places in ((one, inner - {0, self.length[one]}), (other, outer)):
+                        new = places - cuts[axis]
+                        grows |= bool(new)
+                        cuts[axis] |= new
+                        self.size[root] = math.gcd(self.size[root], *(int(x) if x.denominator == 1 else 1 for x in new))
+        lengths = []
+        for axis, (length, places) in enumerate(zip(self.length, cuts, strict=True)):
+            ends = [0, *sorted(int(place) for place in places), length]
+            lengths.append(tuple(end - start for start, end in itertools.pairwise(ends)))
+            self.size[self.root(axis)] = math.gcd(self.size[self.root(axis)], *lengths[-1])
+        return lengths
 
     def block(self, axis: int | None) -> None:
         if axis is not None:
@@ -265,8 +272,8 @@ class _Trace:
         self.nodes: dict[str, fx.Node] = {}
         self.whole: dict[str, _TracedValue] = {}
         self.names: dict[int, str] = {}
-        self.parts: list[int] = []
-        self.sliced: set[int | None] = set()
+        self.parts: list[tuple[int, ...]] = []
+        self.unequal: list[tuple[int, list[tuple[int, int, int, int]]]] = []
         self.samples: tuple[int | None, int] = None, 0
         self.batched: set[int | None] = set()
 
@@ -416,11 +423,28 @@ class _Trace:
                     self.axes.block(source.axes[side])
             if theirs is not None and ours is not None:
                 axes[ours] = fresh = self.axes.new(shape[ours], f"{node.name} {ours}")
-                parts = [math.prod(sides[x] for x in group if x < lead)
-                         for group, sides, lead in ((after, shape, ours), (before, source.shape, theirs))]  # fmt: skip
-                self.axes.join(source.axes[theirs], fresh, Fraction(*parts))
+                packs = math.prod(source.shape[side] for side in before if side < theirs)
+                packed = math.prod(shape[side] for side in after if side < ours)
+                if packs == packed:
+                    self.axes.join(source.axes[theirs], fresh)
+                elif packs == 1:
+                    self._packed(source.axes[theirs], [fresh] * packed)
+                elif packed == 1:
+                    self._packed(fresh, [source.axes[theirs]] * packs)
+                else:
+                    self.axes.block(source.axes[theirs])
         self.made[node] = _TracedValue(source.name, tuple(axes), shape, source.learned, source.parameter)
         return True
+
+    def _packed(self, whole: int | None, parts: Sequence[int | None]) -> None:
+        """A side of as many equal parts, one behind the other."""
+        if whole is None:
+            return
+        width, rest = divmod(self.axes.length[whole], len(parts))
+        for number, part in enumerate(parts):
+            self.axes.join(whole, part, number * width, width)
+        if rest:
+            self.axes.block(whole)
 
     def _is(self, axis: int | None, some: Iterable[int | None]) -> bool:
         return axis is not None and self.axes.root(axis) in self._roots(some)
@@ -428,8 +452,7 @@ class _Trace:
     def pointwise(self, node: Any, operator: str, read: list[_TracedValue], results: list[Any]) -> bool:
         axes = self._fresh(node, results[0].shape)
         for one in read:
-            for ours, theirs in zip(reversed(axes), reversed(one.axes), strict=False):
-                self.axes.join(theirs, ours)
+            self._alike(axes, one)
         made = self._new(node, axes, results[0])
         tensors = [one for one in read if not one.constant]
         if operator in _SUMS and len(tensors) == sum(1 for x in node.args if not isinstance(x, bool)):
@@ -444,6 +467,13 @@ class _Trace:
         self._step(node, OperatorFamily.POINTWISE, tensors, made_of_it, keeps=made_of_it[1:] if linear else tensors)
         return True
 
+    def _alike(self, axes: Sequence[int | None], one: _TracedValue) -> None:
+        """Sides of a result are those of what it is made of; of a side without an axis it has none."""
+        for ours, theirs, length in zip(reversed(axes), reversed(one.axes), reversed(one.shape), strict=False):
+            self.axes.join(theirs, ours)
+            if theirs is None and length > 1:
+                self.axes.block(ours)
+
     def copied(self, node: Any, operator: str, read: list[_TracedValue], results: list[Any]) -> bool:
         """Of the first only its shape counts."""
         return self.reshaped(node, operator, read[1:], results)
@@ -453,8 +483,7 @@ class _Trace:
         if len(read) > 1 or len(results[0].shape) != len(read[0].shape):
             return False
         axes = self._fresh(node, results[0].shape)
-        for ours, theirs in zip(axes, read[0].axes, strict=True):
-            self.axes.join(theirs, ours)
+        self._alike(axes, read[0])
         self._step(node, OperatorFamily.POINTWISE, read, [self._new(node, axes, results[0])])
         return True
 
@@ -512,47 +541,80 @@ class _Trace:
         return True
 
     def cut(self, node: Any, operator: str, read: list[_TracedValue], results: list[Any]) -> bool:
-        """Equal parts keep the axis of what is cut; of other parts that side has none. glu: a half by the other."""
+        """Into equal parts, or others. glu: a half by the other."""
         source = read[0]
-        place = 1 if operator in ("unbind", "select", "slice", "narrow", "glu") else 2
+        removes = operator in ("unbind", "select")
+        place = 1 if removes or operator in ("slice", "narrow", "glu") else 2
         side = node.args[place] if len(node.args) > place else node.kwargs.get("dim", -1 if operator == "glu" else 0)
         side, count = int(side) % len(source.shape), 2 if operator == "glu" else len(results)
-        made, along = [], []
+        made, parts = [], []
         for number, result in enumerate(results):
-            kept = [axis for i, axis in enumerate(source.axes) if i != side or operator not in ("unbind", "select")]
+            kept = [axis for i, axis in enumerate(source.axes) if i != side or not removes]
             axes = self._fresh(node, result.shape)
-            alike = operator not in ("slice", "narrow") or result.shape[side] == source.shape[side]
             for i, (ours, theirs) in enumerate(zip(axes, kept, strict=True)):
-                if i != side or operator in ("unbind", "select"):
+                if i != side or removes:
                     self.axes.join(ours, theirs)
-                elif alike and len({x.shape for x in results}) == 1:
-                    self.axes.join(ours, theirs, Fraction(1, count))
-                else:
-                    along += [ours, theirs]
-                    self.sliced |= {ours}
+            parts += [] if removes else [axes[side]]
             made.append(self._new(node, axes, result, number if len(results) > 1 else None))
+        sizes, along = [one.shape[side] for one in made if not removes], list[int | None]()
+        start = start_of(node, operator, source.shape[side])
+        if operator == "glu" or (sum(sizes) == source.shape[side] and len({*sizes}) == 1):
+            self._packed(source.axes[side], parts * (count // max(1, len(parts))))
+        elif parts:
+            along = self._unequal(source.axes[side], parts, start)
         keeps = read if operator == "glu" else []
         self._step(node, OperatorFamily.POINTWISE, [source], made, along=along, keeps=keeps)
         return True
 
+    def _unequal(self, whole: int | None, parts: Sequence[int | None], start: int | None) -> list[int | None]:
+        """A side, and parts of it one behind the other, of the step that comes next. start: of the first; None where a
+        part is no one span. Gives the sides that the step goes along, where they cannot be one axis."""
+        known = [part for part in parts if part is not None]
+        if start is None or whole is None or len(known) < len(parts):
+            return [whole, *parts]
+        lengths = [self.axes.length[part] for part in known]
+        starts = itertools.accumulate(lengths, initial=start)
+        spans = [(whole, part, at, length) for part, at, length in zip(known, starts, lengths, strict=False)]
+        self.unequal.append((len(self.steps), spans))
+        return []
+
+    def _join_unequal(self) -> None:
+        """Sides that are cut or put together unevenly become one axis where this leaves one that can be divided, takes
+        none of the tokens' shards, and lets no value have the axis on two sides. Else those steps go along them."""
+        self.axes.parts()
+        entangled = self._entangled_steps()
+        for number, spans in self.unequal:
+            before = copy.deepcopy(self.axes)
+            for span in spans:
+                self.axes.join(*span)
+            self.axes.parts()
+            tokens = [axis for axis, name in enumerate(self.axes.name) if name == TOKENS]
+            fewer = any(self.axes.size[self.axes.root(x)] < before.size[before.root(x)] for x in tokens)
+            found = self._entangled_steps()
+            if fewer or found != entangled or self.axes.size[self.axes.root(spans[0][0])] == 1:
+                self.axes = before
+                step, work, along = self.steps[number]
+                self.steps[number] = step, work, (*along, *dict.fromkeys(x for span in spans for x in span[:2]))
+
+    def _entangled_steps(self) -> int:
+        return sum(any(self._entangled(step, work)) for step, work, _ in self.steps)
+
     def joined(self, node: Any, operator: str, read: list[_TracedValue], results: list[Any]) -> bool:
-        """Behind each other, or along a new side; of parts of one length, which are whole sides, each is divided for
-        itself."""
+        """Behind each other, or along a new side."""
         axes = self._fresh(node, results[0].shape)
         side = int(node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)) % len(axes)
-        along, packed = [axes[side]], axes
-        if operator == "stack":
-            packed = [*axes[:side], *axes[side + 1 :]]
-        elif not ({one.axes[side] for one in read} & self.sliced) and len({one.shape[side] for one in read}) == 1:
-            along = [] if read[0].shape[side] > 1 else along
+        stacked = operator == "stack"
+        packed = [*axes[:side], *axes[side + 1 :]] if stacked else axes
         for one in read:
             for i, (ours, theirs) in enumerate(zip(packed, one.axes, strict=True)):
-                if i != side or operator == "stack":
+                if i != side or stacked:
                     self.axes.join(ours, theirs)
-                elif along:
-                    along.append(theirs)
-                else:
-                    self.axes.join(ours, theirs, Fraction(len(read)))
+        parts, along = [one.axes[side] for one in read], [axes[side]]
+        if not stacked and len({one.shape[side] for one in read}) == 1 < read[0].shape[side]:
+            self._packed(axes[side], parts)
+            along = []
+        elif not stacked:
+            along = self._unequal(axes[side], parts, 0)
         made = self._new(node, axes, results[0])
         self._step(node, OperatorFamily.POINTWISE, read, [made], along=along)
         return True
@@ -717,7 +779,8 @@ class _Trace:
                     f"{spec}: {name} is read by two operators ({', '.join(readers[name][:2])}): no rule is for a "
                     "module that is called twice, or for tied weights; expected each module to be called once"
                 )
-        self.parts = self.axes.packed()
+        self._join_unequal()
+        self.parts = self.axes.parts()
         self.names = names = self._names()
 
         def named(axes: Iterable[int | None]) -> tuple[str, ...]:
@@ -746,11 +809,11 @@ class _Trace:
         graph = OperatorGraph(self.name, values, steps, tuple(self.arriving), tuple(self.leaving), sizes)
         return TracedGraph(graph, works)
 
-    def sides(self, one: _TracedValue) -> list[tuple[str, int, int]]:
-        """Of each side of a value or a view of it the axis, the length, and how many parts it packs."""
+    def sides(self, one: _TracedValue) -> list[tuple[str, int, tuple[int, ...]]]:
+        """Of each side of a value or a view of it the axis, the length, and the lengths of its parts."""
         axes = zip(one.axes, one.shape, strict=True)
         return [
-            ("", length, 1) if axis is None else (self.names[self.axes.root(axis)], length, self.parts[axis])
+            ("", length, (length,)) if axis is None else (self.names[self.axes.root(axis)], length, self.parts[axis])
             for axis, length in axes
         ]
 
@@ -798,6 +861,30 @@ def _nodes(arguments: Any) -> list[fx.Node]:
 def operator_of(node: Any) -> str:
     """``linear`` of ``aten::linear``."""
     return str(getattr(getattr(node.target, "_schema", None), "name", node.target)).rpartition("::")[2]
+
+
+def shares(parts: Sequence[int], degree: int) -> list[int]:
+    """The places of a side in the order in which devices have them: the first device's share of each part first."""
+    starts = itertools.accumulate(parts, initial=0)
+    own = [range(start, start + length) for start, length in zip(starts, parts, strict=False)]
+    return [
+        place
+        for rank in range(degree)
+        for part in own
+        for place in part[rank * len(part) // degree : (rank + 1) * len(part) // degree]
+    ]
+
+
+def start_of(node: Any, operator: str, length: int) -> int | None:
+    """Where on its side the first part of what is cut begins; None for every so manyth."""
+    if operator not in ("slice", "narrow"):
+        return 0
+    start = node.args[2] if len(node.args) > 2 else node.kwargs.get("start")
+    step = node.args[4] if len(node.args) > 4 else node.kwargs.get("step", 1)
+    start = 0 if start is None else start
+    if not isinstance(start, int) or step != 1:
+        return None
+    return min(length, max(0, start + length if start < 0 else start))
 
 
 def groups_of(node: Any, operator: str) -> int:

@@ -33,15 +33,17 @@ _TIE = 1e-5
 """Of the time, what memory in full may weigh: of schemes that are as fast the one that holds less is found; and of
 these, by a hundredth of it, one whose steps are divided."""
 
-_PLAIN_SEARCH = {
+_PLAIN_SEARCH: Mapping[str, int | str] = {
     "threads": 1,
     "mip_pscost_minreliable": 0,
     "mip_allow_restart": False,
     "mip_heuristic_run_rins": False,
     "mip_heuristic_run_rens": False,
     "mip_heuristic_run_root_reduced_cost": False,
+    "mip_heuristic_run_feasibility_jump": False,
+    "presolve": "off",
 }
-"""The program ends within some ten nodes: what HiGHS does to save nodes of large searches takes longer than they do."""
+"""The program ends within a few nodes: what HiGHS does to save nodes of large searches takes longer than they do."""
 
 FloatArray = np.ndarray[Any, np.dtype[np.float64]]
 _STRATEGIES = ("forward", "backward", "again", "weight")
@@ -241,10 +243,20 @@ class SchemeProgram:
         for value in graph.values.values():
             again.update(self._moved_back(value, supply))
         for step in graph.steps:
-            self._reads(self._chosen(self._again, step), step.inputs, again)
-            options = self._chosen(self._backward, step)
+            redone, options = self._chosen(self._again, step), self._chosen(self._backward, step)
+            self._reads(redone, step.inputs, again)
             self._columns.equal(_ones(column for _, column in options))
             self._reads(options, step.backward_reads, again)
+            self._has(_ones(column for _, column in redone), step.inputs, supply)
+            self._has({self._fixed: 1.0}, step.backward_reads, supply)
+
+    def _has(self, reading: Terms, names: Iterable[str], supply: _At) -> None:
+        """What is read anywhere is somewhere before any move. Other rows imply it for whole numbers alone: a third of a
+        value in each of three placements, moved from each to both others, would be all of it in each."""
+        for name in names:
+            if not self._graph.values[name].parameters:
+                places = (*self._placements(name), PARTIAL)
+                self._columns.at_most(reading, {x: 1.0 for place in places for x in supply.get((name, place), {})})
 
     def _moved_back(self, value: Value, supply: _At) -> _At:
         """Partial sums that were made again are summed as in a forward pass; all else was kept, or might have been."""
