@@ -438,13 +438,13 @@ def _worths_on_kinds(settings: Sequence[ModeSetting], restrictions: Restrictions
             m, ranks, alone = instance.microbatches // d, counts[-1], [own_rows[t, name] for t, name, _ in used]
             least_bytes = np.minimum.reduce([held_bytes[t, name] for t, name, _ in used])
             most = [min(ranks, own.devices // (d * t)) for t, _, own in used]
-            batch_s = _least_on_kinds([one.least[..., _TIME] for one in alone], most, kinds.counts, schedule, m, ranks)
+            seconds = [one.least[..., _TIME] for one in alone]
+            batch_s, of_second = _least_on_kinds(seconds, most, kinds.counts, schedule, m, ranks)
             batch_s = np.where(least_bytes.max(axis=1) <= memory_bytes, batch_s, math.inf)
-            least = np.minimum.reduce([one.least for one in alone])
-            kept_bytes = (least[..., _FIXED] + least[..., _ACTIVATION] * min(m, ranks)) @ kinds.counts / ranks
+            have_room = _have_room(alone, most, of_second, min(m, ranks), [own.memory_bytes for _, _, own in used])
             fewest = 1 if schedule.name in FLUSHED else None
             sum_s = min(sync_s_per_byte(under.step, own, d, t, fewest) for t, _, own in used)
-            both_s = np.stack([np.where(kept_bytes <= memory_bytes, batch_s, math.inf), batch_s], axis=1)
+            both_s = np.stack([np.where(have_room, batch_s, math.inf), batch_s], axis=1)
             looked_at.append((batch_s.min(), _OnKinds(alone, m, ranks, both_s, sum_s)))
     for _, one in sorted(looked_at, key=lambda pair: pair[0]):
         # First without a look at memory, which takes longer.
@@ -477,10 +477,10 @@ def _least_on_kinds(
     schedule: Schedule,
     m: int,
     ranks: int,
-) -> FloatArray:
+) -> tuple[FloatArray, FloatArray]:
     """Returns float64[setting]: a lower bound on a batch of m microbatches, if at most ``most`` stages are on each
-    kind, and ``ranks`` in all. of_kinds: for each kind of devices float64[setting, kind of layer], the least seconds of
-    a layer there; inf: no layer of it can be there.
+    kind, and ``ranks`` in all; and float64[setting, kind], the 1 / W_g. of_kinds: for each kind of devices
+    float64[setting, kind of layer], the least seconds of a layer there; inf: no layer of it can be there.
 
     A stage on devices g that takes x has the share x / W_g of W_g, the time of all layers there. Each layer has at
     least the least of its shares. ``share_room`` says how much of all shares the stages of a batch can have.
@@ -491,7 +491,25 @@ def _least_on_kinds(
         whole_s = np.maximum(np.where(can, seconds, 0.0) @ counts, np.finfo(float).tiny)
         shares = np.minimum(shares, seconds / whole_s[:, None])
         of_second[:, kind] = np.where(can.any(axis=1), 1.0 / whole_s, 0.0)
-    found: FloatArray = shares @ counts / share_rooms(TASK_CODES[schedule.name], m, ranks, np.array(most), of_second)
+    rooms = share_rooms(TASK_CODES[schedule.name], m, ranks, np.array(most), of_second)
+    return shares @ counts / rooms, of_second
+
+
+def _have_room(
+    alone: Sequence[_OfReplicas],
+    most: Sequence[int],
+    of_second: FloatArray,
+    in_flight: int,
+    memory_bytes: Sequence[float],
+) -> npt.NDArray[np.bool_]:
+    """Returns bool[setting]: whether stages that take equally long have room, those with the largest memory in front.
+    most, of_second: as of ``_least_on_kinds``."""
+    share = of_second / np.maximum(of_second @ np.array(most, float), np.finfo(float).tiny)[:, None]
+    found = np.ones(len(of_second), np.bool_)
+    for kind in sorted(range(len(alone)), key=lambda kind: -memory_bytes[kind]):
+        held = alone[kind].total(_FIXED) + alone[kind].total(_ACTIVATION) * max(1, in_flight)
+        found &= share[:, kind] * np.where(share[:, kind] > 0.0, held, 0.0) <= memory_bytes[kind]
+        in_flight -= most[kind]
     return found
 
 
@@ -580,6 +598,8 @@ def _least_on_s(
     found = held.least_s(flight, memory_bytes)
     if schedule.name in FLUSHED and not schedule.asynchronous:
         found = np.maximum(found, work_s / (1.0 - (1.0 - 1.0 / m) ** ranks))
+        if (shares := room(TASK_CODES[schedule.name], m, ranks)).size:
+            found = np.maximum(found, work_s * (1.0 + 1.0 / shares[-1]))
     elif schedule.name is ScheduleName.INTERLEAVED:
         found = np.maximum(found, work_s)
     return found

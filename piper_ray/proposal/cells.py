@@ -14,6 +14,7 @@ from functools import partial
 from itertools import groupby
 from typing import Any, Protocol
 
+from piper_ray.engine.flush.search import STATE_PASSES
 from piper_ray.engine.ledger import Ledger, Limits, preference
 from piper_ray.engine.one_setting import ModeSetting, Settings, changed, settings_of, worths_of
 from piper_ray.engine.solve import solve
@@ -38,6 +39,13 @@ CHUNKED_PASSES = 6_000_000_000
 
 _LEAST_PASSES = 100_000_000
 """The passes that each of them may simulate in any case, for a first bound and a quick plan."""
+
+_KIND_PASSES = 1_000_000_000
+"""The same on devices of several kinds, where all searches together may do ``_KIND_SHARE`` times as much."""
+
+_KIND_SHARE = 3
+_PAIR_PASSES = 300_000
+"""What a pair of degrees counts as, beside its states, on devices of several kinds."""
 
 _MORE = 3
 """Once all have had their turn, the one of the least bound gets this many times as much."""
@@ -121,6 +129,16 @@ class Cell:
     @property
     def microbatches(self) -> int:
         return self.estimate.instance.microbatches
+
+    @property
+    def has_kinds(self) -> bool:
+        """Whether there are devices of several kinds."""
+        return bool(self.estimate.instance.cluster.kinds)
+
+    @property
+    def allowed_gap(self) -> float:
+        """What its search may leave open."""
+        return _CHUNKED_GAP if self.schedule in CHUNKED else _GAP
 
     @property
     def text(self) -> str:
@@ -221,10 +239,11 @@ class CellSearch:
     """The rule of a search through cells: those without chunks first, each in the order of its promise.
 
     listed: the number of cells whose plans are sought. known: plans found before, of these or other cells. passes: that
-    searches with chunks may simulate. found: the best plan of each cell, the fastest first, and those known before;
-    each once, as at t = 1 sequence parallelism changes nothing. bounded: whether a bound of all is wanted, so that each
-    cell with chunks gets one even where passes are used up. near: plans that are faster by no more, relative, are of no
-    interest. threads: of each search without chunks; None: one per core.
+    searches with chunks may simulate; on several kinds a share of the work of all searches. found: the best plan of
+    each cell, the fastest first, and those known before; each once, as at t = 1 sequence parallelism changes nothing.
+    bounded: whether a bound of all is wanted, so that each cell with chunks gets one even where passes are used up.
+    near: plans that are faster by no more, relative, are of no interest. threads: of each search without chunks; None:
+    one per core.
     """
 
     left_open: StoppedBy | None = None
@@ -244,7 +263,9 @@ class CellSearch:
         threads: int | None = None,
     ) -> None:
         self.cells = sorted(cells, key=lambda one: (one.schedule in CHUNKED, one.about_s, one.lower_s))
-        self._demand, self._watch, self._listed, self._passes_left = demand, watch, listed, passes
+        self._has_kinds = any(one.has_kinds for one in self.cells)
+        self._demand, self._watch, self._listed = demand, watch, listed
+        self._passes_left = passes * _KIND_SHARE if self._has_kinds else passes
         self._bounded, self._near, self._threads = bounded, near, threads
         self._stop = Stop[Any]() if stop is None else stop
         self.ledger = Ledger[Proposed](limits=Limits(stop=self._stop), cases=dict(enumerate(self.cells)))
@@ -270,11 +291,10 @@ class CellSearch:
             self._begin(number, cell)
             yield
         while self._bounded and self._passes_left > 0:
-            near_s = self.ledger.upper_s * (1.0 - _CHUNKED_GAP)
             left = [
                 (cell.lower_s, number)
                 for number, cell in enumerate(self.cells, start=1)
-                if cell.passes and cell.lower_s < near_s
+                if cell.passes and cell.lower_s < self.ledger.upper_s * (1.0 - cell.allowed_gap)
             ]
             if not left:
                 break
@@ -300,18 +320,22 @@ class CellSearch:
         within_s = self.within_s(cell)
         if cell.schedule in CHUNKED and self._passes_left <= 0 and not self._bounded:
             return False
+        if self._has_kinds and self._passes_left <= 0 and self.found:
+            return False
         under = cell.restrictions, Schedule.first_of(cell.schedule)
         if cell.lower_s < within_s < math.inf and not cell.setting.may_take(within_s / cell.microbatches, *under):
             cell.lower_s = within_s
         return cell.lower_s != math.inf and cell.lower_s < within_s
 
     def _go_through(self, cell: Cell) -> None:
-        within_s, passes = self.within_s(cell), cell.passes or _LEAST_PASSES
-        limit = max(_LEAST_PASSES, min(passes, self._passes_left)) if cell.schedule in CHUNKED else None
+        within_s, least = self.within_s(cell), _KIND_PASSES if cell.has_kinds else _LEAST_PASSES
+        is_limited = cell.schedule in CHUNKED or cell.has_kinds
+        limit = max(least, min(cell.passes or least, self._passes_left)) if is_limited else None
         solution = self._solved(cell, within_s, limit)
         if solution.stats.degrees is not None and limit is not None:
-            used = solution.stats.degrees.passes
-            self._passes_left -= used
+            degrees = solution.stats.degrees
+            used = STATE_PASSES * degrees.states if cell.has_kinds else degrees.passes
+            self._passes_left -= used + _PAIR_PASSES * degrees.pairs * cell.has_kinds
             cell.passes = _MORE * limit if used >= limit else 0
         cell.lower_s = max(cell.lower_s, solution.lower_bound_s * cell.microbatches)
         cell.searched = True
@@ -340,7 +364,7 @@ class CellSearch:
                 cell.setting.instance,
                 restrictions=cell.restrictions.adding(*further),
                 options=SolveOptions(
-                    gap=_CHUNKED_GAP if chunked else _GAP,
+                    gap=cell.allowed_gap,
                     passes_limit=passes,
                     within_s=sample_s,
                     threads=1 if chunked else self._threads,  # their programs hold Python's lock
