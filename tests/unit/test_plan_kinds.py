@@ -18,8 +18,9 @@ import piper_ray
 from piper_ray.cli.app import app
 from piper_ray.export.files import Export, Target
 from piper_ray.export.targets import export_plan
+from piper_ray.model.cluster import Cluster, DeviceKind, Link
 from piper_ray.model.errors import UnsupportedPlan, UsageError
-from piper_ray.model.instance import Instance
+from piper_ray.model.instance import Batch, Instance
 from piper_ray.model.mode import ALL_REPLICAS
 from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import Schedule, ScheduleName
@@ -32,6 +33,7 @@ from piper_ray.workloads.estimate.build import EstimateRequest
 from piper_ray.workloads.estimate.config import read_model
 from piper_ray.workloads.estimate.hardware import load_hardware
 from piper_ray.workloads.estimate.modes import Offer
+from piper_ray.workloads.formats.workload_writer import to_toml
 from tests.export_support import plan_of
 from tests.lengths import long_after
 
@@ -225,6 +227,24 @@ def test_solve_says_whether_pipelines_of_one_kind_each_are_faster(config: Path, 
     one = run("solve", "inputs/bert32-a100.toml", "--apart")
     assert one.exit_code == 2
     assert "--apart is for devices of several kinds" in one.stderr
+
+
+def test_no_pipelines_of_one_kind_fit(tmp_path: Path) -> None:
+    """Each kind has room for one of two layers, so both kinds hold the model together alone."""
+    layers = [
+        piper_ray.Layer(v, "block", {1: [piper_ray.Tmpc("plain", 1.0, fixed_bytes=6.0, kind=x) for x in "ab"]})
+        for v in range(2)
+    ]
+    kinds = [DeviceKind(name, Cluster(1, 8.0, [Link(1.0)])) for name in "ab"]
+    made = Instance(
+        layers, [piper_ray.Edge(0, 1, 0.0)], cluster=Cluster.of_kinds(kinds, 1.0), batch=Batch(4), schedule="1f1b"
+    )
+    path = tmp_path / "apart.toml"
+    path.write_text(to_toml(made))
+    told = run("solve", path, "--apart")
+    assert told.exit_code == 0
+    assert "pipelines of one kind each: none fit" in told.stdout.splitlines()
+    assert json.loads(run("solve", path, "--apart", "--json").stdout)["apart"] is None
 
 
 SITES = ("--gpu", "H100-SXM", "--site", "east:1", "--site", "west:1", "--between", "2GB/s")

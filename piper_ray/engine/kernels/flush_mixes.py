@@ -172,6 +172,12 @@ def spent_s(schedule: int, tail: Figures) -> float:
 
 
 @inlined_kernel
+def is_shared_out(share: float, left_s: float, filled: float) -> bool:
+    """Whether ``ShareRoom.filled`` says that stages cannot take this share in what is left of a batch."""
+    return filled < np.inf and share > left_s * filled
+
+
+@inlined_kernel
 def _stages_at(at: int, stride: IndexArray, most: IndexArray) -> int:
     """Returns the number of stages of a cell, by its place in the grid of all combinations."""
     stages = 0

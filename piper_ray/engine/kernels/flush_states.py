@@ -16,7 +16,7 @@ from piper_ray.compiled.jit import inlined_kernel, kernel, leaf_kernel
 from piper_ray.engine.kernels.arrays import stable_order, twice, twice_rows
 from piper_ray.engine.kernels.bounds import is_subset, lowest_position
 from piper_ray.engine.kernels.flush_choices import FEW
-from piper_ray.engine.kernels.flush_mixes import may_be_first, spent_s
+from piper_ray.engine.kernels.flush_mixes import is_shared_out, may_be_first, spent_s
 from piper_ray.engine.kernels.flush_paths import Figures, StageSeconds, empty_tail, least_batch_s, with_stage
 from piper_ray.engine.kernels.flush_stages import (
     NO_ROW,
@@ -168,7 +168,7 @@ def tails(
                                 left_s = limit - spent_s(schedule, figures_of(figures, s)) - twice_s
                                 if share_ahead > limit * task.share_left[next_cell, 0]:
                                     continue
-                                if share_ahead > left_s * task.share_left[next_cell, 1]:
+                                if is_shared_out(share_ahead, left_s, task.share_left[next_cell, 1]):
                                     continue
                             mix = after + next_cell
                             if task.stages > 0 and i == m - 1 and behind + 1 != task.stages:
@@ -208,11 +208,12 @@ def tails(
                             bound = least_batch_s(
                                 schedule, microbatches, behind + 1, most_stages, ahead_s, ahead_forward_s, grown
                             )
-                            if bound > limit or (
-                                is_shared
-                                and share_ahead > (limit - spent_s(schedule, grown)) * task.share_left[next_cell, 1]
-                            ):
+                            if bound > limit:
                                 continue
+                            if is_shared:
+                                left_s = limit - spent_s(schedule, grown)
+                                if is_shared_out(share_ahead, left_s, task.share_left[next_cell, 1]):
+                                    continue
                             if _has_as_good(grown, priced_s, new_figures, first[level, mix], link):
                                 continue
                             if one_of[behind] != stage_id:
