@@ -43,7 +43,7 @@ _LEAST_PASSES = 100_000_000
 _KIND_PASSES = 1_000_000_000
 """The same on devices of several kinds, where all searches together may do ``_KIND_SHARE`` times as much."""
 
-_KIND_SHARE = 3
+_KIND_SHARE = 2
 _PAIR_PASSES = 300_000
 """What a pair of degrees counts as, beside its states, on devices of several kinds."""
 
@@ -290,7 +290,7 @@ class CellSearch:
                 continue
             self._begin(number, cell)
             yield
-        while self._bounded and self._passes_left > 0:
+        while self._bounded and self._may_go_on:
             left = [
                 (cell.lower_s, number)
                 for number, cell in enumerate(self.cells, start=1)
@@ -301,6 +301,11 @@ class CellSearch:
             _, number = min(left)
             self._begin(number, self.cells[number - 1])
             yield
+
+    @property
+    def _may_go_on(self) -> bool:
+        """Whether passes are left; on several kinds some plan is wanted in any case."""
+        return self._passes_left > 0 or (self._has_kinds and not self.found)
 
     def _begin(self, number: int, cell: Cell) -> None:
         best_s = None if self.ledger.best is None else self.ledger.upper_s
@@ -320,7 +325,7 @@ class CellSearch:
         within_s = self.within_s(cell)
         if cell.schedule in CHUNKED and self._passes_left <= 0 and not self._bounded:
             return False
-        if self._has_kinds and self._passes_left <= 0 and self.found:
+        if self._has_kinds and not self._may_go_on:
             return False
         under = cell.restrictions, Schedule.first_of(cell.schedule)
         if cell.lower_s < within_s < math.inf and not cell.setting.may_take(within_s / cell.microbatches, *under):
@@ -330,7 +335,10 @@ class CellSearch:
     def _go_through(self, cell: Cell) -> None:
         within_s, least = self.within_s(cell), _KIND_PASSES if cell.has_kinds else _LEAST_PASSES
         is_limited = cell.schedule in CHUNKED or cell.has_kinds
-        limit = max(least, min(cell.passes or least, self._passes_left)) if is_limited else None
+        wanted = cell.passes or least
+        if self.found or not cell.has_kinds:
+            wanted = max(least, min(wanted, self._passes_left))
+        limit = wanted if is_limited else None
         solution = self._solved(cell, within_s, limit)
         if solution.stats.degrees is not None and limit is not None:
             degrees = solution.stats.degrees

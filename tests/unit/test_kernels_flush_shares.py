@@ -17,7 +17,7 @@ CODES = {"1f1b": ONE_F_ONE_B, "gpipe": GPIPE}
 @pytest.mark.parametrize("schedule", list(CODES))
 def test_no_pipeline_has_a_larger_share(schedule: str) -> None:
     rng, nearest, known = Random(f"shares {schedule}"), 0.0, 0
-    for _ in range(1500):
+    for _ in range(400):
         most = [rng.randint(0, 4) for _ in range(rng.choice([1, 2, 3]))]
         share = np.array([rng.choice([1.0, rng.uniform(0.05, 1.0), rng.uniform(0.6, 1.0)]) for _ in most])
         kinds = [kind for kind, count in enumerate(most) for _ in range(rng.randint(count - (count > 0), count))]
@@ -43,7 +43,7 @@ def test_no_pipeline_has_a_larger_share(schedule: str) -> None:
             limit = (batch_s - spent_s) * room.filled
             assert had <= limit * (1.0 + 1e-9) + 1e-12
             nearest = max(nearest, had / limit if limit > 0.0 else 0.0)
-    assert known > 200
+    assert known > 100
     assert nearest > 0.999  # equal stages have all of it
 
 
