@@ -20,6 +20,7 @@ from piper_ray.cost.tolerances import MEMORY_TOLERANCE, PROOF
 from piper_ray.cost.variants import never_worse, unbeaten
 from piper_ray.engine.flush.paths import fits_in_order, room
 from piper_ray.engine.flush.tasks import TASK_CODES
+from piper_ray.engine.kernels.flush_mixes import share_rooms
 from piper_ray.engine.kernels.types import FloatArray
 from piper_ray.engine.request import SolveRequest
 from piper_ray.engine.subproblems import Solver, SubProblem, best_of, numbered
@@ -416,50 +417,99 @@ def _worths_on_kinds(settings: Sequence[ModeSetting], restrictions: Restrictions
     degrees = [t for t in instance.degrees if restrictions.admits_tensor_parallel_degree(t)]
     rows = {(t, name): _rows_on(settings, t, name) for t in degrees for name in names}
     memory_bytes, found = instance.memory_bytes * (1.0 + MEMORY_TOLERANCE), np.full((len(settings), 2), math.inf)
+    looked_at = list[tuple[float, _OnKinds]]()
     for d in restrictions.data_parallel_degrees(instance):
         there = [
             [t for t in degrees if d * t <= own.devices and np.isfinite(rows[t, name]).any()]
             for own, name in zip(clusters, names, strict=True)
         ]
+        own_rows = {
+            (t, name): _OfReplicas.of(rows[t, name], kinds.counts, d)
+            for ts, name in zip(there, names, strict=True)
+            for t in ts
+        }
+        held_bytes = {key: one.held_bytes for key, one in own_rows.items()}
         for chosen in choices_of_kinds(there, restrictions):
             counts = rank_counts(instance, restrictions, *(d * t for t in chosen))
             used = [(t, name, own) for t, name, own in zip(chosen, names, clusters, strict=True) if t]
             if not counts or not used:
                 continue
-            m, ranks = instance.microbatches // d, counts[-1]
-            of_kinds = [_OfReplicas.of(rows[t, name], kinds.counts, d) for t, name, _ in used]
-            every = _OfReplicas.of(np.concatenate([rows[t, name] for t, name, _ in used], axis=2), kinds.counts, d)
-            able = np.flatnonzero(every.held_bytes.max(axis=1) <= memory_bytes)
-            if not able.size:
-                continue
-            every, most = every.only(able), [min(ranks, own.devices // (d * t)) for t, _, own in used]
-            longest_s = _longest_on_kinds([one.only(able).least[..., _TIME] for one in of_kinds], most, kinds.counts)
+            m, ranks, alone = instance.microbatches // d, counts[-1], [own_rows[t, name] for t, name, _ in used]
+            least_bytes = np.minimum.reduce([held_bytes[t, name] for t, name, _ in used])
+            most = [min(ranks, own.devices // (d * t)) for t, _, own in used]
+            seconds = [one.least[..., _TIME] for one in alone]
+            batch_s, of_second = _least_on_kinds(seconds, most, kinds.counts, schedule, m, ranks)
+            batch_s = np.where(least_bytes.max(axis=1) <= memory_bytes, batch_s, math.inf)
+            have_room = _have_room(alone, most, of_second, min(m, ranks), [own.memory_bytes for _, _, own in used])
             fewest = 1 if schedule.name in FLUSHED else None
             sum_s = min(sync_s_per_byte(under.step, own, d, t, fewest) for t, _, own in used)
-            batch_s = every.least_batch_s(range(ranks, ranks + 1), m, schedule, sum_s, memory_bytes)
-            batch_s = np.maximum(batch_s, m * longest_s)
-            kept_bytes = (every.total(_FIXED) + every.total(_ACTIVATION) * min(m, ranks)) / ranks
-            about_s = np.where(kept_bytes <= memory_bytes, np.maximum(batch_s, (m + ranks - 1) * longest_s), math.inf)
-            both_s = np.stack([about_s, batch_s * (1.0 - PROOF)], axis=1)
+            both_s = np.stack([np.where(have_room, batch_s, math.inf), batch_s], axis=1)
+            looked_at.append((batch_s.min(), _OnKinds(alone, m, ranks, both_s, sum_s)))
+    for _, one in sorted(looked_at, key=lambda pair: pair[0]):
+        # First without a look at memory, which takes longer.
+        able = np.flatnonzero((one.both_s / instance.microbatches < found).any(axis=1))
+        if able.size:
+            every = _OfReplicas.joined([x.only(able) for x in one.alone])
+            batch_s = every.least_batch_s(range(one.ranks, one.ranks + 1), one.m, schedule, one.sum_s, memory_bytes)
+            both_s = np.maximum(one.both_s[able], batch_s[:, None])
             found[able] = np.minimum(found[able], both_s / instance.microbatches)
+    found[:, 1] *= 1.0 - PROOF
     return found
 
 
-def _longest_on_kinds(of_kinds: Sequence[FloatArray], most: Sequence[int], counts: FloatArray) -> FloatArray:
-    """Returns float64[setting]: a lower bound on the time of the longest stage, if at most ``most`` stages are on each
-    kind. of_kinds: for each kind of devices float64[setting, kind of layer], the least seconds of a layer there; inf:
-    no layer of it can be there.
+class _OnKinds(NamedTuple):
+    """Plans with one d and one t on each kind. alone: the figures on each kind. both_s: float64[setting, 2], of a
+    batch what ``_least_on_kinds`` says, the first inf where equal ranks have no room; inf: none fits. sum_s: as in
+    ``_OfReplicas.least_batch_s``."""
+
+    alone: list[_OfReplicas]
+    m: int
+    ranks: int
+    both_s: FloatArray
+    sum_s: float
+
+
+def _least_on_kinds(
+    of_kinds: Sequence[FloatArray],
+    most: Sequence[int],
+    counts: FloatArray,
+    schedule: Schedule,
+    m: int,
+    ranks: int,
+) -> tuple[FloatArray, FloatArray]:
+    """Returns float64[setting]: a lower bound on a batch of m microbatches, if at most ``most`` stages are on each
+    kind, and ``ranks`` in all; and float64[setting, kind], the 1 / W_g. of_kinds: for each kind of devices
+    float64[setting, kind of layer], the least seconds of a layer there; inf: no layer of it can be there.
 
     A stage on devices g that takes x has the share x / W_g of W_g, the time of all layers there. Each layer has at
-    least the least of its shares. So the longest stage takes at least the sum of these divided by the sum of p_g / W_g.
+    least the least of its shares. ``share_room`` says how much of all shares the stages of a batch can have.
     """
-    shares, ranks = np.full(of_kinds[0].shape, math.inf), np.zeros(len(of_kinds[0]))
-    for seconds, stages in zip(of_kinds, most, strict=True):
+    shares, of_second = np.full(of_kinds[0].shape, math.inf), np.zeros((len(of_kinds[0]), len(of_kinds)))
+    for kind, seconds in enumerate(of_kinds):
         can = np.isfinite(seconds)
         whole_s = np.maximum(np.where(can, seconds, 0.0) @ counts, np.finfo(float).tiny)
         shares = np.minimum(shares, seconds / whole_s[:, None])
-        ranks += np.divide(stages, whole_s, out=np.zeros_like(whole_s), where=can.any(axis=1))
-    return shares @ counts / ranks
+        of_second[:, kind] = np.where(can.any(axis=1), 1.0 / whole_s, 0.0)
+    rooms = share_rooms(TASK_CODES[schedule.name], m, ranks, np.array(most), of_second)
+    return shares @ counts / rooms, of_second
+
+
+def _have_room(
+    alone: Sequence[_OfReplicas],
+    most: Sequence[int],
+    of_second: FloatArray,
+    in_flight: int,
+    memory_bytes: Sequence[float],
+) -> npt.NDArray[np.bool_]:
+    """Returns bool[setting]: whether stages that take equally long have room, those with the largest memory in front.
+    most, of_second: as of ``_least_on_kinds``."""
+    share = of_second / np.maximum(of_second @ np.array(most, float), np.finfo(float).tiny)[:, None]
+    found = np.ones(len(of_second), np.bool_)
+    for kind in sorted(range(len(alone)), key=lambda kind: -memory_bytes[kind]):
+        held = alone[kind].total(_FIXED) + alone[kind].total(_ACTIVATION) * max(1, in_flight)
+        found &= share[:, kind] * np.where(share[:, kind] > 0.0, held, 0.0) <= memory_bytes[kind]
+        in_flight -= most[kind]
+    return found
 
 
 def _rows_on(settings: Sequence[ModeSetting], t: int, name: str) -> FloatArray:
@@ -491,6 +541,12 @@ class _OfReplicas:
         rows = np.where(rows[..., _NEEDED, None] <= d, rows, math.inf)
         rows[..., _FIXED] += rows[..., _SHARED] / d
         return cls(rows.min(axis=2), rows, counts)
+
+    @classmethod
+    def joined(cls, alone: Sequence[_OfReplicas]) -> _OfReplicas:
+        """Returns the TMPCs on several kinds of devices as those of each layer."""
+        rows = np.concatenate([one.rows for one in alone], axis=2)
+        return cls(rows.min(axis=2), rows, alone[0].counts)
 
     def only(self, settings: npt.NDArray[np.intp]) -> _OfReplicas:
         """Returns the figures of these settings alone."""
@@ -541,6 +597,8 @@ def _least_on_s(
     found = held.least_s(flight, memory_bytes)
     if schedule.name in FLUSHED and not schedule.asynchronous:
         found = np.maximum(found, work_s / (1.0 - (1.0 - 1.0 / m) ** ranks))
+        if (shares := room(TASK_CODES[schedule.name], m, ranks)).size:
+            found = np.maximum(found, work_s * (1.0 + 1.0 / shares[-1]))
     elif schedule.name is ScheduleName.INTERLEAVED:
         found = np.maximum(found, work_s)
     return found

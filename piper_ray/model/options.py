@@ -44,7 +44,7 @@ class SolveOptions:
     """The search stops after this time with the best plan so far; null: no limit. How far it gets depends on the
     machine."""
     passes_limit: int | None = None
-    """A search under a schedule with chunks stops with its best plan after this many simulated passes, of about 2 ns
+    """A search under a schedule with a flush stops with its best plan after this many simulated passes, of about 2 ns
     each, or work counted as such. The plan is the same on every machine; null: no limit."""
     threads: int | None = None
     """Worker threads; null: one per available core."""

@@ -15,6 +15,7 @@ from functools import partial
 from itertools import groupby
 from typing import Any, Protocol
 
+from piper_ray.engine.flush.search import STATE_PASSES
 from piper_ray.engine.ledger import Ledger, Limits, preference
 from piper_ray.engine.one_setting import ModeSetting, Settings, changed, settings_of, worths_of
 from piper_ray.engine.solve import solve
@@ -39,6 +40,13 @@ CHUNKED_PASSES = 6_000_000_000
 
 _LEAST_PASSES = 100_000_000
 """The passes that each such search may simulate in any case, for a first bound and a quick plan."""
+
+_KIND_PASSES = 1_000_000_000
+"""The same on devices of several kinds, where all searches together may do ``_KIND_SHARE`` times as much."""
+
+_KIND_SHARE = 2
+_PAIR_PASSES = 300_000
+"""What a pair of degrees counts as, beside its states, on devices of several kinds."""
 
 _MORE = 3
 """After the first round, the cell with the least bound gets this many times as many passes."""
@@ -126,6 +134,16 @@ class Cell:
     @property
     def microbatches(self) -> int:
         return self.estimate.instance.microbatches
+
+    @property
+    def has_kinds(self) -> bool:
+        """Whether there are devices of several kinds."""
+        return bool(self.estimate.instance.cluster.kinds)
+
+    @property
+    def allowed_gap(self) -> float:
+        """What its search may leave open."""
+        return _CHUNKED_GAP if self.schedule in CHUNKED else _GAP
 
     @property
     def text(self) -> str:
@@ -231,11 +249,11 @@ class CellSearch:
     """The rule that searches cells: first those without chunks, each in the order of its promise.
 
     listed: the number of cells whose best plans are sought. known: plans that are known before the search, of these or
-    other cells. passes: how many passes all searches with chunks may simulate. found: the best plan of each cell and
-    the known plans, the fastest first; each plan once (at t = 1 sequence parallelism changes nothing). bounded: whether
-    the caller needs a bound for all cells; then each cell with chunks gets a bound even if no passes are left. near:
-    plans that are faster by no more than this share are of no interest. threads: threads of each search without chunks;
-    None: one for each core.
+    other cells. passes: how many passes all searches with chunks may simulate; on several kinds a share of the work of
+    all searches. found: the best plan of each cell and the known plans, the fastest first; each plan once (at t = 1
+    sequence parallelism changes nothing). bounded: whether the caller needs a bound for all cells; then each cell with
+    chunks gets a bound even if no passes are left. near: plans that are faster by no more than this share are of no
+    interest. threads: threads of each search without chunks; None: one for each core.
     """
 
     left_open: StoppedBy | None = None
@@ -255,7 +273,9 @@ class CellSearch:
         threads: int | None = None,
     ) -> None:
         self.cells = sorted(cells, key=lambda one: (one.schedule in CHUNKED, one.about_s, one.lower_s))
-        self._demand, self._watch, self._listed, self._passes_left = demand, watch, listed, passes
+        self._has_kinds = any(one.has_kinds for one in self.cells)
+        self._demand, self._watch, self._listed = demand, watch, listed
+        self._passes_left = passes * _KIND_SHARE if self._has_kinds else passes
         self._bounded, self._near, self._threads = bounded, near, threads
         self._stop = Stop[Any]() if stop is None else stop
         self.ledger = Ledger[Proposed](limits=Limits(stop=self._stop), cases=dict(enumerate(self.cells)))
@@ -280,18 +300,22 @@ class CellSearch:
                 continue
             self._begin(number, cell)
             yield
-        while self._bounded and self._passes_left > 0:
-            near_s = self.ledger.upper_s * (1.0 - _CHUNKED_GAP)
+        while self._bounded and self._may_go_on:
             left = [
                 (cell.lower_s, number)
                 for number, cell in enumerate(self.cells, start=1)
-                if cell.passes and cell.lower_s < near_s
+                if cell.passes and cell.lower_s < self.ledger.upper_s * (1.0 - cell.allowed_gap)
             ]
             if not left:
                 break
             _, number = min(left)
             self._begin(number, self.cells[number - 1])
             yield
+
+    @property
+    def _may_go_on(self) -> bool:
+        """Whether passes are left; on several kinds some plan is wanted in any case."""
+        return self._passes_left > 0 or (self._has_kinds and not self.found)
 
     def _begin(self, number: int, cell: Cell) -> None:
         best_s = None if self.ledger.best is None else self.ledger.upper_s
@@ -311,18 +335,25 @@ class CellSearch:
         within_s = self.within_s(cell)
         if cell.schedule in CHUNKED and self._passes_left <= 0 and not self._bounded:
             return False
+        if self._has_kinds and not self._may_go_on:
+            return False
         under = cell.restrictions, Schedule.first_of(cell.schedule)
         if cell.lower_s < within_s < math.inf and not cell.setting.may_take(within_s / cell.microbatches, *under):
             cell.lower_s = within_s
         return cell.lower_s != math.inf and cell.lower_s < within_s
 
     def _go_through(self, cell: Cell) -> None:
-        within_s, passes = self.within_s(cell), cell.passes or _LEAST_PASSES
-        limit = max(_LEAST_PASSES, min(passes, self._passes_left)) if cell.schedule in CHUNKED else None
+        within_s, least = self.within_s(cell), _KIND_PASSES if cell.has_kinds else _LEAST_PASSES
+        is_limited = cell.schedule in CHUNKED or cell.has_kinds
+        wanted = cell.passes or least
+        if self.found or not cell.has_kinds:
+            wanted = max(least, min(wanted, self._passes_left))
+        limit = wanted if is_limited else None
         solution = self._solved(cell, within_s, limit)
         if solution.stats.degrees is not None and limit is not None:
-            used = solution.stats.degrees.passes
-            self._passes_left -= used
+            degrees = solution.stats.degrees
+            used = STATE_PASSES * degrees.states if cell.has_kinds else degrees.passes
+            self._passes_left -= used + _PAIR_PASSES * degrees.pairs * cell.has_kinds
             cell.passes = _MORE * limit if used >= limit else 0
         cell.lower_s = max(cell.lower_s, solution.lower_bound_s * cell.microbatches)
         cell.searched = True
@@ -351,7 +382,7 @@ class CellSearch:
                 cell.setting.instance,
                 restrictions=cell.restrictions.adding(*further),
                 options=SolveOptions(
-                    gap=_CHUNKED_GAP if chunked else _GAP,
+                    gap=cell.allowed_gap,
                     passes_limit=passes,
                     within_s=sample_s,
                     threads=1 if chunked else self._threads,  # their programs hold Python's lock

@@ -16,6 +16,7 @@ from typer.testing import CliRunner, Result
 import piper_ray
 from piper_ray.cli.app import app
 from piper_ray.engine.flush.mixes import MixLimits, with_mixes
+from piper_ray.engine.kernels.flush_mixes import ends_of, may_be_first, mix_behind
 from piper_ray.engine.kernels.flush_types import FlushTask
 from piper_ray.model.cluster import Cluster, DeviceKind, Link
 from piper_ray.model.errors import InputError, InvalidPlan, UsageError
@@ -244,8 +245,11 @@ def test_mixes_follow_from_each_other(most: tuple[int, ...]) -> None:
     counts.sort(key=lambda x: (sum(x), x))
     mixes: list[tuple[tuple[int, ...], int, int]] = [((0,) * kinds, -1, -1)]
     mixes += [(x, first, promised) for first, promised in product(range(kinds), repeat=2) for x in counts]
-    assert task.next_mix.shape == (len(mixes), len(moves))
+    cells = len(counts)
+    assert task.next_cell.shape == (1 + cells, len(moves))
     for mix, (x, first, promised) in enumerate(mixes):
+        cell = 1 + counts.index(x) if mix else 0
+        assert ends_of(mix, task) == (first * kinds + promised if mix else 0)
         for move, (kind, *neighbours) in enumerate(moves):
             behind, ahead = (number // 2 for number in neighbours)
             more = tuple(n + (g == kind) for g, n in enumerate(x))
@@ -253,21 +257,37 @@ def test_mixes_follow_from_each_other(most: tuple[int, ...]) -> None:
             for other, number, q in zip((behind, ahead), neighbours, (x[kind], x[kind] + 1), strict=True):
                 may = may and (other != kind or number == (*borders[kind], -1)[min(q, most[kind] + 1)])
             expected = mixes.index((more, kind, ahead)) if may and more in counts else -1
-            assert task.next_mix[mix, move] == expected
+            if mix == 0 or (first, promised) == (behind, kind):  # a tail in front of which the stage may be put
+                there = task.next_cell[cell, move]
+                assert (-1 if there < 0 else task.ends_ahead[move] * cells + there) == expected
             if expected >= 0:
-                assert task.previous_mix[expected, move] == mix
-        ends = first == promised and sum(x) in stages and all(n >= min(m, 1) for n, m in zip(x, most, strict=True))
-        assert task.is_whole[mix] == (mix > 0 and ends)
+                assert mix_behind(expected, move, task) == mix
+            assert may_be_first(move, task) == (ahead == kind)
+        ends = sum(x) in stages and all(n >= min(m, 1) for n, m in zip(x, most, strict=True))
+        assert task.is_whole[cell] == (mix > 0 and ends)
         if kinds > 1:
             left = sum((most[g] - n) / (g + 1) for g, n in enumerate(x))
-            assert task.share_left[mix] == pytest.approx(left)
+            assert task.share_left[cell] == pytest.approx(left)
+    for mix, move in product(range(len(mixes)), range(len(moves))):
+        behind = mix_behind(mix, move, task)
+        if behind >= 0:  # of the stage and what is behind it
+            there = task.next_cell[max(0, behind - task.ends_behind[move] * cells), move]
+            assert task.ends_ahead[move] * cells + there == mix
 
 
 def bare_task(moves: list[tuple[int, int, int]]) -> FlushTask:
     """With a variant for each move, of whose kind a second is the whole, half, a third of all work."""
-    kind = np.array([move[0] for move in moves])
-    fields = dict.fromkeys(FlushTask._fields, 0) | {"ends_behind": kind, "variants": np.arange(len(moves))}
-    return FlushTask(**fields | {"share_of_s": 1.0 / (1.0 + kind)})  # type: ignore[arg-type]
+    kind, behind, ahead = np.array(moves).T
+    kinds = int(kind.max()) + 1
+    numbers = np.arange(len(moves))
+    fields = dict.fromkeys(FlushTask._fields, 0) | {
+        "ends_behind": behind // 2 * kinds + kind,
+        "ends_ahead": kind * kinds + ahead // 2,
+        "move": numbers,
+        "variants": numbers,
+        "share_of_s": 1.0 / (1.0 + kind),
+    }
+    return FlushTask(**fields)  # type: ignore[arg-type]
 
 
 def run(*arguments: object) -> Result:

@@ -18,12 +18,14 @@ import piper_ray
 from piper_ray.cli.app import app
 from piper_ray.export.files import Export, Target
 from piper_ray.export.targets import export_plan
+from piper_ray.model.cluster import Cluster, DeviceKind, Link
 from piper_ray.model.errors import UnsupportedPlan, UsageError
-from piper_ray.model.instance import Instance
+from piper_ray.model.instance import Batch, Instance
 from piper_ray.model.mode import ALL_REPLICAS
 from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.proposal.cells import cells_of
+from piper_ray.proposal import cells as proposal_cells
+from piper_ray.proposal.cells import CellSearch, Closing, cells_of
 from piper_ray.proposal.demand import FurtherKinds, PlanDemand
 from piper_ray.proposal.propose import propose
 from piper_ray.runtimes.meshes import gpus_per_node_of
@@ -32,6 +34,7 @@ from piper_ray.workloads.estimate.build import EstimateRequest
 from piper_ray.workloads.estimate.config import read_model
 from piper_ray.workloads.estimate.hardware import load_hardware
 from piper_ray.workloads.estimate.modes import Offer
+from piper_ray.workloads.formats.workload_writer import to_toml
 from tests.export_support import plan_of
 from tests.lengths import long_after
 
@@ -82,6 +85,20 @@ def test_one_search_finds_what_a_solve_of_each_cell_gives(config: Path, runtime:
     assert found.demand.gpus_text == "4 A100-80 and 8 H100-SXM"
     peak = sum(one.peak_flop_per_s for one in found.best.estimate.kinds)
     assert found.best.estimate.peak_flop_per_s == peak
+
+
+@pytest.mark.long
+def test_searches_end_by_counted_work_with_a_plan_and_a_gap(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With work for hardly any of them they go on until there is a plan, and what they leave open is named."""
+    asked = demand(config, RuntimeName.FLAGSCALE)
+    least_s = propose(asked).best.step_s
+    monkeypatch.setattr(proposal_cells, "_KIND_PASSES", 1)
+    cells = cells_of(asked, asked.estimates()[0]).cells
+    search = CellSearch(asked, cells, passes=1)
+    search.run()
+    assert search.found[0].step_s >= least_s * (1.0 - 1e-9)
+    assert search.ledger.lower_s <= least_s * (1.0 + 1e-9)
+    assert any(cell.closing is Closing.LEFT_OPEN for cell in search.cells)
 
 
 def instance_of(config: Path) -> Instance:
@@ -225,6 +242,24 @@ def test_solve_says_whether_pipelines_of_one_kind_each_are_faster(config: Path, 
     one = run("solve", "inputs/bert32-a100.toml", "--apart")
     assert one.exit_code == 2
     assert "--apart is for devices of several kinds" in one.stderr
+
+
+def test_no_pipelines_of_one_kind_fit(tmp_path: Path) -> None:
+    """Each kind has room for one of two layers, so both kinds hold the model together alone."""
+    layers = [
+        piper_ray.Layer(v, "block", {1: tuple(piper_ray.Tmpc("plain", 1.0, fixed_bytes=6.0, kind=x) for x in "ab")})
+        for v in range(2)
+    ]
+    kinds = [DeviceKind(name, Cluster(1, 8.0, (Link(1.0),))) for name in "ab"]
+    made = Instance(
+        layers, [piper_ray.Edge(0, 1, 0.0)], cluster=Cluster.of_kinds(kinds, 1.0), batch=Batch(4), schedule="1f1b"
+    )
+    path = tmp_path / "apart.toml"
+    path.write_text(to_toml(made))
+    told = run("solve", path, "--apart")
+    assert told.exit_code == 0
+    assert "pipelines of one kind each: none fit" in told.stdout.splitlines()
+    assert json.loads(run("solve", path, "--apart", "--json").stdout)["apart"] is None
 
 
 SITES = ("--gpu", "H100-SXM", "--site", "east:1", "--site", "west:1", "--between", "2GB/s")

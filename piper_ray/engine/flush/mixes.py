@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from piper_ray.cost.variants import Variant
-from piper_ray.engine.kernels.flush_mixes import MixRules, mix_tables
+from piper_ray.engine.kernels.flush_mixes import MixRules, mix_tables, share_room
 from piper_ray.engine.kernels.flush_types import FlushTask
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
 from piper_ray.engine.lattice.layer_graph import LayerGraph, ancestors, descendants
@@ -245,32 +245,33 @@ def moves_between(borders: Sequence[Sequence[int]], last: Sequence[int]) -> set[
 
 def with_mixes(task: FlushTask, limits: MixLimits) -> FlushTask:
     """Returns the task with the mixes that its tails may have."""
-    most, kinds, (of_moves, behind, ahead) = limits.most, len(limits.of_kinds), np.array(limits.moves).T
-    grid = np.stack(np.meshgrid(*(np.arange(x + 1) for x in most), indexing="ij"), axis=-1).reshape(-1, kinds)
-    total = grid.sum(axis=1)
-    order = np.argsort(total, kind="stable")
-    counts = grid[order[total[order] < limits.stages.stop]]
-    cell_of = np.full(tuple(x + 2 for x in most), -1, np.int64)
-    cell_of[tuple(counts.T)] = np.arange(len(counts))
-    grown = np.stack([cell_of[tuple((counts + one).T)] for one in np.eye(kinds, dtype=np.int64)], axis=1)
-    least = [found.start for found in limits.of_kinds]
-    ends_here = (counts.sum(axis=1) >= limits.stages.start) & (counts >= least).all(axis=1)
-    left = np.empty(0)
-    if kinds > 1:
-        of_counts = (most - counts) @ _share_of_kinds(task, kinds)
-        left = np.concatenate([of_counts[:1], np.tile(of_counts[1:], kinds**2)])
-    move_of = np.full((kinds, limits.last[-1] + 1, limits.last[-1] + 1), -1, np.int64)
-    move_of[of_moves, behind, ahead] = np.arange(len(limits.moves))
+    most, kinds = limits.most, len(limits.of_kinds)
     borders = np.zeros((kinds, int(most.max()) + 1), np.int64)
     for row, found in zip(borders, limits.borders, strict=True):
         row[: len(found)] = found
-    tables = mix_tables(MixRules(grown, ends_here, counts, borders, np.array(limits.last), move_of), len(limits.moves))
-    return task._replace(**tables._asdict(), share_left=left)
+    kind_of = np.repeat(np.arange(kinds), np.diff((-1, *limits.last)))
+    moves = np.array(limits.moves)
+    neighbours = np.where(kind_of[moves[:, 1:]] == moves[:, :1], moves[:, 1:], -1)
+    tables = mix_tables(
+        MixRules(
+            limits.stages.start,
+            limits.stages[-1],
+            np.array([found.start for found in limits.of_kinds]),
+            most,
+            borders,
+            np.concatenate([moves[:, :1], neighbours], axis=1),
+            task.schedule,
+            task.microbatches,
+            _share_of_kinds(task, kinds) if kinds > 1 else np.empty(0),
+        )
+    )
+    return task._replace(**tables._asdict())
 
 
 def share_within(task: FlushTask, limits: MixLimits) -> float:
-    """Returns ``FlushTask.share_left`` of the empty tail."""
-    return float(limits.most @ _share_of_kinds(task, len(limits.of_kinds)))
+    """Returns the share that a plan may have for each second of a batch: see ``ShareRoom``."""
+    share = _share_of_kinds(task, len(limits.of_kinds))
+    return min(share_room(task.schedule, task.microbatches, 0, limits.stages[-1], limits.most, share))
 
 
 def _share_of_kinds(task: FlushTask, kinds: int) -> FloatArray:

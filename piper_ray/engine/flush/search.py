@@ -37,6 +37,8 @@ _CAREFUL_STEP, _CAREFUL_ROUNDS = 0.06, 16
 """With several kinds and no plan known: the largest share, and the number of rounds for which it holds."""
 _FEW_TASKS = 2
 """So many tasks are searched without bounds by the cheapest borders: these take about as long."""
+STATE_PASSES = 500
+"""What a state counts as, in passes of a simulation: see ``SolveOptions.passes_limit``."""
 _LOOK_S = 0.05
 """Seconds between two checks of the limits."""
 
@@ -198,7 +200,7 @@ class FlushSearch:
     ) -> Generator[None, None, None]:
         """Runs one round: seeks plans of at most ``cutoff_s``, or only bounds on them."""
         self._bound_s, limits = cutoff_s, self.ledger.limits
-        may_end = limits.gap > 0.0 or limits.within_s < np.inf
+        may_end = limits.gap > 0.0 or min(limits.within_s, limits.passes) < np.inf
         again = yield from self._go_through(tasks, cutoff_s, round_, effort, in_order=may_end)
         yield from self._go_through(again, self._bound_s, round_, effort, in_order=True)
 
@@ -281,6 +283,7 @@ class FlushSearch:
         """Records a task's result. Returns the bound for all plans of the task: no batch takes less, in s."""
         case = self._cases[task.order]
         self.states += result.states
+        self.ledger.passes += STATE_PASSES * result.states
         case.searched |= result.states > 0
         case.looked_through |= result.looked_through
         if result.found is not None:

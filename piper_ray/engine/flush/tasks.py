@@ -47,7 +47,7 @@ class DegreePair:
 
     def with_mixes(self) -> DegreePair:
         """Returns the pair with its mixes, ready to be searched. With several kinds of devices there are many."""
-        if self.arrays.next_mix.size > 0:
+        if self.arrays.next_cell.size > 0:
             return self
         return replace(self, arrays=frozen(with_mixes(self.arrays, self.mixes)))
 
@@ -84,6 +84,7 @@ def list_tasks(
     borders, has_kinds = workload.border_rates, len(of_kind) > 1
     kinds, last = borders.kinds, tuple(borders.last)
     ends_behind = np.array([kinds[x.behind] * len(of_kind) + x.kind for x in placed])
+    ends_ahead = np.array([x.kind * len(of_kind) + kinds[x.ahead] for x in placed])
     moves_of = [(x.kind, x.behind, x.ahead) for x in placed]
 
     @cache
@@ -118,12 +119,13 @@ def list_tasks(
             bounding=np.array(bounding, np.int64),
             ends=len(degrees) ** 2,
             ends_behind=ends_behind,
+            ends_ahead=ends_ahead,
             move=move,
-            next_mix=_NO_MIXES,
-            previous_mix=_NO_MIXES,
+            next_cell=_NO_MIXES,
+            previous_cell=_NO_MIXES,
             is_whole=np.zeros(0, np.uint8),
             share_of_s=_share_of_s(workload, variants) if has_kinds else np.empty(0),
-            share_left=np.empty(0),
+            share_left=np.empty((0, 2)),
             work_s=0.0,
             room=np.empty(0) if has_kinds else room(code, instance.microbatches // d, stages[-1]),
         )
@@ -144,7 +146,7 @@ def list_tasks(
         if arrays.room.size > 0:
             lower_s = max(lower_s, work_s + work_s / arrays.room[-1])
         if has_kinds:
-            lower_s = max(lower_s, arrays.microbatches * ahead.ahead_share[0] / share_within(arrays, mixes))
+            lower_s = max(lower_s, ahead.ahead_share[0] / share_within(arrays, mixes))
         if lower_s < np.inf:
             task = DegreePair(0, degrees, mixes, arrays, ahead, max(0.0, float(lower_s)))
             found.append(task if has_kinds else task.with_mixes())

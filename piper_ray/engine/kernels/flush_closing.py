@@ -16,6 +16,7 @@ from piper_ray.compiled.jit import inner_kernel, kernel, leaf_kernel
 from piper_ray.engine.kernels.arrays import twice, twice_rows
 from piper_ray.engine.kernels.bounds import is_subset
 from piper_ray.engine.kernels.flush_choices import EXACT, MANY
+from piper_ray.engine.kernels.flush_mixes import ends_of, mix_behind
 from piper_ray.engine.kernels.flush_paths import Figures, StageSeconds, batch_s, step_s, with_stage
 from piper_ray.engine.kernels.flush_stages import (
     NO_ROW,
@@ -188,8 +189,8 @@ def close_gap(
                 if tables.sums[r, i, SUM.missing] != tables.sums[r, j, SUM.missing]:
                     continue
                 stage = StageKey(i, j, r)
-                mix = task.previous_mix[origin[node, ORIGIN.mix], task.move[r]]
-                if mix < 0 or states.kept[_ends_of(mix, task) * m + j] == 0:  # then also none with a promise
+                mix = mix_behind(origin[node, ORIGIN.mix], r, task)
+                if mix < 0 or states.kept[ends_of(mix, task) * m + j] == 0:  # then also none with a promise
                     continue
                 if least_memory_bytes(stage, y, tables, task) > task.memory_bytes[r]:
                     continue
@@ -242,12 +243,6 @@ def close_gap(
 
 
 @leaf_kernel
-def _ends_of(mix: int, task: FlushTask) -> int:
-    """Returns the number of the mix's ends; a tail of no stages may have any."""
-    return (mix - 1) // ((task.next_mix.shape[0] - 1) // task.ends) if mix > 0 else 0
-
-
-@leaf_kernel
 def _set_origin(
     origin: IndexArray, node: int, stages: int, downset: int, below: int, variant: int, choice: int, mix: int
 ) -> None:
@@ -269,7 +264,7 @@ def _with_tail_s(
     its mix, its number of stages, and the number of downsets."""
     j, mix, stages, m = tail
     found = np.inf
-    cell = (level_of(levels, path[depth, 4], path[depth, 5]) * task.ends + _ends_of(mix, task)) * m + j
+    cell = (level_of(levels, path[depth, 4], path[depth, 5]) * task.ends + ends_of(mix, task)) * m + j
     for s in range(states.start[cell], states.start[cell] + states.kept[cell]):
         if states.origin[s, ORIGIN.mix] == mix:
             found = min(found, _completed_s(task, path, depth + 1, figures_of(states.figures, s), stages))

@@ -93,7 +93,7 @@ def least_ahead_s(
                 if task.microbatches * least.time_s + there.fill_s > limit:
                     continue
                 for behind in range(there.fewest - 1, there.most):
-                    if task.next_mix[behind, task.move[r]] < 0 or (
+                    if task.next_cell[behind, task.move[r]] < 0 or (
                         is_first and task.stages > 0 and behind + 1 != task.stages
                     ):
                         continue

@@ -16,6 +16,7 @@ from piper_ray.compiled.jit import inlined_kernel, kernel, leaf_kernel
 from piper_ray.engine.kernels.arrays import stable_order, twice, twice_rows
 from piper_ray.engine.kernels.bounds import is_subset, lowest_position
 from piper_ray.engine.kernels.flush_choices import FEW
+from piper_ray.engine.kernels.flush_mixes import is_shared_out, may_be_first, spent_s
 from piper_ray.engine.kernels.flush_paths import Figures, StageSeconds, empty_tail, least_batch_s, with_stage
 from piper_ray.engine.kernels.flush_stages import (
     NO_ROW,
@@ -34,6 +35,7 @@ from piper_ray.engine.kernels.flush_types import (
     FIGURES,
     NO_CHOICE,
     ON_FRONT,
+    ONE_F_ONE_B,
     ORIGIN,
     PRICED,
     SLACK,
@@ -73,7 +75,8 @@ def tails(
     """
     m = tables.bits.shape[0]
     schedule, microbatches, most_stages = task.schedule, task.microbatches, task.most_stages
-    ends, mixes = task.ends, task.next_mix.shape[0]
+    ends, of_one = task.ends, task.next_cell.shape[0] - 1
+    mixes = 1 + ends * of_one
     start, kept = np.zeros(levels.shape[0] * ends * m, np.int64), np.zeros(levels.shape[0] * ends * m, np.int64)
     room = 4096
     figures, stage = np.empty((room, FIGURES + 1)), np.empty((room, 3))
@@ -96,7 +99,7 @@ def tails(
     new_room = 1024
     new_figures, new_stage = np.empty((new_room, FIGURES + 1)), np.empty((new_room, 3))
     new_origin, link = np.empty((new_room, len(ORIGIN)), np.int64), np.empty(new_room, np.int64)
-    first, of_one = np.full((levels.shape[0], mixes), -1, np.int64), (mixes - 1) // ends
+    first = np.full((levels.shape[0], mixes), -1, np.int64)
     touched = np.empty(1024)  # the levels and mixes that have candidates, as level * mixes + mix
     # Of the current stage, by the number of stages behind it: a bound on its time, its choice of least time, its front.
     stage_id = 0
@@ -121,7 +124,7 @@ def tails(
         new, touched_count = 0, 0
         outer = tables.bits[i]
         most_s = there.slowest_s * (1.0 + SLACK)
-        share_ahead_s = ahead.ahead_share[i] * microbatches * (1.0 - SLACK) if is_shared else 0.0
+        share_ahead = ahead.ahead_share[i] * (1.0 - SLACK) if is_shared else 0.0
         top_level = levels.shape[0] - 1 if i < m - 1 else 0  # nothing is in front of all layers
         from_rank, to_rank = ranks_within(i, there.slowest_s, ahead)
         behind_it = alive[most_tail - 1]
@@ -135,11 +138,15 @@ def tails(
             for r in task.variants:
                 if tables.sums[r, i, SUM.missing] != tables.sums[r, j, SUM.missing]:
                     continue
+                if i == m - 1 and not may_be_first(r, task):
+                    continue
                 key = StageKey(i, j, r)
                 least = least_figures(key, tables, task)
                 if microbatches * least.time_s + fill_s > limit:
                     continue
                 stage_id += 1
+                before, after = task.ends_behind[r] * of_one, task.ends_ahead[r] * of_one
+                twice_s = 2.0 * least.time_s if schedule == ONE_F_ONE_B else least.time_s
                 used_rows = 0
                 # The levels that the stage may reach.
                 low = level_of(levels, least.forward_s, least.backward_s)
@@ -154,11 +161,16 @@ def tails(
                                 break
                             if behind + 1 < fewest_tail:
                                 continue
-                            mix = task.next_mix[origin[s, ORIGIN.mix], task.move[r]]
-                            if mix < 0 or (i == m - 1 and task.is_whole[mix] == 0):
+                            next_cell = task.next_cell[max(0, origin[s, ORIGIN.mix] - before), task.move[r]]
+                            if next_cell < 0 or (i == m - 1 and task.is_whole[next_cell] == 0):
                                 continue
-                            if is_shared and share_ahead_s > limit * task.share_left[mix]:
-                                continue
+                            if is_shared:
+                                left_s = limit - spent_s(schedule, figures_of(figures, s)) - twice_s
+                                if share_ahead > limit * task.share_left[next_cell, 0]:
+                                    continue
+                                if is_shared_out(share_ahead, left_s, task.share_left[next_cell, 1]):
+                                    continue
+                            mix = after + next_cell
                             if task.stages > 0 and i == m - 1 and behind + 1 != task.stages:
                                 continue
                             y = in_flight(schedule, microbatches, behind)
@@ -196,7 +208,13 @@ def tails(
                             bound = least_batch_s(
                                 schedule, microbatches, behind + 1, most_stages, ahead_s, ahead_forward_s, grown
                             )
-                            if bound > limit or _has_as_good(grown, priced_s, new_figures, first[level, mix], link):
+                            if bound > limit:
+                                continue
+                            if is_shared:
+                                left_s = limit - spent_s(schedule, grown)
+                                if is_shared_out(share_ahead, left_s, task.share_left[next_cell, 1]):
+                                    continue
+                            if _has_as_good(grown, priced_s, new_figures, first[level, mix], link):
                                 continue
                             if one_of[behind] != stage_id:
                                 one_of[behind] = stage_id

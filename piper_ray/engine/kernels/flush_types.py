@@ -101,9 +101,10 @@ class FlushTask(NamedTuple):
 
     The *mix* of a tail determines which stage may be put in front: the number of stages of each kind, the kind of the
     first one, and the kind promised for the stage in front. With one kind it is the number of stages. A stage's *move*
-    is its own kind with those behind it and in front; with one kind, the rates of its borders. Sizes: r variants, c
-    mixes, z moves. Mix 0 has no stages; the others are ordered by the kinds of the first stage and of the one in front,
-    the *ends* of a tail, then by ascending stages.
+    is its own kind with those behind it and in front; with one kind, the rates of its borders. Sizes: r variants, z
+    moves, g kinds, c *cells*: the numbers of stages of each kind. Mix 0 has no stages; the others are ordered by the
+    kinds of the first stage and of the one in front, the *ends* of a tail, then by cell, in ascending order of stages
+    (``flush_mixes``).
     """
 
     schedule: int
@@ -121,12 +122,13 @@ class FlushTask(NamedTuple):
     bounding: IndexArray
     ends: int  # the number of ends: 1 with one kind
     ends_behind: IndexArray  # int64[r]: the ends of a tail in front of which the stage may be put
+    ends_ahead: IndexArray  # int64[r]: the ends of the tail that it then is
     move: IndexArray  # int64[r]
-    next_mix: IndexArray  # int64[c, z]: of a tail with such a stage in front; -1: not allowed
-    previous_mix: IndexArray  # int64[c, z]: of the tail behind such a stage, the inverse
-    is_whole: BitArray  # uint8[c]: 1 if a tail of all layers may end with the mix
+    next_cell: IndexArray  # int64[c, z]: of a tail with such a stage in front; -1: not allowed
+    previous_cell: IndexArray  # int64[c, g]: with one stage less of a kind; -1: there is none
+    is_whole: BitArray  # uint8[c]: 1 if a tail of all layers may have so many stages
     share_of_s: FloatArray  # float64[r]: see ``AheadArrays.ahead_share``; float64[0] with one kind
-    share_left: FloatArray  # float64[c]: of the stages that a tail leaves, for each second that they take
+    share_left: FloatArray  # float64[c, 2]: of the stages that a tail leaves, see ``flush_mixes.ShareRoom``
     work_s: float  # the least time of stages of all layers together for a microbatch
     # float64[most_stages + 1]: see ``flush.paths.room``; of as many stages at the back; float64[0]: no bound.
     room: FloatArray

@@ -61,5 +61,5 @@ def _rows(of_kind: Mapping[str, Layer]) -> dict[int, tuple[Tmpc, ...]]:
     rows: dict[int, tuple[Tmpc, ...]] = {}
     for name, layer in of_kind.items():
         for t, row in layer.tmpcs.items():
-            rows[t] = rows.get(t, ()) + tuple(replace(tmpc, kind=name) for tmpc in row)
+            rows[t] = rows.get(t, ()) + tuple(tmpc.changed(kind=name) for tmpc in row)
     return {t: rows[t] for t in sorted(rows)}
