@@ -112,7 +112,7 @@ class SearchSpace:
         """
         whole, batch_s = self.whole(task), float(control[0])
         if whole is not None:
-            whole = self.tightened(whole, task, control)
+            whole = self._below_cutoff(whole, task, control)
             if whole.is_empty:
                 return whole, 0.0
         cover, prices = None, None
@@ -165,17 +165,22 @@ class SearchSpace:
         has_all, stages = placed_stages(tables, task.arrays, ahead, most_tails, bounds, most_work, control)
         return frozen(stages) if has_all else None
 
+    def _below_cutoff(self, listed: ListedTables, task: DegreePair, control: FloatArray) -> ListedTables:
+        """Returns what ``tightened`` does, or the tables with bounds by the task's prices."""
+        bounds = path_bounds(listed.tables, task.arrays, task.prices)
+        return self.tightened(listed, task, control) or listed._replace(bounds=bounds, prices=task.prices)
+
     def tightened(
         self, listed: ListedTables, task: DegreePair, control: FloatArray, most_work: int = MUCH_WORK
-    ) -> ListedTables:
+    ) -> ListedTables | None:
         """Returns the tables with bounds by good prices for plans below the cutoff, and the downsets that these may
-        have; none if there is no such plan."""
+        have: none if there is no such plan. Returns None if that would take too long, or without prices."""
         from piper_ray.engine.flush.way_program import Tightened  # HiGHS is loaded where it is needed
 
         bounds = path_bounds(listed.tables, task.arrays, task.prices)
         stages = self._stages(listed, task, bounds, most_work, control)
         if stages is None or task.prices is None:
-            return listed._replace(bounds=bounds, prices=task.prices)
+            return None
         found = Tightened(listed.tables, task.arrays, task.prices, stages, float(control[0]))
         found.tighten()
         tables, prices = found.tables, found.prices
@@ -207,4 +212,4 @@ class SearchSpace:
         inside = lattice.sums(prices.of_vertex[:, None])[:, 0]
         most_tails = tail_limits(inside, task.arrays.most_stages)
         listed = ListedTables(tables, look_ahead(tables, task.arrays), most_tails)
-        return self.tightened(listed, task, control)
+        return self._below_cutoff(listed, task, control)

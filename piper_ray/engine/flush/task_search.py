@@ -163,8 +163,8 @@ _BY_LEVELS = {GPIPE: False, ONE_F_ONE_B: True, TWO_BW: False}
 """Whether slower stages in front lengthen a tail's warm-up: then tails are found for several levels of their time."""
 
 _NO_LEVELS: FloatArray = np.zeros((1, 2))
-_NEAR_TIMES = 0.02
-"""Relative. Times that are nearer to a bound are left to the search."""
+_FAR = 1.08
+"""Bounds are raised if a plan's time is further from them by this factor; the rest is left to the search."""
 _LEVELS = 24
 _LEAST_LEVEL = 0.4
 _MOST_LEVEL = 1.1
@@ -264,14 +264,17 @@ def _bounded(space: SearchSpace, task: DegreePair, control: FloatArray) -> TaskR
 def _raised(
     space: SearchSpace, task: DegreePair, lower_s: float, control: FloatArray
 ) -> tuple[float, PathPrices | None]:
-    """Raises a bound: halves the range between it and the best plan's time until no time in it is shown to be too
-    short. Also returns the last prices."""
+    """Raises a bound that is far from the best plan's time: halves the range between them, by good prices for plans up
+    to a time in the middle, until the bound is near or such plans may have too many stages. Also returns the last
+    prices."""
     low_s, high_s, whole = lower_s, float(control[0]), space.whole(task)
-    while whole is not None and high_s > low_s * (1.0 + _NEAR_TIMES):
+    while whole is not None and high_s > low_s * _FAR:
         middle_s = 0.5 * (low_s + high_s)
         left = space.tightened(whole, task, np.array([middle_s, control[1]]), RAISING_WORK)
-        task = replace(task, prices=left.prices)
+        if left is None:
+            break
         low_s, high_s = (middle_s, high_s) if left.is_empty else (max(low_s, left.least_s), middle_s)
+        task = replace(task, prices=left.prices)
     return low_s, task.prices
 
 

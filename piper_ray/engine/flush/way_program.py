@@ -129,10 +129,10 @@ class Tightened:
         self.stages = frozen(
             PlacedStages(
                 start=np.append(rest.start[left], rest.start[-1]),
-                stage=np.cumsum(is_new) - 1,
+                stage=np.cumsum(is_new, dtype=np.int32) - np.int32(1),
                 behind=rest.behind,
                 time_s=rest.time_s,
-                inner=np.searchsorted(left, inner),
+                inner=np.searchsorted(left, inner).astype(np.int32),
                 figures=rest.figures[rest.stage[is_new]],
             )
         )

@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from piper_ray.compiled.jit import inlined_kernel, kernel
 from piper_ray.engine.kernels.arrays import twice, twice_rows
@@ -39,8 +40,10 @@ from piper_ray.engine.kernels.types import FloatArray, IndexArray, StageKey
 _TOO_MUCH = 1e-9
 """Relative rounding error of sums of costs."""
 
-_MOST_KEPT = 2**23
-"""Largest number of stages and of their positions, of up to 64 bytes each."""
+_MOST_BYTES = 400_000_000
+"""Memory for stages and their positions."""
+
+_STAGE_BYTES, _PLACE_BYTES = 60, 14
 
 _PRICING = 8
 """How many times as long as testing a pair of downsets it takes to price a stage at a position."""
@@ -51,10 +54,10 @@ class PlacedStages(NamedTuple):
     downset; s stages."""
 
     start: IndexArray  # int64[m + 1]: the first pair of an outer downset
-    stage: IndexArray  # int64[p]
-    behind: IndexArray  # int64[p]
+    stage: npt.NDArray[np.int32]  # int32[p], ascending
+    behind: npt.NDArray[np.int16]  # int16[p]
     time_s: FloatArray  # float64[p]: the least of both passes that fits
-    inner: IndexArray  # int64[s]
+    inner: npt.NDArray[np.int32]  # int32[s]
     figures: FloatArray  # float64[s, 7]: ``LeastFigures``
 
 
@@ -81,12 +84,17 @@ def placed_stages(
         set_alive(alive[few], ahead.rank[0])
         set_alive(alive[few], 64 * alive.shape[1] - 1)
     start = np.zeros(m + 1, np.int64)
-    stage_of, behind_of, time_of = np.empty(4096, np.int64), np.empty(4096, np.int64), np.empty(4096)
-    inner_of, figures = np.empty(4096, np.int64), np.empty((4096, 7))
+    stage_of, behind_of, time_of = np.empty(4096, np.int32), np.empty(4096, np.int16), np.empty(4096)
+    inner_of, figures = np.empty(4096, np.int32), np.empty((4096, 7))
     used, stages, work, has_all = 0, 0, 0, True
     for i in range(1, m):
         start[i] = used
-        has_all = has_all and control[1] == 0.0 and work <= most_work and used + stages <= _MOST_KEPT
+        has_all = (
+            has_all
+            and control[1] == 0.0
+            and work <= most_work
+            and _STAGE_BYTES * stages + _PLACE_BYTES * used <= _MOST_BYTES
+        )
         if not has_all:
             continue
         there = tail_limits_at(i, limit, most_tails[i], task, ahead)
@@ -178,15 +186,15 @@ def cheapest_way(stages: PlacedStages, bounds: PathBounds, limit: float) -> tupl
     ahead_s[m - 1] = 0.0
     for i in range(1, m):
         for at in range(stages.start[i], stages.start[i + 1]):
-            s, behind = stages.stage[at], stages.behind[at]
-            j, row = stages.inner[s], stages.figures[s]
+            s, behind = stages.stage[at], int(stages.behind[at])
+            j, row = int(stages.inner[s]), stages.figures[s]
             least = LeastFigures(row[0], row[1], row[2], row[3], row[4], row[5], row[6])
             cost_of[at] = _cost_s(StageKey(i, j, 0), i == m - 1, behind, stages.time_s[at], least, bounds)
             behind_s[i, behind + 1] = min(behind_s[i, behind + 1], behind_s[j, behind] + cost_of[at])
     following = np.zeros((m, positions + 1), np.int64)
     for i in range(m - 1, 0, -1):
         for at in range(stages.start[i], stages.start[i + 1]):
-            j, behind = stages.inner[stages.stage[at]], stages.behind[at]
+            j, behind = int(stages.inner[stages.stage[at]]), int(stages.behind[at])
             whole_s = cost_of[at] + ahead_s[i, behind + 1]
             if whole_s < ahead_s[j, behind]:
                 ahead_s[j, behind], following[j, behind] = whole_s, i
@@ -195,7 +203,7 @@ def cheapest_way(stages: PlacedStages, bounds: PathBounds, limit: float) -> tupl
     for i in range(1, m):
         start[i] = count
         for at in range(stages.start[i], stages.start[i + 1]):
-            j, behind = stages.inner[stages.stage[at]], stages.behind[at]
+            j, behind = int(stages.inner[stages.stage[at]]), int(stages.behind[at])
             left[at] = behind_s[j, behind] + cost_of[at] + ahead_s[i, behind + 1] <= limit + slack
             count += left[at]
     start[m] = count
