@@ -167,20 +167,22 @@ class SearchSpace:
 
     def _below_cutoff(self, listed: ListedTables, task: DegreePair, control: FloatArray) -> ListedTables:
         """Returns what ``tightened`` does, or the tables with bounds by the task's prices."""
-        bounds = path_bounds(listed.tables, task.arrays, task.prices)
-        return self.tightened(listed, task, control) or listed._replace(bounds=bounds, prices=task.prices)
+        found = self.tightened(listed, task, control)
+        if found is not None:
+            return found
+        return listed._replace(bounds=path_bounds(listed.tables, task.arrays, task.prices), prices=task.prices)
 
     def tightened(
         self, listed: ListedTables, task: DegreePair, control: FloatArray, most_work: int = MUCH_WORK
     ) -> ListedTables | None:
         """Returns the tables with bounds by good prices for plans below the cutoff, and the downsets that these may
         have: none if there is no such plan. Returns None if that would take too long, or without prices."""
-        from piper_ray.engine.flush.way_program import Tightened  # HiGHS is loaded where it is needed
-
         bounds = path_bounds(listed.tables, task.arrays, task.prices)
         stages = self._stages(listed, task, bounds, most_work, control)
         if stages is None or task.prices is None:
             return None
+        from piper_ray.engine.flush.way_program import Tightened  # HiGHS is loaded where it is needed
+
         found = Tightened(listed.tables, task.arrays, task.prices, stages, float(control[0]))
         found.tighten()
         tables, prices = found.tables, found.prices
