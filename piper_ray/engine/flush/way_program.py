@@ -29,6 +29,8 @@ from piper_ray.engine.lattice.bits import members
 _MOST_ROUNDS, _MOST_WORK = 100, 100_000_000
 """Rounds, and stages at positions that are priced in all of them: some seconds."""
 
+_FEW_STAGES = 2_000
+
 _NEAR = 1e-3
 """Relative. Prices are good enough if the program's value is above their bound by no more."""
 
@@ -70,9 +72,10 @@ class Tightened:
         self._work, self._listed = 0, stages.stage.size
 
     def tighten(self) -> None:
-        """Seeks the best prices, then looks at each position more closely, for as long as this leaves stages out."""
-        program = WayProgram(self._choices, self._task)
-        while self.rows.size > 0:
+        """Seeks the best prices, then looks at each position more closely, for as long as this leaves stages out. Few
+        stages are searched as quickly with the prices that are known."""
+        program = WayProgram(self._choices, self._task) if self._listed >= _FEW_STAGES else None
+        while program is not None and self.rows.size > 0:
             self._seek(program)
             before = self.stages.stage.size
             for prices in self._stressed():
