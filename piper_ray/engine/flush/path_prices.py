@@ -171,14 +171,16 @@ def bounded(choices: LayerChoices, task: FlushTask, prices: PathPrices) -> PathP
 NO_BOUNDS: PathBounds = frozen(PathBounds(*(np.zeros(0) for _ in range(5)), *(np.zeros((0, 0)) for _ in range(2))))
 
 
-def path_bounds(tables: FlushTables, task: FlushTask, prices: PathPrices | None) -> PathBounds:
+def path_bounds(
+    tables: FlushTables, task: FlushTask, prices: PathPrices | None, choices: LayerChoices | None = None
+) -> PathBounds:
     """Returns the bounds that the prices give for each downset; ``NO_BOUNDS`` if there are no prices, a layer has no
-    choice, or there are too many figures.
+    choice, or there are too many figures. choices: those of the task, if they are known.
     """
     positions, downsets = task.most_stages, tables.bits.shape[0]
     if prices is None or downsets * (2 * positions + 1) > _MOST_FIGURES:
         return NO_BOUNDS
-    choices = LayerChoices.of(tables, task)
+    choices = choices or LayerChoices.of(tables, task)
     if not choices.has_all:
         return NO_BOUNDS
     at_once = in_flight_at(task)

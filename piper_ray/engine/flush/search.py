@@ -145,6 +145,8 @@ class FlushSearch:
         self.found += search.found
         for case, found in both:
             case.learn(found)
+            if search.space is self.space:  # of the same plans
+                case.lower_s = max(case.lower_s, found.lower_s)
 
     def efforts(self) -> Generator[None, None, None]:
         """Seeks plans that take hardly more than the bound, then ever more. So few plans slower than the best one are

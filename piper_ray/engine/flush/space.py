@@ -15,7 +15,7 @@ from piper_ray.engine.flush.stage_limits import FlushCover, PathArrays, tail_lim
 from piper_ray.engine.flush.tables import LayerValues, tables_on
 from piper_ray.engine.flush.tasks import DegreePair
 from piper_ray.engine.kernels.downsets import member_sums
-from piper_ray.engine.kernels.flush_completion import least_ahead_s
+from piper_ray.engine.kernels.flush_completion import PlacedStages, cheapest_way, placed_stages
 from piper_ray.engine.kernels.flush_stages import AheadArrays, look_ahead
 from piper_ray.engine.kernels.flush_types import FlushTables, PathBounds
 from piper_ray.engine.kernels.types import FloatArray, IndexArray, frozen
@@ -30,15 +30,15 @@ _BEAM = Beam(width=30, early=0.02)
 _BEAM_ROOM = Room(downsets=100_000, steps=100_000_000)
 
 
-LITTLE_WORK, MUCH_WORK = 5_000_000, 250_000_000
-"""Limits on the work of ``least_ahead_s``: a fraction of a tenth of a second, and up to four seconds."""
+LITTLE_WORK, RAISING_WORK, MUCH_WORK = 5_000_000, 100_000_000, 250_000_000
+"""Limits on the work of ``placed_stages``: a fraction of a tenth of a second, a second, and up to four."""
 
 MANY_LAYERS = 400
 """From this number of layers on, states with the choices of their stages take so long that bounds are computed
 first."""
 
 _SOON = 200_000
-"""Downsets times positions for which bounds, apart from ``least_ahead_s``, take about a tenth of a second."""
+"""Downsets times positions for which bounds, apart from ``placed_stages``, take about a tenth of a second."""
 
 
 class TooManyDownsets(Exception):
@@ -47,18 +47,24 @@ class TooManyDownsets(Exception):
 
 class ListedTables(NamedTuple):
     """Tables on some downsets. most_tails: int64[m], the most stages that the tail of each downset has. bounds: the
-    task's.
+    task's, at ``prices``.
     """
 
     tables: FlushTables
     ahead: AheadArrays
     most_tails: IndexArray
     bounds: PathBounds = NO_BOUNDS
+    prices: PathPrices | None = None
 
     @property
     def least_s(self) -> float:
         """A time that no plan is below, by the bounds."""
         return float(self.bounds.ahead_s[0, 0]) if self.bounds.ahead_s.size > 0 else 0.0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no plan below the cutoff has downsets of these."""
+        return self.tables.bits.size == 0
 
 
 @dataclass(frozen=True)
@@ -106,9 +112,9 @@ class SearchSpace:
         """
         whole, batch_s = self.whole(task), float(control[0])
         if whole is not None:
-            whole = self._completed(whole, task, task.prices, control)
-            if whole.least_s == np.inf:
-                return None, 0.0
+            whole = self._below_cutoff(whole, task, control)
+            if whole.is_empty:
+                return whole, 0.0
         cover, prices = None, None
         if self.paths is not None:
             cells = _FEW_CELLS if self.is_beam or whole is not None else _CELLS
@@ -122,7 +128,7 @@ class SearchSpace:
             return None, cover.none_below_s(batch_s, check)
         if whole is None:
             return self._listed(cover, task, prices, control, check), 0.0
-        inside = member_sums(self.tables.bits, prices.of_vertex[:, None].copy())[:, 0]
+        inside = member_sums(whole.tables.bits, prices.of_vertex[:, None].copy())[:, 0]
         return whole._replace(most_tails=tail_limits(inside, task.arrays.most_stages)), 0.0
 
     def least_s(
@@ -142,12 +148,50 @@ class SearchSpace:
         most_work: int = MUCH_WORK,
     ) -> ListedTables:
         """Returns the tables with the bounds by prices. If there is a cutoff, they use the stages of the lattice."""
-        tables, ahead, most_tails, _ = listed
+        bounds = path_bounds(listed.tables, task.arrays, prices)
+        stages = self._stages(listed, task, bounds, most_work, control)
+        if stages is not None:
+            ahead_s, *_ = cheapest_way(stages, bounds, float(control[0]))
+            bounds = frozen(bounds._replace(ahead_s=np.maximum(ahead_s, bounds.ahead_s)))
+        return listed._replace(bounds=bounds, prices=prices)
+
+    def _stages(
+        self, listed: ListedTables, task: DegreePair, bounds: PathBounds, most_work: int, control: FloatArray
+    ) -> PlacedStages | None:
+        """Returns the stages of all plans below the cutoff; None if there is no cutoff or it would take too long."""
+        if bounds is NO_BOUNDS or not np.isfinite(control[0]):
+            return None
+        tables, ahead, most_tails, *_ = listed
+        has_all, stages = placed_stages(tables, task.arrays, ahead, most_tails, bounds, most_work, control)
+        return frozen(stages) if has_all else None
+
+    def _below_cutoff(self, listed: ListedTables, task: DegreePair, control: FloatArray) -> ListedTables:
+        """Returns what ``tightened`` does, or the tables with bounds by the task's prices."""
+        found = self.tightened(listed, task, control)
+        if found is not None:
+            return found
+        return listed._replace(bounds=path_bounds(listed.tables, task.arrays, task.prices), prices=task.prices)
+
+    def tightened(
+        self, listed: ListedTables, task: DegreePair, control: FloatArray, most_work: int = MUCH_WORK
+    ) -> ListedTables | None:
+        """Returns the tables with bounds by good prices for plans below the cutoff, and the downsets that these may
+        have: none if there is no such plan. Returns None if that would take too long, or without prices."""
+        bounds = path_bounds(listed.tables, task.arrays, task.prices)
+        stages = self._stages(listed, task, bounds, most_work, control)
+        if stages is None or task.prices is None:
+            return None
+        from piper_ray.engine.flush.way_program import Tightened  # HiGHS is loaded where it is needed
+
+        found = Tightened(listed.tables, task.arrays, task.prices, stages, float(control[0]))
+        found.tighten()
+        tables, prices = found.tables, found.prices
+        if found.rows.size == 0:
+            return listed._replace(tables=tables, prices=prices)
         bounds = path_bounds(tables, task.arrays, prices)
-        if bounds is not NO_BOUNDS and np.isfinite(control[0]):
-            ahead_s = least_ahead_s(tables, task.arrays, ahead, most_tails, bounds, most_work, control)
-            bounds = frozen(bounds._replace(ahead_s=ahead_s))
-        return ListedTables(tables, ahead, most_tails, bounds)
+        bounds = frozen(bounds._replace(ahead_s=np.maximum(found.ahead_s, bounds.ahead_s)))
+        most_tails = listed.most_tails[found.rows]
+        return ListedTables(tables, look_ahead(tables, task.arrays), most_tails, bounds, prices)
 
     def _listed(
         self,
@@ -170,4 +214,4 @@ class SearchSpace:
         inside = lattice.sums(prices.of_vertex[:, None])[:, 0]
         most_tails = tail_limits(inside, task.arrays.most_stages)
         listed = ListedTables(tables, look_ahead(tables, task.arrays), most_tails)
-        return self._completed(listed, task, task.prices, control)
+        return self._below_cutoff(listed, task, control)

@@ -125,6 +125,31 @@ def tables_on(lattice: Lattice, known: FlushTables, values: LayerValues) -> Flus
     return frozen(known._replace(**_of_lattice(lattice, values)))
 
 
+def tables_of_rows(tables: FlushTables, rows: IndexArray) -> FlushTables:
+    """Returns the tables of some of the downsets. rows: int64[..], ascending, with the first and the last one."""
+    crossing_start, crossing = _runs_of_rows(tables.crossing_start, tables.crossing, rows)
+    cut_start, cut = tables.cut_start, tables.cut
+    if tables.tensor_bits.shape[0] > 0:
+        cut_start, cut = _runs_of_rows(cut_start, cut, rows)
+    some = tables._replace(
+        bits=tables.bits[rows],
+        crossing_start=crossing_start,
+        crossing=crossing,
+        cut_start=cut_start,
+        cut=cut,
+        sums=np.ascontiguousarray(tables.sums[:, rows]),
+        priced_s=np.ascontiguousarray(tables.priced_s[:, rows]),
+    )
+    return frozen(some)
+
+
+def _runs_of_rows(start: IndexArray, values: IndexArray, rows: IndexArray) -> tuple[IndexArray, IndexArray]:
+    sizes = np.diff(start)[rows]
+    ends = np.cumsum(sizes)
+    at = np.arange(sizes.sum()) + np.repeat(start[rows] - ends + sizes, sizes)
+    return np.append(0, ends), values[at]
+
+
 def _of_lattice(lattice: Lattice, values: LayerValues) -> dict[str, Any]:
     """Returns the fields of ``FlushTables`` that depend on the downsets."""
     arrays, variants = lattice.arrays, len(values.sums)

@@ -16,7 +16,14 @@ from piper_ray.engine.checkpoint import Checkpoint
 from piper_ray.engine.flush.border_bound import BorderBound
 from piper_ray.engine.flush.mixes import MixLimits
 from piper_ray.engine.flush.path_prices import PathPrices, even_prices
-from piper_ray.engine.flush.space import LITTLE_WORK, MUCH_WORK, ListedTables, SearchSpace, TooManyDownsets
+from piper_ray.engine.flush.space import (
+    LITTLE_WORK,
+    MUCH_WORK,
+    RAISING_WORK,
+    ListedTables,
+    SearchSpace,
+    TooManyDownsets,
+)
 from piper_ray.engine.flush.tables import FlushWorkload
 from piper_ray.engine.flush.tasks import DegreePair
 from piper_ray.engine.kernels.flush_choices import MANY, NONE_FITS, choice_front, least_time_choice, stage_items
@@ -156,6 +163,8 @@ _BY_LEVELS = {GPIPE: False, ONE_F_ONE_B: True, TWO_BW: False}
 """Whether slower stages in front lengthen a tail's warm-up: then tails are found for several levels of their time."""
 
 _NO_LEVELS: FloatArray = np.zeros((1, 2))
+_FAR = 1.08
+"""Bounds are raised if a plan's time is further from them by this factor; the rest is left to the search."""
 _LEVELS = 24
 _LEAST_LEVEL = 0.4
 _MOST_LEVEL = 1.1
@@ -228,7 +237,9 @@ def run_task(
     if proved_s > control[0] * (1.0 + TIE):
         return TaskResult(np.inf, kept, proved_s=proved_s, prices=prices)
     found = _run_priced(space, replace(task, prices=prices), control, proves)
-    return replace(found, states=kept + found.states, proved_s=max(found.proved_s, proved_s), prices=prices)
+    return replace(
+        found, states=kept + found.states, proved_s=max(found.proved_s, proved_s), prices=found.prices or prices
+    )
 
 
 def _bounded(space: SearchSpace, task: DegreePair, control: FloatArray) -> TaskResult:
@@ -245,7 +256,26 @@ def _bounded(space: SearchSpace, task: DegreePair, control: FloatArray) -> TaskR
         return TaskResult(np.inf)
     prices = found.prices or _find_prices(space, task)
     least_s = max(least_s, _least_by_prices_s(space, task, prices, control, LITTLE_WORK))
+    if prices is not None and least_s < np.inf and space.is_large:
+        least_s, prices = _raised(space, replace(task, prices=prices), least_s, control)
     return TaskResult(least_s, prices=prices, proved_s=found.proved_s)
+
+
+def _raised(
+    space: SearchSpace, task: DegreePair, lower_s: float, control: FloatArray
+) -> tuple[float, PathPrices | None]:
+    """Raises a bound that is far from the best plan's time: halves the range between them, by good prices for plans up
+    to a time in the middle, until the bound is near or such plans may have too many stages. Also returns the last
+    prices."""
+    low_s, high_s, whole = lower_s, float(control[0]), space.whole(task)
+    while whole is not None and high_s > low_s * _FAR:
+        middle_s = 0.5 * (low_s + high_s)
+        left = space.tightened(whole, task, np.array([middle_s, control[1]]), RAISING_WORK)
+        if left is None:
+            break
+        low_s, high_s = (middle_s, high_s) if left.is_empty else (max(low_s, left.least_s), middle_s)
+        task = replace(task, prices=left.prices)
+    return low_s, task.prices
 
 
 def _bounded_by_borders(space: SearchSpace, task: DegreePair, borders: BorderBound, control: FloatArray) -> TaskResult:
@@ -303,8 +333,10 @@ def _run_priced(space: SearchSpace, task: DegreePair, control: FloatArray, prove
         return TaskResult(task.lower_s)
     if listed is None:
         return TaskResult(np.inf, proved_s=proved_s)
+    if listed.is_empty:
+        return TaskResult(np.inf, prices=listed.prices)
     found = _tails(listed, task, _NO_LEVELS, _MOST_STATES, control, follows_all=proves)
-    return _completed(listed, task, *found, control, proves)
+    return replace(_completed(listed, task, *found, control, proves), prices=listed.prices)
 
 
 def _completed(
@@ -363,7 +395,7 @@ def _tails(
     *,
     follows_all: bool = True,
 ) -> tuple[int, TailArrays]:
-    tables, ahead, most_tails, bounds = listed
+    tables, ahead, most_tails, bounds, _ = listed
     found: tuple[int, TailArrays] = tails(
         tables, task.arrays, ahead, most_tails, levels, bounds, most_states, follows_all, control
     )

@@ -4,17 +4,24 @@ lattice.
 A plan is a way from the empty set to V, stage by stage. With prices, the cost of a stage depends only on its position;
 so the least remaining cost is found from the end of the way, over all stages that may be part of a plan below a cutoff.
 Unlike sums over layers alone, it includes what crosses borders, and only stages that fit.
+
+A way that costs more than the cutoff is no plan below it, by any prices. So a stage is left out for good if no way with
+it costs less, and the prices after these have fewer stages to choose from.
 """
 
 from __future__ import annotations
 
-import numpy as np
+from typing import NamedTuple
 
-from piper_ray.compiled.jit import kernel
-from piper_ray.engine.kernels.arrays import twice
+import numpy as np
+import numpy.typing as npt
+
+from piper_ray.compiled.jit import inlined_kernel, kernel
+from piper_ray.engine.kernels.arrays import twice, twice_rows
 from piper_ray.engine.kernels.bounds import is_subset
 from piper_ray.engine.kernels.flush_stages import (
     AheadArrays,
+    LeastFigures,
     in_flight,
     least_figures,
     least_memory_bytes,
@@ -33,15 +40,29 @@ from piper_ray.engine.kernels.types import FloatArray, IndexArray, StageKey
 _TOO_MUCH = 1e-9
 """Relative rounding error of sums of costs."""
 
-_MOST_KEPT = 2**23
-"""Largest number of pairs of a stage and a position: 24 bytes each."""
+_MOST_BYTES = 400_000_000
+"""Memory for stages and their positions."""
+
+_STAGE_BYTES, _PLACE_BYTES = 60, 14
 
 _PRICING = 8
 """How many times as long as testing a pair of downsets it takes to price a stage at a position."""
 
 
+class PlacedStages(NamedTuple):
+    """Stages that plans below a cutoff may have, each at each position where it may be. Sizes: p such pairs, by outer
+    downset; s stages."""
+
+    start: IndexArray  # int64[m + 1]: the first pair of an outer downset
+    stage: npt.NDArray[np.int32]  # int32[p], ascending
+    behind: npt.NDArray[np.int16]  # int16[p]
+    time_s: FloatArray  # float64[p]: the least of both passes that fits
+    inner: npt.NDArray[np.int32]  # int32[s]
+    figures: FloatArray  # float64[s, 7]: ``LeastFigures``
+
+
 @kernel
-def least_ahead_s(
+def placed_stages(
     tables: FlushTables,
     task: FlushTask,
     ahead: AheadArrays,
@@ -49,11 +70,10 @@ def least_ahead_s(
     bounds: PathBounds,
     most_work: int,
     control: FloatArray,
-) -> FloatArray:
-    """Returns float64[m, most_stages + 1]: a lower bound on the cost in front of a tail of each number of stages, in
-    plans whose batch takes at most control[0]; inf if there is no such plan. Returns ``bounds.ahead_s`` if control[1]
-    is not zero, if there is no room for all stages of such plans, or if it takes more than ``most_work``, which counts
-    pairs of downsets, and ``_PRICING`` for each price of a stage.
+) -> tuple[bool, PlacedStages]:
+    """Returns the stages of plans whose batch takes at most control[0]; and False if they are not all, because
+    control[1] is not zero, there is no room for them, or it takes more than ``most_work``, which counts pairs of
+    downsets, and ``_PRICING`` for each price of a stage.
     """
     m, positions = tables.bits.shape[0], task.most_stages
     limit = control[0] * (1.0 + SLACK)
@@ -63,14 +83,20 @@ def least_ahead_s(
     for few in range(positions):
         set_alive(alive[few], ahead.rank[0])
         set_alive(alive[few], 64 * alive.shape[1] - 1)
-    # Stages kept, by outer downset: the inner one, the number of stages behind, and the cost.
     start = np.zeros(m + 1, np.int64)
-    inner_of, behind_of, cost_of = np.empty(4096, np.int64), np.empty(4096, np.int64), np.empty(4096)
-    used, work = 0, 0
+    stage_of, behind_of, time_of = np.empty(4096, np.int32), np.empty(4096, np.int16), np.empty(4096)
+    inner_of, figures = np.empty(4096, np.int32), np.empty((4096, 7))
+    used, stages, work, has_all = 0, 0, 0, True
     for i in range(1, m):
         start[i] = used
-        if control[1] != 0.0 or work > most_work or used > _MOST_KEPT:
-            return bounds.ahead_s
+        has_all = (
+            has_all
+            and control[1] == 0.0
+            and work <= most_work
+            and _STAGE_BYTES * stages + _PLACE_BYTES * used <= _MOST_BYTES
+        )
+        if not has_all:
+            continue
         there = tail_limits_at(i, limit, most_tails[i], task, ahead)
         if there.most < there.fewest:
             continue
@@ -92,6 +118,9 @@ def least_ahead_s(
                 least = least_figures(key, tables, task)
                 if task.microbatches * least.time_s + there.fill_s > limit:
                     continue
+                if stages == inner_of.size:
+                    inner_of, figures = twice(inner_of), twice_rows(figures)
+                is_kept = False
                 for behind in range(there.fewest - 1, there.most):
                     if task.next_cell[behind, task.move[r]] < 0 or (
                         is_first and task.stages > 0 and behind + 1 != task.stages
@@ -109,29 +138,90 @@ def least_ahead_s(
                     room = task.room[behind + 1] - task.room[behind] if task.room.size > 0 else np.inf
                     if time_s > there.spare_s * room:
                         continue
-                    cost_s = least_priced_s(key, behind, time_s, least, bounds)
-                    if is_first:
-                        cost_s += bounds.first_sync[behind] * least.sync_s
-                    behind_s = least_s[j, behind] + cost_s
+                    behind_s = least_s[j, behind] + _cost_s(key, is_first, behind, time_s, least, bounds)
                     if behind_s + bounds.ahead_s[i, behind + 1] > limit * (1.0 + _TOO_MUCH):
                         continue
                     least_s[i, behind + 1] = min(least_s[i, behind + 1], behind_s)
-                    if used == cost_of.size:
-                        inner_of, behind_of, cost_of = twice(inner_of), twice(behind_of), twice(cost_of)
-                    inner_of[used], behind_of[used], cost_of[used] = j, behind, cost_s
+                    if used == time_of.size:
+                        stage_of, behind_of, time_of = twice(stage_of), twice(behind_of), twice(time_of)
+                    stage_of[used], behind_of[used], time_of[used] = stages, behind, time_s
                     used += 1
+                    is_kept = True
+                if is_kept:
+                    inner_of[stages] = j
+                    for column in range(7):
+                        figures[stages, column] = least[column]
+                    stages += 1
         fewest = positions
-        for stages in range(positions, 0, -1):
-            if least_s[i, stages] < np.inf:
-                fewest = stages
+        for count in range(positions, 0, -1):
+            if least_s[i, count] < np.inf:
+                fewest = count
         for few in range(fewest, positions):
             set_alive(alive[few], ahead.rank[i])
     start[m] = used
-    found = np.full((m, positions + 1), np.inf)
-    found[m - 1] = 0.0
+    return has_all, PlacedStages(
+        start,
+        stage_of[:used].copy(),
+        behind_of[:used].copy(),
+        time_of[:used].copy(),
+        inner_of[:stages].copy(),
+        figures[:stages].copy(),
+    )
+
+
+@kernel
+def cheapest_way(stages: PlacedStages, bounds: PathBounds, limit: float) -> tuple[FloatArray, IndexArray, PlacedStages]:
+    """Returns float64[m, positions + 1], a lower bound on the cost in front of a tail of each number of stages, in
+    plans whose batch takes at most ``limit``, inf if there is no such plan; the downsets of the cheapest way, from the
+    empty one on, int64[..]; and the stages that may be in plans of at most ``limit``.
+
+    stages: at least those of such plans. Each plan is a way whose cost is no more than its time; so a stage on no way
+    of at most ``limit`` is in no such plan, and what is left has the stages of all of them.
+    """
+    m, positions, used = bounds.of_stage_s.shape[0], bounds.of_stage_s.shape[1], stages.stage.size
+    slack = _TOO_MUCH * (limit + bounds.of_stage_s[m - 1].max() + bounds.room_s.sum())
+    cost_of = np.empty(used)
+    behind_s, ahead_s = np.full((m, positions + 1), np.inf), np.full((m, positions + 1), np.inf)
+    behind_s[0, 0] = 0.0
+    ahead_s[m - 1] = 0.0
+    for i in range(1, m):
+        for at in range(stages.start[i], stages.start[i + 1]):
+            s, behind = stages.stage[at], int(stages.behind[at])
+            j, row = int(stages.inner[s]), stages.figures[s]
+            least = LeastFigures(row[0], row[1], row[2], row[3], row[4], row[5], row[6])
+            cost_of[at] = _cost_s(StageKey(i, j, 0), i == m - 1, behind, stages.time_s[at], least, bounds)
+            behind_s[i, behind + 1] = min(behind_s[i, behind + 1], behind_s[j, behind] + cost_of[at])
+    following = np.zeros((m, positions + 1), np.int64)
     for i in range(m - 1, 0, -1):
-        for at in range(start[i], start[i + 1]):
-            j, behind = inner_of[at], behind_of[at]
-            found[j, behind] = min(found[j, behind], cost_of[at] + found[i, behind + 1])
-    closer: FloatArray = np.maximum(found - _TOO_MUCH * limit, bounds.ahead_s)
-    return closer
+        for at in range(stages.start[i], stages.start[i + 1]):
+            j, behind = int(stages.inner[stages.stage[at]]), int(stages.behind[at])
+            whole_s = cost_of[at] + ahead_s[i, behind + 1]
+            if whole_s < ahead_s[j, behind]:
+                ahead_s[j, behind], following[j, behind] = whole_s, i
+    start, left = np.zeros(m + 1, np.int64), np.zeros(used, np.bool_)
+    count = 0
+    for i in range(1, m):
+        start[i] = count
+        for at in range(stages.start[i], stages.start[i + 1]):
+            j, behind = int(stages.inner[stages.stage[at]]), int(stages.behind[at])
+            left[at] = behind_s[j, behind] + cost_of[at] + ahead_s[i, behind + 1] <= limit + slack
+            count += left[at]
+    start[m] = count
+    way = np.zeros(positions + 1, np.int64)
+    length = 1
+    while ahead_s[0, 0] < np.inf and way[length - 1] < m - 1:
+        way[length] = following[way[length - 1], length - 1]
+        length += 1
+    rest = PlacedStages(
+        start, stages.stage[left], stages.behind[left], stages.time_s[left], stages.inner, stages.figures
+    )
+    return ahead_s - slack, way[:length], rest
+
+
+@inlined_kernel
+def _cost_s(
+    stage: StageKey, is_first: bool, behind: int, time_s: float, least: LeastFigures, bounds: PathBounds
+) -> float:
+    """Returns the least cost of a stage at the prices of its position. is_first: whether none is in front of it."""
+    cost_s = least_priced_s(stage, behind, time_s, least, bounds)
+    return cost_s + bounds.first_sync[behind] * least.sync_s if is_first else cost_s
