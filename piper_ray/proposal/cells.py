@@ -44,8 +44,8 @@ _LEAST_PASSES = 100_000_000
 _KIND_PASSES = 1_000_000_000
 """The same on devices of several kinds, where all searches together may do ``_KIND_SHARE`` times as much."""
 
-_KIND_SHARE = 2
-_PAIR_PASSES = 300_000
+_KIND_SHARE = 3
+_PAIR_PASSES = 1_000_000
 """What a pair of degrees counts as, beside its states, on devices of several kinds."""
 
 _MORE = 3

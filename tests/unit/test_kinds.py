@@ -266,8 +266,9 @@ def test_mixes_follow_from_each_other(most: tuple[int, ...]) -> None:
         ends = sum(x) in stages and all(n >= min(m, 1) for n, m in zip(x, most, strict=True))
         assert task.is_whole[cell] == (mix > 0 and ends)
         if kinds > 1:
-            left = sum((most[g] - n) / (g + 1) for g, n in enumerate(x))
-            assert task.share_left[cell] == pytest.approx(left)
+            each = sorted((1 / (g + 1) for g, n in enumerate(x) for _ in range(most[g] - n)), reverse=True)
+            left = each[: stages[-1] - sum(x)]
+            assert task.share_left[cell, 0] == pytest.approx(sum(left) / task.microbatches)
     for mix, move in product(range(len(mixes)), range(len(moves))):
         behind = mix_behind(mix, move, task)
         if behind >= 0:  # of the stage and what is behind it
@@ -286,6 +287,7 @@ def bare_task(moves: list[tuple[int, int, int]]) -> FlushTask:
         "move": numbers,
         "variants": numbers,
         "share_of_s": 1.0 / (1.0 + kind),
+        "microbatches": 8,
     }
     return FlushTask(**fields)  # type: ignore[arg-type]
 
