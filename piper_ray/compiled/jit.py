@@ -7,6 +7,7 @@ is imported when the first kernel is called, so commands that call none begin in
 from __future__ import annotations
 
 import hashlib
+import importlib
 import os
 import shutil
 from collections.abc import Callable
@@ -91,6 +92,11 @@ class Kernel:
 
                 self._dispatcher = dispatcher_of(self._function, self._kind, cache_folders(), **self._flags)
         return self._dispatcher
+
+
+def make_ready() -> None:
+    """Imports numba, which the first call of a kernel does otherwise."""
+    importlib.import_module("piper_ray.compiled.dispatch")
 
 
 def is_loaded(function: Callable[..., Any]) -> bool:

@@ -103,9 +103,9 @@ def rounded(number: float) -> str:
 
 
 def rounded_down(number: float) -> float:
-    """To three digits: what is true of a bound is true of less."""
-    if number <= 0.0:
-        return 0.0
+    """To three digits: what is true of a bound is true of less. A bound is infinite where there is no plan."""
+    if number <= 0.0 or math.isinf(number):
+        return max(number, 0.0)
     last = 10.0 ** (math.floor(math.log10(number)) - 2)
     return math.floor(number / last * (1.0 + 1e-12)) * last
 

@@ -613,6 +613,7 @@ def test_a_bound_is_never_told_as_more_than_it_is() -> None:
         (0.00899, 0.00899),
         (0.012349, 0.0123),
         (0.0, 0.0),
+        (math.inf, math.inf),
     ):
         assert rounded_down(bound_s) == pytest.approx(told)
         assert rounded_down(bound_s) <= bound_s * (1.0 + 1e-9)
