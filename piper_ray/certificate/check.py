@@ -42,7 +42,7 @@ from piper_ray.certificate.kernels.closure import first_gap
 from piper_ray.certificate.kernels.types import TOO_HARD, UNFIT, Claim, ThreadScratch, make_scratch
 from piper_ray.certificate.tables import claim_of, count_downsets
 from piper_ray.model import arguments
-from piper_ray.model.constraints import SameDegrees
+from piper_ray.model.constraints import SameDegreesByKind
 from piper_ray.model.cores import usable_cores
 from piper_ray.model.errors import CertificateRefused, ChoiceTooHard
 from piper_ray.model.figures import PROOF_TOLERANCE, relative_gap
@@ -129,7 +129,7 @@ class CertifiedBound:
         if plan.in_flight is not None:
             reasons.append("the plan says itself how many microbatches it keeps in flight; it is of plans that do not")
         if not self.schedule.asynchronous:
-            reasons += SameDegrees().violations(instance, plan)
+            reasons += SameDegreesByKind().violations(instance, plan)
         if not reasons and self.gap(time_s) is None:
             reasons.append("its memory is above the limit, by less than plans are granted")
         return tuple(reasons)

@@ -201,6 +201,18 @@ def test_threads_and_forms_of_files_give_the_same_plan(tmp_path: Path) -> None:
         assert solved(read).plan == solved(other, threads=2).plan
 
 
+def test_a_certificate_is_of_plans_whose_kinds_differ_in_t_too() -> None:
+    made = with_levels_or_not(30, kinds=2)
+    found = solved(made, "1f1b")
+    plan, time_s = found.plan, found.time_per_sample_s
+    assert plan is not None
+    assert time_s is not None
+    assert [stage.tensor_parallel_degree for stage in plan.stages] == [1, 2]
+    certified = piper_ray.verify_certificate(made, piper_ray.certify(made, found, threads=1), threads=1)
+    assert certified.silent_on(made, plan, time_s, Schedule.of("1f1b")) == ()
+    assert certified.gap(time_s) == pytest.approx(0.0, abs=3e-9)
+
+
 @pytest.mark.parametrize("schedule", long_after(1, SCHEDULES))
 @pytest.mark.parametrize("kinds", long_after(1, [2, 3]))
 def test_certificates_are_of_every_plan_and_no_more_is_proved(kinds: int, schedule: str) -> None:

@@ -86,7 +86,11 @@ def assumptions(instance: Instance, plan: Plan, simulation: Simulation) -> tuple
     cluster, schedule = instance.cluster, simulation.schedule
     rates = {x.bandwidth_bytes_per_s for x in stage_borders(cluster, plan, schedule)}
     rates = rates or {cluster.holding(simulation.devices).bandwidth_bytes_per_s}
-    inner = [f"{given_size_text(x.bandwidth_bytes_per_s)}/s within {x.devices}" for x in cluster.links[:-1]]
+    inner = {
+        f"{given_size_text(link.bandwidth_bytes_per_s)}/s within {link.devices}": None
+        for own in cluster.alike
+        for link in own.links[:-1]
+    }
     sentences = template(__package__, "assumptions.txt.jinja").render(
         plan=plan,
         schedule=schedule,
