@@ -44,7 +44,7 @@ def parse_some_replicas(text: str) -> int:
     return number
 
 
-_KIND = "kind of GPU once, with its nodes, as A100-80:32"
+_KIND = "kind of GPU once, with 1 node or more, as A100-80:32"
 
 
 @dataclass(frozen=True)
@@ -104,22 +104,27 @@ class ModelOptions:
     def nodes_of_kinds(self) -> dict[str, int]:
         """The nodes of each kind of GPU, or at each site, where ``--gpu`` or ``--site`` says them; else none. Raises
         UsageError."""
+        self.refuse_mistakes()
+        return self._kinds[0]
+
+    @property
+    def _kinds(self) -> tuple[dict[str, int], list[str]]:
+        """The nodes of each kind or site, and the faults of what says them."""
         found: dict[str, int] = {}
         wrong: list[str] = []
         gpus = [name for text in self.gpu for name in text.split(",")]
         said = self.site or (gpus if any(":" in gpu for gpu in gpus) else [])
-        option, each = ("--site", "site once, with its nodes, as east:64") if self.site else ("--gpu", _KIND)
+        option, each = ("--site", "site once, with 1 node or more, as east:64") if self.site else ("--gpu", _KIND)
         for text in said:
             name, _, count = text.strip().partition(":")
             if not name or not count.isdecimal() or int(count) < 1 or name in found:
                 wrong.append(f"{option} {text.strip()}")
             else:
                 found[name] = int(count)
-        if wrong:
-            raise UsageError(f"{', '.join(wrong)}: expected each {each}")
-        if found and self.nodes is not None:
-            raise UsageError(f"--nodes: {option} {said[0]} says how many nodes there are; give one of the two")
-        return found
+        faults = [f"{', '.join(wrong)}: expected each {each}"] if wrong else []
+        if said and self.nodes is not None:
+            faults.append(f"--nodes: {option} {said[0]} says how many nodes there are; give one of the two")
+        return found, faults
 
     def gpu_of(self, kind: str) -> str:
         """The GPUs of a kind; at a site those that all sites have."""
@@ -127,15 +132,14 @@ class ModelOptions:
 
     def refuse_mistakes(self) -> None:
         """Raises UsageError for clusters that are not said."""
-        kinds, between_bytes_per_s = self.nodes_of_kinds, self.between_bytes_per_s
-        faults = []
-        if not kinds and self.nodes is None:
+        (kinds, faults), between_bytes_per_s = self._kinds, self.between_bytes_per_s
+        if not kinds and not faults and self.nodes is None:
             faults.append(f"--nodes is missing; expected how many nodes of {self.gpus[0]} there are")
-        if self.site and (len(kinds) < 2 or len(self.gpus) > 1 or ":" in self.gpus[0]):
+        if self.site and not faults and (len(kinds) < 2 or len(self.gpus) > 1 or ":" in self.gpus[0]):
             faults.append("--site: expected several sites, of one GPU, as --gpu H100-SXM --site east:64 --site west:64")
         if self.site and between_bytes_per_s is None:
             faults.append("--between is missing; expected the rate of a GPU between sites, as 5GB/s")
-        if len(kinds) < 2 and not self.site and between_bytes_per_s is not None:
+        if len(kinds) < 2 and not faults and not self.site and between_bytes_per_s is not None:
             faults.append("--between: expected GPUs of several kinds, as --gpu A100-80:32 --gpu H100-SXM:32")
         if between_bytes_per_s is not None and between_bytes_per_s <= 0.0:
             faults.append("--between: expected a rate above 0, as 50GB/s")
