@@ -66,7 +66,7 @@ def test_a_search_ends_with_its_plan_and_its_checkpoint(
 def test_a_solve_under_a_flush_ends_with_its_plan(long: Path, tmp_path: Path) -> None:
     out = tmp_path / "plan.json"
     with started("solve", long, "--schedule", "1f1b", "--json", "--out", out) as process:
-        wait_for(process, "   6  ")
+        wait_for(process, "   2  ")
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=HANG_S)
         assert process.returncode == 128 + signal.SIGINT

@@ -10,9 +10,11 @@ from dataclasses import asdict
 from inspect import isfunction
 from itertools import islice
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from piper_ray.compiled.jit import Kernel
 from piper_ray.engine.kernels.knapsack import least_cost
 from piper_ray.engine.solve import solve
 from piper_ray.model.constraints import Recompute
@@ -46,7 +48,7 @@ def cases() -> list[tuple[Instance, Restrictions]]:
 
 
 def is_compiled() -> bool:
-    return not isfunction(least_cost)
+    return not isfunction(cast(Kernel, least_cost).dispatcher())
 
 
 def answers() -> list[object]:
