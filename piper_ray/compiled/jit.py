@@ -1,7 +1,7 @@
 """The decorators of kernels, and where compiled kernels are kept: in a folder named by a hash of all sources.
 
 A kernel's code contains that of the kernels it calls, so a cached entry is out of date when any of them changes. Numba
-is imported when the first kernel is called, so commands that call none begin in half the time.
+is imported when the first kernel is called, because commands that call none spend a third of their start on it.
 """
 
 from __future__ import annotations

@@ -184,7 +184,7 @@ class OneMode(Constraint):
         There are few different rows of modes; each is examined once.
         """
         kind_of: dict[tuple[Mode, ...], int] = {}
-        kinds: list[tuple[list[int], _Places]] = []  # positions with an allowed recomputation, and their modes
+        kinds: list[tuple[list[int], _Places]] = []  # positions with an allowed recomputation
         rows: list[list[tuple[int, tuple[Tmpc, ...], int]]] = []  # by layer: degree, TMPCs, kind of row
         for layer in instance.layers:
             rows.append([])

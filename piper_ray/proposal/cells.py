@@ -46,7 +46,7 @@ _KIND_PASSES = 1_000_000_000
 
 _KIND_SHARE = 3
 _PAIR_PASSES = 1_000_000
-"""What a pair of degrees counts as, beside its states, on devices of several kinds."""
+"""The passes that a pair of degrees counts as on devices of several kinds. Its states are counted too."""
 
 _MORE = 3
 """After the first round, the cell with the least bound gets this many times as many passes."""

@@ -56,7 +56,7 @@ class FoundPlans:
 
     @property
     def listed(self) -> tuple[Proposed, ...]:
-        """The best plan, and the best ones of other cells that are of interest beside it."""
+        """The best plan, then the best plans of other cells, if they are nearly as fast."""
         near = (one for one in self.found if one.step_s <= RUNNERS_UP * self.best.step_s)
         return tuple(islice(near, LISTED + 1))
 

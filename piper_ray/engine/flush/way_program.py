@@ -30,6 +30,7 @@ _MOST_ROUNDS, _MOST_WORK = 100, 100_000_000
 """Rounds, and stages at positions that are priced in all of them: some seconds."""
 
 _FEW_STAGES = 2_000
+"""Fewer stages than these are searched as quickly without better prices."""
 
 _NEAR = 1e-3
 """Relative. Prices are good enough if the program's value is above their bound by no more."""

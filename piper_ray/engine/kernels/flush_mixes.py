@@ -167,7 +167,7 @@ def share_rooms(schedule: int, microbatches: int, most_stages: int, most: IndexA
 
 @inlined_kernel
 def spent_s(schedule: int, tail: Figures) -> float:
-    """Returns what a tail of these figures takes of a batch beside the stages in front of it."""
+    """Returns the time of a batch that a tail of these figures takes, so that the stages in front cannot have it."""
     return tail[0] + tail[1] if schedule == ONE_F_ONE_B else tail[0]
 
 

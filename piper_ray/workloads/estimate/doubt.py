@@ -21,7 +21,7 @@ from piper_ray.workloads.formats.documents import parse_toml
 from piper_ray.workloads.formats.fields import Closed, Figure
 
 FEW_RUNS = 3
-"""The user is told about constants that fewer runs than this back."""
+"""A constant that rests on fewer runs than this is named to the user."""
 
 
 def likeness(software: Software, precision: Precision, experts: bool) -> str:
