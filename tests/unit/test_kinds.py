@@ -322,7 +322,7 @@ def test_estimate_of_several_kinds(tmp_path: Path) -> None:
     [
         (("--gpu", "A100-80"), "--nodes is missing"),
         (("--gpu", "A100-80:2", "--gpu", "A100-80:3"), "--gpu A100-80:3: expected each kind of GPU once"),
-        (("--gpu", "A100-80:2", "--gpu", "H100-SXM"), "--gpu H100-SXM: expected each kind of GPU once, with 1 node or more"),
+        (("--gpu", "A100-80:2", "--gpu", "H100-SXM"), "--gpu H100-SXM: expected each kind of GPU once, with 1 node"),
         (("--gpu", "A100-80:2", "--gpu", "H100-SXM:x"), "--gpu H100-SXM:x: expected"),
         (("--gpu", "A100-80:2", "--gpu", "A100-80:2"), "--gpu A100-80:2: expected each kind of GPU once"),
         (("--gpu", "A100-80:0", "--gpu", "H100-SXM:x"), "--gpu A100-80:0, --gpu H100-SXM:x: expected each kind of GPU"),
@@ -338,7 +338,7 @@ def test_estimate_of_several_kinds(tmp_path: Path) -> None:
         (("--gpu", "A100-80:2", "--gpu", "H100-SXM:2", "--between", "0GB/s"), "--between: expected a rate above 0"),
         (
             ("--gpu", "A100-80,H100-SXM", "--nodes", "2"),
-            "--gpu A100-80: expected each kind of GPU once, with 1 node or more",
+            "--gpu A100-80: expected each kind of GPU once, with 1 node",
         ),
     ],
 )
