@@ -118,3 +118,11 @@ def test_sequence_parallelism_with_selective_recomputation_is_found_by_name() ->
         one.scheme.figures.time_s <= plain.planned_s and one.scheme.figures.activation_bytes <= plain.activation_bytes
         for one in schemes
     ), "tensor parallelism alone is dominated"
+
+
+@pytest.mark.parametrize("model", ["gpt3-175b", "deepseek-v3"])
+def test_a_layer_whose_memory_just_suffices_has_schemes(model: str) -> None:
+    found = _estimate(model)
+    embedding = next(kind for kind in found.architecture.kinds if kind.name == "embedding")
+    schemes = find_schemes(found, embedding, 8, (8.0,), lambda _: None).found
+    assert min(one.scheme.figures.held_bytes(8.0) for one in schemes) < schemes[0].scheme.figures.held_bytes(8.0)

@@ -23,6 +23,9 @@ from piper_ray.workloads.schemes.traced import TracedGraph, TracedPrices
 
 USUAL_IN_FLIGHT = (8.0,)
 
+_LEAST = 1e-5
+"""Of the memory: ten times what HiGHS may be off in a row."""
+
 _NEAR = 1e-3
 """Of the time: no scheme beats those that are found by more, whatever memory costs."""
 
@@ -61,7 +64,7 @@ def at_prices(program: SchemeProgram, in_flight: Sequence[float]) -> Iterator[Sc
             return _Corner(scheme.figures.time_s, scheme.figures.held_bytes(count), price_s)
 
         fastest, least_bytes = program.fastest(count), program.least_held_bytes(count)
-        least = program.fastest(count, least_bytes * (1.0 + 1e-6))
+        least = program.fastest(count, least_bytes * (1.0 + _LEAST))
         assert fastest is not None  # each device may do everything
         assert least is not None
         yield from (fastest, least)

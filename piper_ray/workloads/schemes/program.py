@@ -1,5 +1,8 @@
 """The least time of a layer's passes, within a memory or at a price of it, over all schemes: an integer program.
 
+Most often its relaxation is whole, or a whole solution lies as near to it as is asked for: these are tried before HiGHS
+branches.
+
 Binaries: for each step a strategy of its forward pass, one of its backward pass, and one of its forward pass done again
 or none; for each weight where it lies; for each value the placements that are kept, and the moves from one placement to
 another, each of which is paid once for all who read it. Moves are of one hop: of what a step made, or what was kept.
@@ -27,6 +30,9 @@ from piper_ray.workloads.schemes.scheme import Move, Scheme, SchemeFigures, Step
 PROGRAM_GAP = 1e-4
 """Relative: so far a scheme may be from the best."""
 
+_WHOLE = 1e-6
+_NEARLY = 0.8
+"""Binaries of a relaxation that are larger become 1 at once."""
 _MOST_ROUNDS = 40
 _ANGLES = 9
 _TIE = 1e-5
@@ -41,11 +47,11 @@ _PLAIN_SEARCH: Mapping[str, int | str] = {
     "mip_heuristic_run_rens": False,
     "mip_heuristic_run_root_reduced_cost": False,
     "mip_heuristic_run_feasibility_jump": False,
-    "presolve": "off",
 }
-"""The program ends within a few nodes: what HiGHS does to save nodes of large searches takes longer than they do."""
+"""A program ends within a few nodes: what HiGHS does to save nodes of large searches takes longer than they do."""
 
 FloatArray = np.ndarray[Any, np.dtype[np.float64]]
+IntArray = np.ndarray[Any, np.dtype[np.int64]]
 _STRATEGIES = ("forward", "backward", "again", "weight")
 """The first words of the names of columns that say how steps are divided, and where weights lie."""
 
@@ -107,6 +113,7 @@ class SchemeProgram:
         self._only = only or {}
         self._graph, self._degree, self._prices, self._border = graph, degree, prices, border
         self._columns = _Columns()
+        self._moves = dict[tuple[str, str, TensorPlacement], dict[int, float]]()
         self._device_s: tuple[dict[int, float], dict[int, float]] = {}, {}
         self._host_s: tuple[dict[int, float], dict[int, float]] = {}, {}
         self._once_s: dict[int, float] = {}
@@ -166,8 +173,13 @@ class SchemeProgram:
                 self._laid[weight.name, place] = {column: 1.0}
 
     def _moved(self, kind: str, value: Value, there: _At, phase: PassPhase) -> _At:
-        """The placements of a value after moves of one hop from where it is ``there``. kind: what moves are called."""
+        """The placements of a value after moves of one hop from where it is ``there``. kind: what moves are called.
+
+        A gradient is in one placement and is read once: what is moved is no longer where it was. This is so for whole
+        numbers anyhow, and keeps a relaxation from having a third of it in each of three placements.
+        """
         passing = 0 if phase is PassPhase.FORWARD and kind == "forward move" else 1
+        once = phase is PassPhase.GRADIENT
         targets = [*self._placements(value.name), PARTIAL]
         found: _At = defaultdict(dict)
         for source in targets:
@@ -175,14 +187,19 @@ class SchemeProgram:
             if not made:
                 continue
             found[value.name, source].update(made)
+            moves = dict[int, float]()
             for target in targets:
                 seconds = self._prices.move_s(value, source, target, phase) if target != source else None
                 if seconds is None:
                     continue
                 column = self._columns.column(kind, value.name, source, target)
                 self._device_s[passing][column] = seconds
-                self._columns.at_most({column: 1.0}, made)
-                found[value.name, target][column] = 1.0
+                found[value.name, target][column] = moves[column] = 1.0
+            self._moves[kind, value.name, source] = moves
+            for some in (moves,) if once and moves else ({column: 1.0} for column in moves):
+                self._columns.at_most(some, made)
+            if once:
+                found[value.name, source].update(dict.fromkeys(moves, -1.0))
         return found
 
     def _go_forward(self) -> None:
@@ -206,7 +223,9 @@ class SchemeProgram:
         for value in graph.values.values():
             self._there.update(self._moved("forward move", value, made, PassPhase.FORWARD))
         for step in graph.steps:
-            self._reads(self._chosen(self._forward, step), step.inputs, self._there)
+            options = self._chosen(self._forward, step)
+            self._reads(options, step.inputs, self._there)
+            self._read_where_made(options, step.inputs, made, "forward move")
         for name in graph.leaving:
             self._columns.at_most({fixed: 1.0}, self._there[name, graph.at_border(name, self._border)])
         self._fixed = fixed
@@ -219,6 +238,15 @@ class SchemeProgram:
                 by_placement[strategy.placements[name]][column] = 1.0
             for place, columns in by_placement.items():
                 self._columns.at_most(columns, there.get((name, place), {}))
+
+    def _read_where_made(self, options: list[tuple[Strategy, int]], names: Iterable[str], made: _At, kind: str) -> None:
+        """What is made in one placement is read there by each step that reads it, or moved."""
+        for name in names:
+            for place in (*self._placements(name), PARTIAL):
+                reads = _ones(column for strategy, column in options if strategy.placements[name] == place)
+                moves = self._moves.get((kind, name, place), {})
+                if there := made.get((name, place)):
+                    self._columns.at_most(there, {**reads, **moves})
 
     def _go_backward(self) -> None:
         """What a backward pass reads was kept, or is made again from what was."""
@@ -382,8 +410,10 @@ class SchemeProgram:
         self._highs.silent()
         for option, value in _PLAIN_SEARCH.items():
             self._highs.setOptionValue(option, value)
-        self._set_gap(PROGRAM_GAP / 4.0)
+        self._set_gap(PROGRAM_GAP / 2.0)
         self._highs.passModel(lp)
+        self._binaries = np.flatnonzero(columns.is_binary)
+        self._decisions = np.array([k for k in self._binaries if columns.names[k][0] in _STRATEGIES])
         for phase, factors in enumerate(self._device_s):
             scaled = {key: -seconds / self._unit_s for key, seconds in factors.items()}
             self._add_row(0.0, np.inf, {self._device[phase]: 1.0, **scaled})
@@ -468,11 +498,12 @@ class SchemeProgram:
         self._set_costs({self._held[0]: in_flight, self._held[1]: 1.0, **dict.fromkeys(moves, 1e-3 / count)})
         polished = self._run(in_flight, most_bytes)
         self._highs.changeColsBounds(count, every, np.zeros(count), upper)
-        self._set_gap(PROGRAM_GAP / 4.0)
+        self._set_gap(PROGRAM_GAP / 2.0)
         self._set_costs(passes)
         return values if polished is None else polished
 
     def _set_gap(self, gap: float) -> None:
+        self._gap = gap
         self._highs.setOptionValue("mip_rel_gap", gap)
         self._highs.setOptionValue("mip_abs_gap", gap / 10.0)
 
@@ -484,15 +515,69 @@ class SchemeProgram:
         self._highs.changeColsCost(count, np.arange(count, dtype=np.int32), full)
 
     def _run(self, in_flight: float, most_bytes: float) -> FloatArray | None:
-        self._highs.changeCoeff(self._memory_row, self._held[0], in_flight)
-        self._highs.changeRowBounds(self._memory_row, -np.inf, most_bytes / self._unit_bytes)
-        self._highs.run()
-        if self._highs.getModelStatus() == highspy.HighsModelStatus.kInfeasible:
+        """A whole solution within the gap, None where there is none: most often the relaxation's, or one near it."""
+        share = self._unit_bytes / most_bytes if np.isfinite(most_bytes) else 1.0
+        self._highs.changeCoeff(self._memory_row, self._held[0], in_flight * share)
+        self._highs.changeCoeff(self._memory_row, self._held[1], share)
+        self._highs.changeRowBounds(self._memory_row, -np.inf, 1.0 if np.isfinite(most_bytes) else np.inf)
+        self._relax(True)
+        values = self._solved()
+        if values is None and self._is_infeasible():
             return None
-        if self._highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
+        if values is not None:
+            bound = self._highs.getInfo().objective_function_value
+            values = self._dived(values, bound + self._gap * abs(bound))
+        if values is None:
+            self._relax(False)
+            values = self._solved()
+        if values is None and not self._is_infeasible():
             raise RuntimeError(f"{self._graph.name}: HiGHS ended with {self._highs.getModelStatus()}")
-        values = np.array(self._highs.getSolution().col_value)
-        return np.where(self._columns.is_binary, np.round(values), values)
+        return None if values is None else np.where(self._columns.is_binary, np.round(values), values)
+
+    def _dived(self, values: FloatArray, most: float) -> FloatArray | None:
+        """A whole solution near a relaxation's: binaries that are nearly 1, or else the largest, become 1, or that one
+        0, and it is solved again, until all are whole. None if that costs more than ``most``."""
+        basis, fixed = self._highs.getBasis(), list[int]()
+        found: FloatArray | None = values
+        while found is not None:
+            columns = _fractional(self._decisions, found)
+            if not len(columns):
+                columns = _fractional(self._binaries, found)
+            if not len(columns):
+                break
+            largest = columns[[found[columns].argmax()]]
+            nearly = columns[found[columns] >= min(_NEARLY, float(found[largest[0]]))]
+            fixed += nearly.tolist()
+            for some, value in ((nearly, 1.0), (largest, 0.0)):
+                self._bound(some, value, value)
+                found = self._solved()
+                if found is not None and self._highs.getInfo().objective_function_value <= most:
+                    break
+                found = None
+                self._bound(nearly, 0.0, 1.0)
+        self._bound(np.array(fixed, dtype=np.int64), 0.0, 1.0)
+        if fixed:
+            self._highs.setBasis(basis)
+        return found
+
+    def _relax(self, relaxed: bool) -> None:
+        """Relaxations begin from the basis of the last one. A program without presolve may end as infeasible though it
+        is not, where its memory just suffices."""
+        self._highs.setOptionValue("solve_relaxation", relaxed)
+        self._highs.setOptionValue("presolve", "off" if relaxed else "on")
+
+    def _bound(self, columns: IntArray, low: float, high: float) -> None:
+        count = len(columns)
+        self._highs.changeColsBounds(count, columns.astype(np.int32), np.full(count, low), np.full(count, high))
+
+    def _solved(self) -> FloatArray | None:
+        self._highs.run()
+        if self._highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
+            return None
+        return np.array(self._highs.getSolution().col_value)
+
+    def _is_infeasible(self) -> bool:
+        return bool(self._highs.getModelStatus() == highspy.HighsModelStatus.kInfeasible)
 
     def _pass(self, values: FloatArray, phase: int) -> tuple[float, float]:
         """Seconds of the GPU and of the host in the forward or the backward pass."""
@@ -543,6 +628,13 @@ class SchemeProgram:
             ),
             figures=self._figures(values),
         )  # fmt: skip
+
+
+def _fractional(columns: IntArray, values: FloatArray) -> IntArray:
+    """Those of the columns whose values are not whole."""
+    some = values[columns]
+    fractional: IntArray = columns[np.abs(some - np.round(some)) > _WHOLE]
+    return fractional
 
 
 def _total(factors: Mapping[int, float], values: FloatArray) -> float:
