@@ -126,7 +126,7 @@ def test_ci_runs_the_tests_in_a_copy_that_lies_alone(checkout: Path, tmp_path: P
     temporary, tools = tmp_path / "temporary", tmp_path / "tools"
     for folder in (temporary, tools):
         folder.mkdir()
-    for name in ("python3", "ip"):  # nothing has to be installed
+    for name in ("python3", "ip", "chromium"):  # nothing has to be installed
         (tools / name).symlink_to("/bin/true")
     env = {"PATH": f"{tools}:/usr/bin:/bin", "TMPDIR": str(temporary)}
     command = ["/bin/bash", str(checkout / ".ci" / "run")]
