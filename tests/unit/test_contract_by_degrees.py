@@ -17,7 +17,6 @@ from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.solution import Solution
 from piper_ray.model.stop import Stop
 from tests.instances import equal_chain, two_towers
-from tests.lengths import long_after
 
 ONE_THREAD = SolveOptions(threads=1)
 BY_BLOCKS = SolveOptions(threads=1, contract=Contract.OPERATORS)
