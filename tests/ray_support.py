@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -63,6 +64,15 @@ def backend_of(**options: Any) -> Iterator[RayBackend]:
         yield backend
     finally:
         backend.close()
+
+
+def until_workers_are_there(backend: RayBackend, count: int, solve: Callable[[], object]) -> None:
+    """solve: something small, which starts them; the driver does it alone until they are there."""
+    deadline = time.monotonic() + 240
+    while backend.activity().workers < count:
+        assert time.monotonic() < deadline, "no worker came"
+        solve()
+        time.sleep(0.1)
 
 
 def send_every_level_to_workers(monkeypatch: pytest.MonkeyPatch, round_trip_s: float = 0.003) -> None:
