@@ -105,8 +105,8 @@ def test_limits_leave_all_that_plans_below_a_cutoff_use(schedule: FlushSchedule)
         below, proved_s = space.within(task, np.array([0.9 * batch_s, 0.0]), lambda: None)
         assert proved_s <= batch_s * (1.0 + 1e-9)
         ruled_out += limits.size if below is None else int((below.most_tails < limits).sum())
-    assert fewer > 5
-    assert ruled_out > 20
+    assert fewer > 1
+    assert ruled_out > 10
 
 
 @pytest.mark.long

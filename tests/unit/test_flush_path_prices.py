@@ -57,7 +57,7 @@ def test_no_plan_of_a_task_takes_less_than_its_prices_say(schedule: FlushSchedul
         assert path_bounds(workload.arrays, task.arrays, prices).ahead_s[0, 0] == pytest.approx(prices.bound_s)
         compared += 1
         closer += prices.bound_s > task.lower_s * (1.0 + 1e-6)
-    assert compared > 100
+    assert compared > 50
     assert closer > compared / 4
 
 
