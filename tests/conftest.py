@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.ray_support import RAY_ENVIRONMENT, local_ray
+from tests.ray_support import RAY_ENVIRONMENT, local_ray, shares_ray
 
 __all__ = ["local_ray"]
 
@@ -60,10 +60,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if not item.get_closest_marker("long")]
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    """The Ray that files share ends with the last of them: it takes processor time while nobody asks for anything."""
+    result = yield
+    if shares_ray(item.path) and not (nextitem is not None and shares_ray(nextitem.path)):
+        import ray
+
+        ray.shutdown()
+    return result
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Of several processes one has the session's Ray, one the machines of the fault tests; they begin with those. What
-    a file's tests share is made once, so they stay together.
+    """Of several processes one has the Ray that files share, one the machines of the fault tests; these begin.
+    What a file's tests share is made once, so they stay together.
     """
     from xdist.scheduler import LoadScopeScheduling
 
@@ -75,8 +86,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             path = nodeid.partition("::")[0]
             if path.startswith("tests/faults/"):
                 return "machines"
-            if "local_ray" in texts.get(path, ""):
+            if shares_ray(Path(tests.parent, path)):
                 return "Ray"
-            return path if 'scope="module"' in texts.get(path, "") else nodeid
+            return path if any(shared in texts.get(path, "") for shared in ('scope="module"', "@cache")) else nodeid
 
     return Scheduling(config, log)

@@ -1,14 +1,15 @@
-"""A Ray on loopback for all tests of a session, and workers that die or fail when told to."""
+"""A Ray on loopback for all tests that share it, and workers that die or fail when told to."""
 
 from __future__ import annotations
 
 import logging
 import os
 import signal
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,28 +27,31 @@ RAY_ENVIRONMENT = {
 }
 
 
-@pytest.fixture(scope="session")
-def local_ray() -> Iterator[None]:
-    """Ray of this process with two CPUs."""
+@pytest.fixture(scope="module")
+def local_ray() -> None:
+    """Ray of this process with two CPUs; tests/conftest.py ends it with the last file of those that share it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Ray's own
         import ray
 
-        ray.init(
-            address="local",
-            num_cpus=CPUS,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            configure_logging=False,
-            _node_ip_address="127.0.0.1",
-        )
-    try:
-        nodes: Callable[[], list[dict[str, str]]] = ray.nodes
-        assert nodes()[0]["NodeManagerAddress"] == "127.0.0.1", "it listens for everybody"
-        yield
-    finally:
-        ray.shutdown()
+        if not ray.is_initialized():
+            ray.init(
+                address="local",
+                num_cpus=CPUS,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                configure_logging=False,
+                _node_ip_address="127.0.0.1",
+            )
+    nodes: Callable[[], list[dict[str, str]]] = ray.nodes
+    assert nodes()[0]["NodeManagerAddress"] == "127.0.0.1", "it listens for everybody"
+
+
+@cache
+def shares_ray(path: Path) -> bool:
+    """Whether tests of a file have it."""
+    return "local_ray" in path.read_text("utf-8")
 
 
 @contextmanager
@@ -60,6 +64,15 @@ def backend_of(**options: Any) -> Iterator[RayBackend]:
         yield backend
     finally:
         backend.close()
+
+
+def until_workers_are_there(backend: RayBackend, count: int, solve: Callable[[], object]) -> None:
+    """solve: something small, which starts them; the driver does it alone until they are there."""
+    deadline = time.monotonic() + 240
+    while backend.activity().workers < count:
+        assert time.monotonic() < deadline, "no worker came"
+        solve()
+        time.sleep(0.1)
 
 
 def send_every_level_to_workers(monkeypatch: pytest.MonkeyPatch, round_trip_s: float = 0.003) -> None:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import os
+import pickle
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
-from piper_ray.model.stop import Stop
-from piper_ray.run.launch import launch
-from piper_ray.run.schemes import SchemeJob, SchemeOutcome
+import torch.distributed as dist
+
+from piper_ray.run.scheme_ranks import follow
+from piper_ray.run.schemes import SchemeJob
 from piper_ray.workloads.measure.operators import traced_programs
 from piper_ray.workloads.schemes.document import digest_of, in_full
 from piper_ray.workloads.schemes.layers import BORDERS
 from piper_ray.workloads.schemes.names import known_divisions, name_of
 from piper_ray.workloads.schemes.program import SchemeProgram
 from piper_ray.workloads.schemes.scheme import PricedGraph
+from tests.run_support import loopback
 from tests.scheme_support import RandomPrices
 
 FILE = "tests/scheme_modules.py"
@@ -39,7 +46,20 @@ def schemes_in_full(family: str, degree: int, seeds: range) -> list[dict[str, An
     return found
 
 
-def outcomes(family: str, degree: int, documents: list[dict[str, Any]]) -> tuple[SchemeOutcome, ...]:
-    job = SchemeJob(f"{FILE}:{family}", {}, (), 2, degree, 3, tuple(documents))
-    found: tuple[SchemeOutcome, ...] = launch(job, lambda _done, _all: None, Stop()).outcomes
-    return found
+def job_of(family: str, degree: int, documents: list[dict[str, Any]]) -> SchemeJob:
+    return SchemeJob(f"{FILE}:{family}", {}, (), 2, degree, 3, tuple(documents))
+
+
+def main(job_file: str, rank: int) -> None:
+    """A rank of jobs in turn, for tests.ranks: the document has the path of them, pickled. The first one's results are
+    the outcomes of each.
+    """
+    os.environ["GLOO_SOCKET_IFNAME"] = loopback()
+    read: dict[str, Any] = json.loads(Path(job_file).read_text())
+    rendezvous = Path(read["rendezvous"]).as_uri()
+    dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=read["ranks"])
+    runs = [follow(job, lambda _: None) for job in pickle.loads(Path(read["jobs"]).read_bytes())]
+    dist.barrier()
+    dist.destroy_process_group()
+    found = [[asdict(one) for one in run.outcomes] for run in runs if run is not None]
+    Path(read["results"], f"{rank}.json").write_text(json.dumps(found))

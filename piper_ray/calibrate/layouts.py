@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TypeVar
 
 from pydantic import BaseModel
@@ -67,6 +67,11 @@ class Laid:
     stack: Stack
     layout: Layout
     assumed: tuple[str, ...]
+
+    @cached_property
+    def has_experts(self) -> bool:
+        """Whether the model has routed experts."""
+        return any(kind.experts for kind in self.model.architecture(Microbatch(1, self.layout.tokens)).kinds)
 
 
 def laid_out(run: PublishedRun, hardware: Hardware, untold: Untold = Untold()) -> Laid:

@@ -7,11 +7,16 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from piper_ray.model.errors import UsageError
 from piper_ray.storage.files import write_atomically
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 
 class Target(str, Enum):
@@ -80,10 +85,15 @@ def yaml_text(document: object) -> str:
 
 def rendered(template: str, **values: object) -> str:
     """The text of an exported file, from its template next to this module."""
+    return _template(template).render(**values)
+
+
+@cache
+def _template(name: str) -> Template:
     from jinja2 import Environment, StrictUndefined  # which --help does not need, either
 
     rules = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
-    return rules.from_string(resource(template)).render(**values)
+    return rules.from_string(resource(name))
 
 
 def noted(template: str, **values: object) -> tuple[str, ...]:

@@ -389,9 +389,14 @@ def _one_process(program: traced.TracedProgram, inputs: Sequence[Tensor]) -> tup
 def follow(job: SchemeJob, progress: Any) -> SchemeRun | None:
     """A rank's part of a job. Returns the outcomes on the first rank. Raises UsageError for schemes of other code."""
     mesh = init_device_mesh("cpu", (job.degree,))
+    torch.manual_seed(0)
+    programs = {
+        one.traced.graph.name: (one, {name: tensor.clone() for name, tensor in one.model.module.state_dict().items()})
+        for one in traced.traced_programs(job.model, job.microbatch, job.arguments, job.inputs, exact=True)
+    }
     outcomes = []
     for number, document in enumerate(job.schemes):
-        outcomes.append(_outcome(job, document, mesh))
+        outcomes.append(_outcome(job, document, programs, mesh))
         progress(number + 1)
     return SchemeRun(job, tuple(outcomes)) if dist.get_rank() == 0 else None
 
@@ -402,16 +407,22 @@ def _apart(found: Tensor, expected: Tensor, scale: float) -> float:
     return apart / scale if math.isfinite(apart) and scale > 0.0 else 0.0 if apart == 0.0 else math.inf
 
 
-def _outcome(job: SchemeJob, document: Mapping[str, Any], mesh: DeviceMesh) -> SchemeOutcome:
-    torch.manual_seed(0)
+def _outcome(
+    job: SchemeJob,
+    document: Mapping[str, Any],
+    programs: Mapping[str, tuple[traced.TracedProgram, Mapping[str, Tensor]]],
+    mesh: DeviceMesh,
+) -> SchemeOutcome:
+    """programs: of each layer, with the weights that training begins with."""
     scheme, asked = scheme_of(document), graph_of_document(document)
-    programs = traced.traced_programs(job.model, job.microbatch, job.arguments, job.inputs, exact=True)
-    program = next((one for one in programs if one.traced.graph.name == scheme.kind), None)
+    program, begun = programs.get(scheme.kind, (None, {}))
     if program is None or (program.traced.graph.steps, program.traced.graph.values) != (asked.steps, asked.values):
         raise UsageError(
             f"{job.model}: {scheme.kind} has other operators than the scheme {document['id']}; expected the code, the "
             "arguments and the --microbatch-size that the schemes were found with"
         )
+    program.model.module.load_state_dict(begun)
+    torch.manual_seed(0)
     if not asked.leaving:
         raise UsageError(f"{job.model}: {scheme.kind} gives nothing on; expected a layer whose outputs have gradients")
     inputs, numbers = _numbers(program)

@@ -50,7 +50,7 @@ def main() -> int:
         return error.exit_code
     if arguments.update:
         peaks = [outcome_of(run, hardware) for run in read_runs(RUNS / "memory.json")]
-        for path, text in made_texts(ROOT, outcomes, peaks, hardware):
+        for path, text in made_texts(ROOT, outcomes, peaks, proofs(outcomes, hardware)):
             path.write_text(text, encoding="utf-8")
     elif arguments.json:
         print(json.dumps([outcome.to_dict() for outcome in outcomes], indent=1, allow_nan=False))

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from piper_ray.calibrate.layouts import Laid
 from piper_ray.model.mode import Sharding
 from piper_ray.workloads.estimate.doubt import constants_in_use, likeness, memory_likeness
-from scripts.validation.errors import has_experts, peak_errors
+from scripts.validation.errors import peak_errors
 from scripts.validation.price import PricedRun
 from scripts.validation.sources import interval_of
 
@@ -60,7 +60,7 @@ def alike(outcomes: Iterable[PricedRun]) -> dict[str, dict[str, list[float]]]:
     for outcome in outcomes:
         if outcome.laid is not None and outcome.error is not None:
             stack = outcome.laid.stack
-            key = likeness(stack.software, stack.precision, has_experts(outcome.laid))
+            key = likeness(stack.software, stack.precision, outcome.laid.has_experts)
             found[key][outcome.run.source].append(outcome.error)
     return found
 
@@ -82,7 +82,7 @@ def _constants(laid: Laid) -> list[str]:
     layout = laid.layout
     return constants_in_use(
         laid.stack,
-        experts=has_experts(laid),
+        experts=laid.has_experts,
         tensor=layout.tensor > 1,
         sharded=layout.mode.sharding >= Sharding.GRADIENTS,
     )

@@ -7,9 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from piper_ray.calibrate.layouts import Laid
 from piper_ray.model.mode import Sharding
-from piper_ray.workloads.estimate.families import Microbatch
 from piper_ray.workloads.estimate.software import Precision
 from scripts.validation.price import PricedRun
 
@@ -34,7 +32,7 @@ def groups_of(outcome: PricedRun) -> tuple[str, ...]:
         return ("SimuMax, B200",)
     if run.source.startswith("vTrain"):
         return ("vTrain, one node" if laid.layout.devices <= _NODE else "vTrain, several nodes",)
-    if has_experts(laid):
+    if laid.has_experts:
         return ("experts",)
     if laid.stack.precision is Precision.FP8:
         return ("FP8",)
@@ -44,11 +42,6 @@ def groups_of(outcome: PricedRun) -> tuple[str, ...]:
         return ("3D, before 2023",)
     of_h100 = ("3D since 2023, H100 bf16",) if "H100" in laid.stack.gpu.name else ()
     return ("3D since 2023", *of_h100)
-
-
-def has_experts(laid: Laid) -> bool:
-    """Whether a run's model has routed experts."""
-    return any(kind.experts for kind in laid.model.architecture(Microbatch(1, laid.layout.tokens, fused=True)).kinds)
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from piper_ray.workloads.estimate.doubt import likeness
-from piper_ray.workloads.estimate.hardware import Hardware
 from scripts.validation.doubt import NAMES, alike, doubt_lines, peaks_told
-from scripts.validation.errors import Errors, errors_by_group, has_experts, memory_lines
+from scripts.validation.errors import Errors, errors_by_group, memory_lines
 from scripts.validation.order import layouts_by_source, order_lines
 from scripts.validation.price import PricedRun
-from scripts.validation.proof import proof_lines, proofs
+from scripts.validation.proof import Proof, proof_lines
 from scripts.validation.sources import interval_of
 
 _GENERATIONS = {"A100": "A100", "H100": "Hopper", "H200": "Hopper", "H800": "Hopper", "B200": "Blackwell",
@@ -36,7 +35,7 @@ def family_lines(outcomes: Sequence[PricedRun]) -> Iterator[str]:
         if outcome.laid is not None and outcome.error is not None:
             stack = outcome.laid.stack
             model = stack.gpu.name.split()[1]
-            like = likeness(stack.software, stack.precision, has_experts(outcome.laid))
+            like = likeness(stack.software, stack.precision, outcome.laid.has_experts)
             found[like, _GENERATIONS[model]].append(outcome.error)
     sources = alike(outcomes)
     yield "| runs | GPUs | number | mean error | bias | worst | 9 in 10 of another source |"
@@ -83,7 +82,7 @@ def with_blocks(text: str, blocks: Mapping[str, Iterable[str]]) -> str:
 
 
 def made_texts(
-    root: Path, outcomes: Sequence[PricedRun], peaks: Sequence[PricedRun], hardware: Hardware
+    root: Path, outcomes: Sequence[PricedRun], peaks: Sequence[PricedRun], proved: Sequence[Proof]
 ) -> Iterator[tuple[Path, str]]:
     """Each file, as the runs make it. peaks: runs that count for memory alone."""
     errors = errors_by_group(outcomes)
@@ -91,7 +90,7 @@ def made_texts(
         "families": family_lines(outcomes),
         "memory": [*memory_lines(outcomes), "", *peaks_told(peaks)],
         "order": order_lines(layouts_by_source(outcomes)),
-        "calibrated": proof_lines(proofs(outcomes, hardware)),
+        "calibrated": proof_lines(proved),
     }
     page, readme = root / "docs" / "estimates.md", root / "README.md"
     yield page, with_blocks(page.read_text(encoding="utf-8"), blocks)

@@ -56,27 +56,15 @@ def test_a_search_ends_with_its_plan_and_its_checkpoint(
         output, _ = process.communicate(timeout=HANG_S)
         assert process.returncode == 128 + number
     assert_solution(output, out)
-    with started("solve", long, "--json", "--checkpoint", kept) as process:
-        wait_for(process, "evaluations are on record")
-        process.terminate()
-        assert process.wait(HANG_S) == 128 + signal.SIGTERM
+    told: list[str] = []
+    stop: Stop[piper_ray.Solution] = Stop()
 
+    def listener(event: object) -> None:
+        told.append(str(getattr(event, "text", "")))
+        stop.request()
 
-@pytest.mark.long
-def test_a_solve_under_a_flush_ends_with_its_plan(long: Path, tmp_path: Path) -> None:
-    out = tmp_path / "plan.json"
-    with started("solve", long, "--schedule", "1f1b", "--json", "--out", out) as process:
-        wait_for(process, "   2  ")
-        process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=HANG_S)
-        assert process.returncode == 128 + signal.SIGINT
-    document = json.loads(output)
-    assert (document["status"], document["stopped_by"]) == ("feasible", "interrupt")
-    assert document["time_per_sample_s"] > document["lower_bound_s"] > 0
-    plan = piper_ray.load_plan(out, long_solve())
-    assert piper_ray.simulate(long_solve(), plan, "1f1b").time_per_sample_s == pytest.approx(
-        document["time_per_sample_s"], rel=1e-9
-    )
+    piper_ray.solve(long_solve(), checkpoint=kept, listener=listener, stop=stop)
+    assert any("evaluations are on record" in text for text in told), told
 
 
 # What follows the first plan does not look at the flag: as a kernel, a compilation or a storage that hangs.
@@ -418,7 +406,7 @@ def test_at_random_moments(name: str, long: Path, tmp_path: Path) -> None:
     arguments = [argument.format(**places) for argument in _COMMANDS[name]]
     rng = random.Random(name)
     setup = "print('begun', file=sys.stderr, flush=True)"
-    for _ in range(5):
+    for _ in range(3):
         number = rng.choice(SIGNALS)
         with started(*arguments, setup=setup) as process:
             wait_for(process, "begun")

@@ -26,7 +26,6 @@ from tests.cli_cases import ROOT, run, write_small
 from tests.faults.surroundings import TO_WORKERS
 from tests.instances import two_towers
 from tests.interrupt_support import HANG_S, long_solve, started, wait_for, write_long
-from tests.lengths import long_after
 from tests.sweep_support import SMALL_POINTS
 from tests.sweep_support import write_small as write_sweep
 
@@ -153,9 +152,10 @@ def test_a_fault_of_ours_is_told_once(long: Path) -> None:
     assert errors.count("unexpected ZeroDivisionError: ours") == 1
 
 
-@pytest.mark.parametrize("number", long_after(0, [signal.SIGINT, signal.SIGTERM]))
-def test_signals_are_passed_on(long: Path, tmp_path: Path, number: signal.Signals) -> None:
-    out = tmp_path / "plan.json"
+@pytest.mark.long
+def test_signals_are_passed_on(long: Path, tmp_path: Path) -> None:
+    """As a supervisor passes on each of them: test_supervise.py."""
+    number, out = signal.SIGTERM, tmp_path / "plan.json"
     with started("solve", long, "--json", "--out", out, "--address", "local") as process:
         wait_for(process, "   2  ")
         process.send_signal(number)

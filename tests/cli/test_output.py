@@ -171,8 +171,10 @@ def test_a_closed_stderr_is_nobodys_fault(small: Path) -> None:
     assert json.loads(result.stdout)["status"] == "optimal"
 
 
-@pytest.mark.parametrize("closed", long_after(1, [">&-", ">&- 2>&-", "<&- >&- 2>&-"]))
-@pytest.mark.parametrize("command", long_after(1, ["solve", "sweep"]))
+@pytest.mark.parametrize(
+    ("command", "closed"),
+    long_after(1, [("solve", ">&-"), ("solve", ">&- 2>&-"), ("sweep", ">&-"), ("sweep", "<&- >&- 2>&-")]),
+)
 def test_a_stdout_that_was_never_open_is_told(small: Path, tmp_path: Path, command: str, closed: str) -> None:
     """What it was to get is lost and nothing else: no file takes its place, and with it what others print."""
     out = tmp_path / "plan.json"

@@ -17,7 +17,6 @@ from scripts.benchmarks.table import ratio
 from scripts.delivery.table import HEAD, MODELS, row
 from scripts.validation.page import README_HEAD
 from tests.data import goldens
-from tests.lengths import long_after
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -66,6 +65,7 @@ def test_every_command_of_readme_exists() -> None:
     assert named == set(group.list_commands(typer.Context(group))) - {"help"}
 
 
+@pytest.mark.long
 def test_python_example_of_readme_runs() -> None:
     example = _readme().split("```python\n", 1)[1].split("```", 1)[0]
     finished = subprocess.run([sys.executable, "-c", example], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -73,14 +73,13 @@ def test_python_example_of_readme_runs() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", long_after(1, ["t5-11b", "llama3-70b"]))
-def test_rows_of_the_table_of_what_plans_deliver(name: str) -> None:
-    """Two of the five, as scripts/delivered prints them."""
+def test_a_row_of_the_table_of_what_plans_deliver() -> None:
+    """One of the five, as scripts/delivered prints it."""
     block = _readme().split("<!-- delivered: checked by tests/cli/test_readme.py -->\n", 1)[1]
     shown = block.split("\n\n", 1)[0].splitlines()
     assert tuple(shown[:2]) == HEAD
     assert [line.split(",")[0] for line in shown[2:]] == [f"| {model}" for model in MODELS]
-    assert row(name) in shown
+    assert row("t5-11b") in shown
 
 
 def test_how_much_sooner_answers_come_is_what_was_measured_in_one_process() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from piper_ray.cli.app import app
 from tests.cli_cases import run, without_notes, write_small
 from tests.lengths import long_after
 from tests.page_support import Page
+from tests.report_cases import small_instance
 from tests.simulate_support import GIB, chain, cut
 
 RUNNER = CliRunner()
@@ -99,8 +101,8 @@ def test_figures_are_those_of_solve(tmp_path: Path, schedule: str) -> None:
 
 @pytest.mark.long
 def test_speeds_are_of_the_batch(tmp_path: Path) -> None:
-    source = Path(__file__).resolve().parents[2] / "inputs" / "vit-22b.toml"
-    plan = tmp_path / "plan.json"
+    source, plan = tmp_path / "small.toml", tmp_path / "plan.json"
+    piper_ray.dump(replace(small_instance(), batch=piper_ray.Batch(8, 4)), source)
     code, _, err = _run("solve", source, "--planner", "megatron", "--out", plan)
     assert code == 0, err
     document = _document("simulate", source, plan)

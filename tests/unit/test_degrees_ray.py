@@ -25,7 +25,7 @@ from piper_ray.model.stop import Stop
 from tests.flush_instances import uneven_layers
 from tests.instances import random_instance, two_towers
 from tests.lengths import long_after
-from tests.ray_support import backend_of
+from tests.ray_support import backend_of, until_workers_are_there
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
@@ -66,7 +66,7 @@ def workers_at_work(backend: RayBackend) -> list[int]:
 
 
 @pytest.mark.usefixtures("_workers_alone")
-@pytest.mark.parametrize("schedule", long_after(2, ["1f1b", "interleaved", "gpipe", "zb-v"]))
+@pytest.mark.parametrize("schedule", long_after(1, ["1f1b", "interleaved", "gpipe", "zb-v"]))
 @pytest.mark.parametrize("instance", [uneven_layers(3), random_instance(5), two_towers(12, devices=16)])
 def test_the_answer_is_that_of_threads(backend: RayBackend, instance: Instance, schedule: str) -> None:
     found = solve(instance, schedule=schedule, backend=backend)
@@ -85,6 +85,7 @@ def test_a_worker_that_is_no_more_costs_time_alone(
     monkeypatch.setattr(calls, "_LEAST_EXPECTED_S", 0.05)
     monkeypatch.setattr(calls, "_END_WITHIN_S", 0.1)  # each bound that is asked for ends with one who does not answer
     struck: list[int] = []
+    until_workers_are_there(backend, 1, lambda: solve(random_instance(5), schedule="1f1b", backend=backend))
 
     def listener(event: Event) -> None:
         at_work = workers_at_work(backend)
@@ -93,7 +94,7 @@ def test_a_worker_that_is_no_more_costs_time_alone(
             os.kill(at_work[0], number)
 
     try:
-        while not struck:  # the first time actors may start later than the driver ends
+        while not struck:
             found = solve(LONG, schedule=schedule, options=ENOUGH, backend=backend, listener=listener)
     finally:
         for process in struck:

@@ -20,6 +20,7 @@ from piper_ray.workloads.estimate.modes import Offer
 from piper_ray.workloads.estimate.software import TokenDispatcher
 from tests.estimate_support import built_in_hardware, model_of
 from tests.export_support import plan_in
+from tests.lengths import long_after
 
 ONE = Schedule(ScheduleName.ONE_F_ONE_B)
 MODEL = model_of(
@@ -44,7 +45,9 @@ def written(instance: Instance, mode: Mode, target: Target, folder: Path) -> tup
     return files, simulate(instance, plan, ONE).step_s
 
 
-@pytest.mark.parametrize("target", [Target.MEGATRON, Target.MEGATRON_BRIDGE, Target.TORCHTITAN, Target.FLAGSCALE])
+@pytest.mark.parametrize(
+    "target", long_after(1, [Target.MEGATRON, Target.MEGATRON_BRIDGE, Target.TORCHTITAN, Target.FLAGSCALE])
+)
 @pytest.mark.parametrize("asked", [None, *(one.value for one in TokenDispatcher)])
 def test_a_launch_is_priced_as_its_plan_was(tmp_path: Path, target: Target, asked: str | None) -> None:
     """Over two nodes."""

@@ -103,7 +103,7 @@ def test_no_plan_of_a_task_takes_less(schedule: FlushSchedule, cells: int, monke
             compared += 1
             closer += bound.least_s(workload.arrays, task.arrays, prices, 0.0, batch_s) > max(prices.bound_s, 0.0)
             ruled_out += bound.least_s(workload.arrays, task.arrays, prices, 0.0, 0.99 * batch_s) == np.inf
-    assert compared > 100
+    assert compared > 50
     assert closer > compared / 3
     assert ruled_out > compared / 8
 
@@ -127,13 +127,13 @@ def test_pieces_of_a_chain_give_prices_that_bound(schedule: FlushSchedule, monke
             quickest = _least(choices, choices.forward_s + choices.backward_s)
             assert _least(pieces, pieces.forward_s + pieces.backward_s) == pytest.approx(quickest)
         compared += 1
-    assert compared > 100
+    assert compared > 50
 
 
 def test_the_cheapest_border_of_each_cell_is_found() -> None:
     """Cells: by how many layers are in front."""
     rng, compared = Random(4), 0
-    for seed in range(40):
+    for seed in range(20):
         workload, _ = tables(random_instance(seed, most_layers=7))
         if workload is None:
             continue
@@ -156,7 +156,7 @@ def test_the_cheapest_border_of_each_cell_is_found() -> None:
         if every is not None:
             assert {frozenset(members(row)) for row in every} <= crossing_s.keys()
             assert {0, graph.size} <= {len(members(row)) for row in every}
-    assert compared > 20
+    assert compared > 10
 
 
 def _least(choices: LayerChoices, figures: IndexArray | FloatArray) -> float:

@@ -78,7 +78,7 @@ class Searched(NamedTuple):
 
 def searched(schedule: FlushSchedule) -> Iterator[Searched]:
     """Tasks that have a plan."""
-    for seed in range(120):
+    for seed in range(60):
         instance = random_instance(seed, most_layers=7)
         workload, paths = tables(instance)
         if workload is None or paths is None:
@@ -105,8 +105,8 @@ def test_limits_leave_all_that_plans_below_a_cutoff_use(schedule: FlushSchedule)
         below, proved_s = space.within(task, np.array([0.9 * batch_s, 0.0]), lambda: None)
         assert proved_s <= batch_s * (1.0 + 1e-9)
         ruled_out += limits.size if below is None else int((below.most_tails < limits).sum())
-    assert fewer > 5
-    assert ruled_out > 20
+    assert fewer > 1
+    assert ruled_out > 10
 
 
 @pytest.mark.long
@@ -126,7 +126,7 @@ def test_a_task_searched_by_dual_prices_has_the_same_plan(
                 assert (priced.found is None) is (plain.found is None), (seed, task.degrees, share)
                 assert value_s(priced) == (plain.found and pytest.approx(plain.found.value_s, rel=1e-9)), seed
             compared += 1
-    assert compared > 200
+    assert compared > 100
 
 
 @pytest.mark.long
@@ -141,7 +141,7 @@ def test_along_beams_there_are_plans_and_no_false_bounds(schedule: FlushSchedule
             found += 1
             best += result.found.value_s <= batch_s * (1.0 + 1e-9)
             assert result.found.value_s >= batch_s * (1.0 - 1e-9)
-    assert found > 50
+    assert found > 25
     assert best > found / 2
 
 

@@ -201,7 +201,7 @@ def random_prices(relaxation: Relaxation, rng: np.random.Generator) -> Prices:
 
 def test_no_plan_that_is_better_than_the_target_takes_less_than_its_least_priced_sum() -> None:
     random, rng, above = np.random.default_rng(4), Random(4), 0
-    for _, task, relaxation in relaxations(range(60)):
+    for _, task, relaxation in relaxations(range(30)):
         plans = []
         for _ in range(30):
             chunk_of, choice = random_chunks(task, rng), random_choice(task, rng)
@@ -224,12 +224,12 @@ def test_no_plan_that_is_better_than_the_target_takes_less_than_its_least_priced
             above += bound_s > 0.0
         relaxation.improve(40)
         assert relaxation.lower_s <= min(plans) * (1 + 1e-9) + 1e-9
-    assert above > 20
+    assert above > 10
 
 
 def test_the_least_priced_sum_is_the_cheapest_place_and_option_of_each_layer() -> None:
     random = np.random.default_rng(5)
-    for _, task, relaxation in relaxations(range(40)):
+    for _, task, relaxation in relaxations(range(20)):
         relaxation.aim(task.lower_s * 1.5 + 1.0)
         chunks = np.arange(task.shape.stages)
         relaxation.limits.most_layers[chunks % 2 == 1] = 2.0
@@ -266,7 +266,7 @@ def test_the_least_priced_sum_is_the_cheapest_place_and_option_of_each_layer() -
 
 def test_the_prices_of_the_program_are_the_best_ones_and_its_shares_are_all_layers() -> None:
     random, raised = np.random.default_rng(7), 0
-    for _, task, relaxation in relaxations(range(60)):
+    for _, task, relaxation in relaxations(range(30)):
         if task.lower_s <= 0.0 or relaxation.hub_is_open:
             continue
         relaxation.aim(task.lower_s * random.choice([1.5, 3.0]) + 1.0)
@@ -280,7 +280,7 @@ def test_the_prices_of_the_program_are_the_best_ones_and_its_shares_are_all_laye
         if relaxation.layers_in is not None:
             beside = relaxation.kinds.layers.sum() - task.tables.order.size  # transfers count as a layer
             assert relaxation.layers_in.sum() - beside == pytest.approx(task.tables.order.size)
-    assert raised > 10
+    assert raised > 5
 
 
 def test_windows_hold_all_plans_whose_chunks_have_so_many_layers() -> None:
@@ -323,7 +323,7 @@ def is_in(case: Case, task: Task, relaxation: Relaxation, plan: tuple[IndexArray
 
 def test_cases_hold_every_plan_that_is_better_than_the_target_and_their_bounds_are_below_it() -> None:
     rng, told_apart, tightened, by_layers = Random(8), 0, 0, 0
-    for _, task, relaxation in relaxations(range(60)):
+    for _, task, relaxation in relaxations(range(30)):
         end_s = np.empty(relaxation.program.kind.size + 1)
         plans: list[tuple[float, tuple[IndexArray, IndexArray]]] = []
         for _ in range(30):
@@ -353,9 +353,9 @@ def test_cases_hold_every_plan_that_is_better_than_the_target_and_their_bounds_a
             found.aim(best_s * 1.005 + 1e-6)
             told_apart += 1
             by_layers += found.case.most_layers is not None
-    assert told_apart > 20
-    assert by_layers > 10
-    assert tightened > 10
+    assert told_apart > 10
+    assert by_layers > 5
+    assert tightened > 5
 
 
 def test_moves_leave_a_plan_that_fits_and_takes_no_longer() -> None:
@@ -433,7 +433,7 @@ def test_the_best_of_all_plans_is_found_and_the_one_that_holds_the_least() -> No
 def test_ranks_have_room_for_every_plan_in_its_own_time() -> None:
     """And the least batch that they have room for is above what is known of the task for some."""
     rng, fits, raised = Random(8), 0, 0
-    for _, task, relaxation in relaxations(range(200, 260)):
+    for _, task, relaxation in relaxations(range(200, 230)):
         program, stages = relaxation.program, task.shape.stages
         ones, many = np.ones(stages), np.full(stages, NO_LIMIT)
         kinds, _ = task.tables.kinds(task.data_parallel_degree, ones, many, merged=True)
@@ -448,8 +448,8 @@ def test_ranks_have_room_for_every_plan_in_its_own_time() -> None:
                 assert least_s <= batch_s
                 fits += 1
                 raised += least_s > task.lower_s * (1.0 + 1e-6)
-    assert fits > 100
-    assert raised > 20
+    assert fits > 50
+    assert raised > 10
 
 
 def test_the_most_of_one_kind_is_that_of_all_ways_to_share_out_the_others() -> None:

@@ -73,8 +73,8 @@ def test_a_cutoff_leaves_the_way_of_each_plan_below_it(schedule: FlushSchedule) 
                 found_s, _, left = cheapest_way(frozen(left), some, share * batch_s)
             assert set(_listed(left)) <= set(_listed(stages))
             fewer += len(_listed(left)) < len(_listed(stages))
-    assert dropped > 100
-    assert fewer > 25
+    assert dropped > 40
+    assert fewer > 8
 
 
 def test_no_room_and_a_wish_to_stop_leave_stages_out() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
@@ -22,15 +23,10 @@ def declared() -> tuple[frozenset[str], tuple[str, ...]]:
     """Classes and type aliases of the package by name, and the names of all its classes."""
     found, classes = set[str](), list[str]()
     for path in ROOT.rglob("*.py"):
-        module = ast.parse(path.read_text("utf-8"))
-        classes += (node.name for node in ast.walk(module) if isinstance(node, ast.ClassDef))
-        for statement in module.body:
-            if isinstance(statement, ast.ClassDef):
-                found.add(statement.name)
-            elif isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
-                is_type_variable = isinstance(statement.value, ast.Call)
-                if statement.targets[0].id[0].isupper() and not is_type_variable:
-                    found.add(statement.targets[0].id)
+        text = path.read_text("utf-8")
+        classes += re.findall(r"^ *class (\w+)[(:]", text, re.MULTILINE)
+        found.update(re.findall(r"^class (\w+)[(:]", text, re.MULTILINE))
+        found.update(re.findall(r"^([A-Z]\w*) = (?!\w+\()", text, re.MULTILINE))  # type variables are calls
     return frozenset(name for name in found if not name.startswith("_") and not name.isupper()), tuple(classes)
 
 

@@ -26,7 +26,14 @@ from piper_ray.model.solution import EvaluationStats, Solution, Status
 from piper_ray.report.summary import cluster_lines
 from tests.instances import equal_chain, parallel_branches, random_instance, two_towers
 from tests.lengths import long_after
-from tests.ray_support import CPUS, backend_of, send_every_level_to_workers, workers_that_die, workers_that_fail
+from tests.ray_support import (
+    CPUS,
+    backend_of,
+    send_every_level_to_workers,
+    until_workers_are_there,
+    workers_that_die,
+    workers_that_fail,
+)
 from tests.solver_support import ONE_THREAD
 from tests.solver_support import tables as solver_tables
 
@@ -102,11 +109,7 @@ def is_there(process: int) -> bool:
 
 
 def wait_for_workers(backend: RayBackend, count: int) -> None:
-    """A small solve starts them; the driver does it alone until they are there."""
-    deadline = time.monotonic() + 240
-    while backend.activity().workers < count:
-        assert time.monotonic() < deadline, "no worker came"
-        solve(INSTANCES["one layer"], backend=backend)
+    until_workers_are_there(backend, count, lambda: solve(INSTANCES["one layer"], backend=backend))
 
 
 def processes_of(backend: RayBackend) -> list[int]:

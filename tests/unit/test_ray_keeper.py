@@ -109,9 +109,12 @@ def folders(base: Path) -> list[str]:
 
 @pytest.mark.long
 def test_it_ends_with_the_session_and_the_environment_is_as_it_was(base: Path) -> None:
+    """Not by signals that ask it to end, nor does Ray: whoever wanted it is asked as well, and ends it."""
     with driver(base) as process:
         keeper = int(line(process))
         assert line(process) == "connected 127.0.0.1 token 64"
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            os.kill(keeper, number)
         assert {"raylet", "gcs_server"} <= set(living(keeper))
         assert len(folders(base)) == 1
         assert process.stdin is not None
@@ -171,20 +174,6 @@ def test_it_ends_with_a_driver_that_is_killed(base: Path, connected: bool) -> No
 
 
 @pytest.mark.long
-def test_signals_that_ask_it_to_end_do_not(base: Path) -> None:
-    """Nor Ray: whoever wanted it is asked as well, and ends it."""
-    with driver(base) as process:
-        keeper = int(line(process))
-        assert line(process).startswith("connected")
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            os.kill(keeper, number)
-        assert process.stdin is not None
-        process.stdin.close()
-        assert line(process) == "closed []"
-        await_end(keeper)
-
-
-@pytest.mark.long
 def test_what_a_killed_keeper_leaves_ends_with_the_session(base: Path) -> None:
     with driver(base) as process:
         keeper = int(line(process))
@@ -198,10 +187,13 @@ def test_what_a_killed_keeper_leaves_ends_with_the_session(base: Path) -> None:
 
 
 @pytest.mark.long
-def test_what_is_left_of_all_goes_with_the_next_start(base: Path) -> None:
+def test_what_is_left_of_all_goes_with_the_next_start_and_what_is_in_use_stays(base: Path) -> None:
     with driver(base) as process:
         keeper = int(line(process))
         assert line(process).startswith("connected")
+        before = sorted(living(keeper)), folders(base)
+        remove_abandoned(base)
+        assert (sorted(living(keeper)), folders(base)) == before
         ended = os.pidfd_open(keeper)  # type: ignore[attr-defined,unused-ignore]  # Linux has it
         os.kill(keeper, signal.SIGKILL)
         assert select.select([ended], [], [], _HANG_S)[0]
@@ -212,17 +204,6 @@ def test_what_is_left_of_all_goes_with_the_next_start(base: Path) -> None:
     assert len(folders(base)) == 1
     remove_abandoned(base)
     assert (living(keeper), folders(base)) == ([], [])
-
-
-@pytest.mark.long
-def test_what_is_in_use_is_left_alone(base: Path) -> None:
-    with driver(base) as process:
-        keeper = int(line(process))
-        assert line(process).startswith("connected")
-        before = sorted(living(keeper)), folders(base)
-        remove_abandoned(base)
-        assert (sorted(living(keeper)), folders(base)) == before
-    await_end(keeper)  # it still removes its folder
 
 
 @pytest.mark.long

@@ -3,38 +3,66 @@
 from __future__ import annotations
 
 import json
+import pickle
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from piper_ray.model.errors import UsageError
-from piper_ray.run.schemes import scheme_jobs
+from piper_ray.model.stop import Stop
+from piper_ray.run.launch import launch
+from piper_ray.run.scheme_ranks import follow
+from piper_ray.run.schemes import SchemeJob, SchemeOutcome, scheme_jobs
 from piper_ray.workloads.measure.factory import TrainableModel
 from piper_ray.workloads.measure.operators import traced_program
 from piper_ray.workloads.schemes.graph import OperatorFamily, OperatorGraph
-from tests.lengths import long_after
-from tests.scheme_runs import outcomes, schemes_in_full
+from tests.lengths import asked_for, long_after
+from tests.run_support import results_of_ranks
+from tests.scheme_runs import job_of, schemes_in_full
 
 _FAMILIES = ["cross", "grouped", "llama", "mamba", "experts", "state_space", "vit"]
 _EXACT = 1e-12
 
 
+def outcomes(folder: Path, jobs: Sequence[SchemeJob]) -> list[list[SchemeOutcome]]:
+    """Of each job, all by the same ranks, as processes take longer to start than a job."""
+    (folder / "jobs.pickle").write_bytes(pickle.dumps(jobs))
+    first, *_ = results_of_ranks(
+        "scheme_runs", folder, jobs[0].degree, {"jobs": str(folder / "jobs.pickle")}, strict=False
+    )
+    return [[SchemeOutcome(**one) for one in found] for found in first]
+
+
+@pytest.fixture(scope="module")
+def by_family(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[SchemeOutcome]]:
+    """Of schemes of two ranks: those of runtimes, tokens in shards among them, and one that has no name."""
+    families = asked_for(request.config, 1, _FAMILIES)
+    jobs = [job_of(family, 2, schemes_in_full(family, 2, range(0 if family == "vit" else 1))) for family in families]
+    found = dict(zip(families, outcomes(tmp_path_factory.mktemp("schemes"), jobs), strict=True))
+    assert [len(one) for one in found.values()] == [len(job.schemes) for job in jobs]
+    return found
+
+
 @pytest.mark.parametrize("family", long_after(1, _FAMILIES))
-def test_schemes_train_as_one_process_does(family: str) -> None:
-    """Those of runtimes, tokens in shards among them, and one that has no name."""
-    documents = schemes_in_full(family, 2, range(0 if family == "vit" else 1))
-    found = outcomes(family, 2, documents)
-    assert len(found) == len(documents) > 0
-    for one in found:
+def test_schemes_train_as_one_process_does(by_family: dict[str, list[SchemeOutcome]], family: str) -> None:
+    assert by_family[family]
+    for one in by_family[family]:
         assert len(set(one.losses)) == 3
         assert max(one.loss_difference, one.gradient_difference) < _EXACT, one
 
 
 @pytest.mark.long
-def test_schemes_of_four_ranks_train_as_one_process_does() -> None:
-    for one in outcomes("mixture", 4, schemes_in_full("mixture", 4, range(1))):
+def test_schemes_of_four_ranks_train_as_one_process_does(tmp_path: Path) -> None:
+    (found,) = outcomes(tmp_path, [job_of("mixture", 4, schemes_in_full("mixture", 4, range(1)))])
+    assert found
+    for one in found:
         assert max(one.loss_difference, one.gradient_difference) < _EXACT, one
 
 
@@ -46,14 +74,18 @@ def test_a_wrong_scheme_trains_otherwise() -> None:
     assert moves
     wrong = {**document, "moves": [{**one, "from": "replicated"} if one in moves else one for one in document["moves"]]}
     with pytest.raises(Exception, match="rank 0"):
-        outcomes("gpt", 2, [wrong])
+        launch(job_of("gpt", 2, [wrong]), lambda _done, _all: None, Stop())
 
 
-@pytest.mark.long
 def test_what_is_not_the_traced_code_is_refused_in_words() -> None:
     (document, *_) = schemes_in_full("cross", 2, range(0))
-    with pytest.raises(UsageError, match="has other operators than the scheme"):
-        outcomes("cross", 2, [{**document, "operators": document["operators"][:-1]}])
+    job = replace(job_of("cross", 2, [{**document, "operators": document["operators"][:-1]}]), degree=1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(UsageError, match="has other operators than the scheme"):
+            follow(job, lambda _: None)
+    finally:
+        dist.destroy_process_group()
 
 
 def test_files_and_ids_are_checked(tmp_path: Path) -> None:

@@ -21,13 +21,16 @@ SYSTEM = frozenset({"bin", "dev", "etc", "lib", "proc", "run", "sbin", "sys", "t
 """Folders of every Linux; what a test reads there is no data of ours."""
 
 _UP = re.compile(r"(^|/)\.\.(/|$)")
+_MAY_LEAVE = re.compile(r"""\.parent|(?<!\.)\.\.[/"'{]|["']/""")
+"""In the text of each file that names such a place."""
 
 
 @pytest.mark.long
 def test_python_stays_inside() -> None:
     assert len(PYTHON) > 300
     for path in PYTHON:
-        assert list(ways_out(path, path.read_text("utf-8"))) == [], path
+        if _MAY_LEAVE.search(text := path.read_text("utf-8")):
+            assert list(ways_out(path, text)) == [], path
 
 
 def test_shell_goes_up_to_the_root_and_no_further() -> None:
@@ -56,6 +59,7 @@ def test_shell_goes_up_to_the_root_and_no_further() -> None:
     ],
 )
 def test_a_way_out_is_seen(source: str) -> None:
+    assert _MAY_LEAVE.search(source)
     assert list(ways_out(EXAMPLE, source)) != []
 
 

@@ -23,6 +23,7 @@ from piper_ray.sweep import columns, dataset
 from piper_ray.sweep.columns import ORDER, SCHEMA
 from piper_ray.sweep.dataset import Dataset, read_dataset
 from tests.checkpoint_support import Clock, ObjectStore, ignored, unexpected
+from tests.lengths import long_after
 from tests.sweep_support import RUN_COLUMNS
 from tests.sweep_support import dataset_row as row
 
@@ -119,11 +120,12 @@ class Killed(BaseException):
     """As by SIGKILL at an operation on the storage."""
 
 
-def test_killed_at_any_operation_it_keeps_what_was_added(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("every", long_after(1, [5, 1]))
+def test_killed_at_any_operation_it_keeps_what_was_added(every: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Deaths between the writes and deletes of merging, too; on storage without renames."""
     monkeypatch.setattr(dataset, "MERGE_AT", 3)
     monkeypatch.setattr(dataset, "time", Clock())  # a dead driver's lease runs out at once
-    for left in range(200):
+    for left in range(0, 200, every):
         store = _Store()
         monkeypatch.setattr(dataset, "_resolve", lambda location, store=store: (store.filesystem, location))
         confirmed: list[str] = []

@@ -22,7 +22,7 @@ from scripts.validation.errors import Errors, errors_by_group, groups_of, in_fit
 from scripts.validation.order import Layouts, layouts_by_source, order_figures
 from scripts.validation.page import made_texts, with_blocks
 from scripts.validation.price import PricedRun, outcome_of
-from scripts.validation.proof import proofs
+from scripts.validation.proof import Proof, proofs
 from scripts.validation.sources import errors_by_source, interval_of
 from tests.data import DATA, goldens
 
@@ -56,6 +56,11 @@ def all_outcomes() -> list[PricedRun]:
         for name in ("published", "measured", "moe", "further")
         for run in read_runs(DATA / "runs" / f"{name}.json")
     ]
+
+
+@pytest.fixture(scope="module")
+def all_proofs(all_outcomes: list[PricedRun]) -> list[Proof]:
+    return proofs(all_outcomes, HARDWARE)
 
 
 @pytest.mark.long
@@ -97,18 +102,18 @@ def test_what_has_no_layout_has_a_reason_and_no_figure(all_outcomes: list[Priced
 
 
 @pytest.mark.long
-def test_pages_and_doubt_are_what_runs_say(all_outcomes: list[PricedRun]) -> None:
+def test_pages_and_doubt_are_what_runs_say(all_outcomes: list[PricedRun], all_proofs: list[Proof]) -> None:
     """Made anew by scripts/validate_estimates --update."""
     peaks = [outcome_of(run, HARDWARE) for run in read_runs(DATA / "runs" / "memory.json")]
-    made = made_texts(ROOT, all_outcomes, peaks, HARDWARE)
+    made = made_texts(ROOT, all_outcomes, peaks, all_proofs)
     stale = [path for path, text in made if path.read_text(encoding="utf-8") != text]
     assert stale == []
     assert coverage(alike(all_outcomes)) >= 0.85
 
 
 @pytest.mark.long
-def test_calibrating_on_some_runs_of_a_machine_tells_more_of_the_others(all_outcomes: list[PricedRun]) -> None:
-    for proof in proofs(all_outcomes, HARDWARE):
+def test_calibrating_on_some_runs_of_a_machine_tells_more_of_the_others(all_proofs: list[Proof]) -> None:
+    for proof in all_proofs:
         assert proof.after.mean <= proof.before.mean
         if "data sheets" in proof.machine:
             assert proof.after.mean < 0.3 * proof.before.mean
