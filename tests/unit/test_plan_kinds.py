@@ -17,6 +17,8 @@ from typer.testing import CliRunner, Result
 import piper_ray
 from piper_ray.cli.app import app
 from piper_ray.export.files import Export, Target
+from piper_ray.export.import_plan import import_plan
+from piper_ray.export.run_as import RunAs
 from piper_ray.export.targets import export_plan
 from piper_ray.model.cluster import Cluster, DeviceKind, Link
 from piper_ray.model.errors import UnsupportedPlan, UsageError
@@ -147,6 +149,24 @@ def test_meshes_of_one_kind_that_are_apart_have_names_of_their_own(config: Path)
     assert hetero["hetero_device_types"] == ["A100-80-1", "H100-SXM", "A100-80-2"]
     with pytest.raises(UnsupportedPlan, match=r"stages on A100-80 that do not follow each other, on 3 nodes of 4"):
         exported(config, [2, 2, 1, 1, 2], "ahaha", Target.FLAGSCALE, a=1, h=1)
+
+
+def test_flagscales_meshes_are_read_back(config: Path) -> None:
+    """On two kinds, on runs of one kind apart, and on one kind alone; other layouts do not say a stage's kind."""
+    instance = instance_of(config)
+    for counts, kinds, degrees in (([3, 2, 3], "aah", (2, 4)), ([3, 2, 3], "aha", (1, 1)), ([4, 4], "hh", (2, 2))):
+        plan = on(plan_of(instance, counts, d=2, t=1), kinds, dict(zip("ah", degrees, strict=True)))
+        system = export_plan(instance, plan, ONE_F_ONE_B, Target.FLAGSCALE, 8).files["system.yaml"]
+        assert (imported := import_plan(instance, system)).plan == plan
+        assert imported.schedule == ONE_F_ONE_B
+    for wrong, told in (
+        (system.replace("H100-SXM", "V100"), "hetero_device_types: ['V100']; expected the type of each mesh, A100-80"),
+        ("pipeline_model_parallel_layout: Ettt|tttL\ntensor_model_parallel_size: 1", "does not say the kind of each"),
+    ):
+        with pytest.raises(UsageError, match=re.escape(told)):
+            import_plan(instance, wrong)
+    with pytest.raises(UsageError, match="each mesh has its own tensor parallel"):
+        import_plan(instance, system, RunAs(tensor_parallel=2))
 
 
 def test_megatrons_script_starts_what_each_node_has(config: Path) -> None:
