@@ -218,8 +218,8 @@ def check_instance(instance: Instance) -> None:
         if note is not None:
             _note_text(note, f"notes[{index}]", faults)
     if not faults:
-        names = [kind.name for kind in instance.cluster.kinds]
-        graph.check_kinds(_kinds_said(instance.layers), names, complete=True, faults=faults)
+        own = [kind.name for kind in instance.cluster.kinds]
+        graph.check_kinds(_kinds_said(instance.layers), own, complete=True, faults=faults)
     if faults:
         name = _as_given(instance.name)
         raise InputError(f"Instance {quoted(name)}" if isinstance(name, str) and name else "Instance", faults.found)
