@@ -136,18 +136,12 @@ def order_violations(instance: Instance, plan: Plan) -> list[str]:
 
 
 def device_violations(instance: Instance, plan: Plan, chunks: int = 1) -> list[str]:
-    """Sentences about more devices than the cluster has, of any kind, and about unknown kinds.
+    """Sentences about more devices than the cluster has, of any kind.
 
     chunks: the number of chunks per rank, which share its devices.
     """
     kinds = instance.cluster.kinds
-    names = [kind.name for kind in kinds]
-    expected = f"one of {', '.join(names)}" if kinds else "none: all devices are alike"
-    violations = [
-        f"stage {number}: its devices are of kind {stage.kind!r}; expected {expected}"
-        for number, stage in enumerate(plan.stages, start=1)
-        if stage.kind not in (names or [""])
-    ]
+    violations = []
     used = plan.devices // chunks
     if used > instance.devices:
         violations.append(f"the plan uses {used} devices, {instance.devices} are there")
@@ -162,7 +156,11 @@ def chosen_tmpcs(instance: Instance, stage: Stage, number: int) -> tuple[dict[in
     """The stage's TMPC for each of its layers in the instance, and sentences about choices that are not possible."""
     t = stage.tensor_parallel_degree
     chosen: dict[int, Tmpc] = {}
-    violations = []
+    violations: list[str] = []
+    if stage.kind not in (names := instance.cluster.kind_names):
+        said = f"is on devices of kind {stage.kind!r}" if stage.kind else "does not say its kind of devices"
+        there = f"the workload has {', '.join(names)}" if any(names) else "all devices of the workload are alike"
+        return chosen, [f"stage {number} {said}; {there}"]
     for layer_id in dict.fromkeys(stage.layers):
         layer = instance.layer_by_id.get(layer_id)
         if layer is None:

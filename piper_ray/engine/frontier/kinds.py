@@ -70,8 +70,8 @@ def kind_table(
     stop: Stop[Any] | None = None,
     tell: Callable[[KindPoint], None] = lambda _: None,
 ) -> tuple[KindPoint, ...]:
-    """Solves each pair of numbers, in rising order, but for no devices at all. ``tell`` is called with each point once it is closed, the most
-    devices first.
+    """Solves each pair of numbers, in rising order, except no devices at all. ``tell`` is called with each point once
+    it is closed, the most devices first.
 
     If the best plan for more devices fits on fewer, it is the best there too. If a solve ended early, its bound also
     holds for fewer devices, and a plan for fewer devices is also one for more. Raises UsageError.
