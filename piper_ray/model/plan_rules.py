@@ -148,7 +148,8 @@ def device_violations(instance: Instance, plan: Plan, chunks: int = 1) -> list[s
     for kind in kinds:
         used = sum(stage.devices for stage in plan.stages if stage.kind == kind.name) // chunks
         if used > kind.cluster.devices:
-            violations.append(f"the plan uses {used} devices of kind {kind.name}, {kind.cluster.devices} are there")
+            of = f"{'at' if instance.kind_word == 'site' else 'of'} {instance.kind_word} {kind.name}"
+            violations.append(f"the plan uses {used} devices {of}, {kind.cluster.devices} are there")
     return violations
 
 
@@ -158,7 +159,7 @@ def chosen_tmpcs(instance: Instance, stage: Stage, number: int) -> tuple[dict[in
     chosen: dict[int, Tmpc] = {}
     violations: list[str] = []
     if stage.kind not in (names := instance.cluster.kind_names):
-        said = f"is on devices of kind {stage.kind!r}" if stage.kind else "does not say its kind of devices"
+        said = f"is on {instance.kind_word} {stage.kind!r}" if stage.kind else f"does not say its {instance.kind_word}"
         there = f"the workload has {', '.join(names)}" if any(names) else "all devices of the workload are alike"
         return chosen, [f"stage {number} {said}; {there}"]
     for layer_id in dict.fromkeys(stage.layers):

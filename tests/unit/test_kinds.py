@@ -248,7 +248,7 @@ def test_plans_are_checked_for_kinds() -> None:
     plan = piper_ray.solve(made, schedule="1f1b").plan
     assert plan is not None
     (first, *rest) = plan.stages
-    with pytest.raises(InvalidPlan, match=r"valid:\n  stage 1 is on devices of kind 'q'; the workload has a, b$"):
+    with pytest.raises(InvalidPlan, match=r"valid:\n  stage 1 is on kind 'q'; the workload has a, b$"):
         piper_ray.evaluate(made, Plan((replace(first, kind="q"), *rest)), schedule="1f1b")
     many = replace(first, data_parallel_degree=made.microbatches * 8)
     with pytest.raises(InvalidPlan, match=f"devices of kind {first.kind}, .* are there"):

@@ -233,9 +233,12 @@ KINDS = ("--gpu", "A100-80:2", "--gpu", "H100-SXM:2")
             (*KINDS, "--runtime", "torchtitan"),
             "torchtitan runs no plan on devices of several kinds (A100-80, H100-SXM)",
         ),
-        ((*KINDS, "--schedule", "interleaved"), "--schedule interleaved: on GPUs of several kinds plans are for 1f1b"),
+        (
+            (*KINDS, "--schedule", "interleaved"),
+            "--schedule interleaved: on GPUs of several kinds or at several sites plans are for 1f1b",
+        ),
         ((*KINDS, "--global-batch", "64,128"), "--global-batch: a table is for one kind of GPU"),
-        ((*KINDS, "--spare", "1"), "--spare is for one kind of GPU, not for a cluster of several"),
+        ((*KINDS, "--spare", "1"), "--spare is for one kind of GPU at one site, not for several"),
         ((*KINDS, "--candidates", "2"), "--candidates is for one kind of GPU"),
         ((*KINDS, "--calibrate", "x"), "--calibrate: measurements are of one GPU"),
         ((*KINDS, "--price", "1,2,3", "--train-tokens", "1T"), "--price has 3 prices for 2 GPUs"),
@@ -283,6 +286,22 @@ def test_no_pipelines_of_one_kind_fit(tmp_path: Path) -> None:
 
 
 SITES = ("--gpu", "H100-SXM", "--site", "east:1", "--site", "west:1", "--between", "2GB/s")
+
+
+def test_sites_are_called_so(config: Path, tmp_path: Path) -> None:
+    out, plan = tmp_path / "sites.toml", tmp_path / "plan.json"
+    assert run("estimate", config, *SITES, "--global-batch", 16, "-o", out).exit_code == 0
+    solved = run("solve", out, "-o", plan)
+    assert "between sites" in solved.stdout
+    assert "Site      east: K = 8" in solved.stdout
+    assert "#  site " in solved.stdout
+    refused = run("solve", out, "--schedule", "interleaved")
+    assert "not with devices at several sites (east, west)" in refused.stderr
+    plan.write_text(
+        plan.read_text().replace('"kind": "east"', '"kind": "north"').replace('"kind": "west"', '"kind": "north"')
+    )
+    unknown = run("verify", out, plan)
+    assert "stage 1 is on site 'north'; the workload has east, west" in unknown.stderr
 
 
 @pytest.mark.long
