@@ -144,6 +144,8 @@ def _plan(instance: Instance, pieces: ModelPieces, read: ReadLayout, run_as: Run
         _require_degree(instance, known, context, mesh.tensor_parallel)
     d = _replicas(instance, run_as, context, meshes)
     notes = [*read.notes, *read.of_times, *_place_of_state(instance, run_as), *_way_to_experts(instance, run_as)]
+    if run_as.sequence_parallel and all(mesh.tensor_parallel == 1 for mesh in meshes):
+        notes.append("sequence parallelism has no effect at tensor-parallel degree 1")
     schedule = _schedule(run_as, len(stages) // ranks, ranks, instance.microbatches // d)
     of_ranks = [
         (mesh, _setting(instance, known, run_as, mesh, d, notes)) for mesh in meshes for _ in range(mesh.pipeline_ranks)
@@ -281,10 +283,7 @@ def _setting(
     """The mode that layers of a mesh should run in. known: the modes of the workload's TMPCs. notes: extended by
     sentences on differences. Raises UsageError for expert parallelism that the workload does not have."""
     context = run_as.context_parallel or 1
-    sequence = bool(run_as.sequence_parallel)
-    if sequence and mesh.tensor_parallel == 1:
-        notes.append("sequence parallelism has no effect at tensor-parallel degree 1")
-        sequence = False
+    sequence = bool(run_as.sequence_parallel) and mesh.tensor_parallel > 1
     sharding, shards = _shards(instance, known, run_as, d * context, notes)
     experts, each = _spread(instance, known, mesh, run_as.expert_tensor or 1, notes)
     recomputation = run_as.recomputation or Recomputation.NONE
