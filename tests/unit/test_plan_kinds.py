@@ -18,6 +18,7 @@ import piper_ray
 from piper_ray.cli.app import app
 from piper_ray.export.files import Export, Target
 from piper_ray.export.import_plan import import_plan
+from piper_ray.export.megatron_layout import plan_layout
 from piper_ray.export.run_as import RunAs
 from piper_ray.export.targets import export_plan
 from piper_ray.model.cluster import Cluster, DeviceKind, Link
@@ -332,3 +333,24 @@ def test_mistakes_about_sites(asked: tuple[str, ...], told: str) -> None:
     result = run("estimate", "llama3-8b", *asked)
     assert result.exit_code == 2
     assert told in result.stderr
+
+
+def test_all_faults_of_a_cluster_are_told_at_once() -> None:
+    kinds = ("--gpu", "A100-8:1", "--gpu", "H100-SXM:0", "--gpu", "B200:1")
+    result = run("estimate", "llama3-8b", *kinds, "--domain", 12, "--between", "0GB/s", "--global-batch", 64)
+    assert result.exit_code == 2
+    told = " ".join(result.stderr.split())
+    for fault in (
+        "--gpu H100-SXM:0: expected each kind of GPU once",
+        "--between: expected a rate above 0",
+        "--gpu A100-8: unknown; expected one of",
+        "--domain 12: expected whole nodes of 8 GPUs",
+    ):
+        assert told.count(fault) == 1
+
+
+def test_a_layout_is_shown_of_what_megatron_runs(config: Path) -> None:
+    instance = instance_of(config)
+    plan = plan_of(instance, [4, 4], d=2, t=1)
+    assert plan_layout(instance, on(plan, "ah", {"a": 2, "h": 2})) == "Et*3|t*3L"
+    assert plan_layout(instance, on(plan, "ah", {"a": 2, "h": 4})) is None
