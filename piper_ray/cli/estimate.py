@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -143,20 +145,39 @@ class ModelOptions:
             faults.append("--between: expected GPUs of several kinds, as --gpu A100-80:32 --gpu H100-SXM:32")
         if between_bytes_per_s is not None and between_bytes_per_s <= 0.0:
             faults.append("--between: expected a rate above 0, as 50GB/s")
+        faults += self._faults_of_gpus()
         if faults:
-            raise UsageError("\n".join(faults))
+            raise UsageError("\n".join(dict.fromkeys(faults)))
+
+    @cached_property
+    def _table(self) -> Hardware:
+        """The GPUs. What its reader notes goes to stderr."""
+        from piper_ray.workloads.estimate.hardware import load_hardware
+
+        return load_hardware(self.hardware, note)
+
+    def _faults_of_gpus(self) -> Iterator[str]:
+        """Yields what is wrong about each GPU: its name, or the groups of it that share a link."""
+        from piper_ray.workloads.estimate.build import EstimateRequest, links_of
+
+        asked = EstimateRequest(nodes=1, gpus_per_node=self.gpus_per_node, domain=self.domain)
+        for name in dict.fromkeys(gpu.partition(":")[0] for gpu in self.gpus):
+            try:
+                gpu = self._table.gpu(name)
+                links_of(gpu, asked.domain_of(gpu), self.uplink_bytes_per_s)
+            except UsageError as error:  # noqa: PERF203 - a fault for each GPU
+                yield str(error)
 
     def read(self) -> tuple[ModelConfig, Hardware]:
         """The model, whose config is read from stdin for -, and the table. What their readers note goes to stderr."""
         from piper_ray.workloads.estimate.config import read_config, read_model, with_images
-        from piper_ray.workloads.estimate.hardware import load_hardware
 
         found = read_config(sys.stdin.read(), "stdin") if self.model == str(STDIN) else read_model(self.model)
         for text in found.notes:
             note(text)
         if self.images is not None:
             found = with_images(found, self.images, self.tokens)
-        return found, load_hardware(self.hardware, note)
+        return found, self._table
 
     def calibrated_on(
         self, gpu: str, model: ModelConfig, hardware: Hardware, request: EstimateRequest

@@ -82,7 +82,7 @@ def verify(
     time_s = evaluation.time_per_sample_s
     schemes = _checked_schemes(planned.plan_file, instance, plan, claims)
     if claims.made_otherwise(instance, valued_for, step) is None:
-        for text in claims.contradicted_by(time_s):
+        for text in claims.contradicted_by(time_s, plan.ranks_under(valued_for)):
             note(f"{planned.plan_file}: {text}")
     certified: CertifiedBound | None = None
     silent_on: tuple[str, ...] = ()

@@ -78,7 +78,10 @@ def info(workload: WorkloadOptions, contracted: ContractOption, shown: InfoOptio
         print_lines(screen, [f"Blocks    {blocks_text(blocks)}"])
     print_lines(screen, forecast_lines(forecast, planned.is_wide))
     if instance.cluster.kinds:
-        print_lines(screen, ["          the search on several kinds is not in this: seconds on two, minutes on three"])
+        print_lines(
+            screen,
+            [f"          the search on several {instance.kind_word}s is not in this: seconds on two, minutes on three"],
+        )
     unwritten.report()
 
 

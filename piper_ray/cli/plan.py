@@ -96,10 +96,10 @@ class _Question:
         several = [name for name, has in self.tables.items() if has]
         if self.kinds and several:
             raise UsageError(
-                f"{several[0]}: a table is for one kind of GPU, not for a cluster of several; give one value"
+                f"{several[0]}: a table is for one kind of GPU at one site, not for several; give one value"
             )
         if self.offered.schemes and (self.kinds or "fp8" in self.running.precisions):
-            raise UsageError("--schemes: of one kind of GPU, in bf16 or fp16")
+            raise UsageError("--schemes: of one kind of GPU at one site, in bf16 or fp16")
         if len(several) > 1:
             raise UsageError(f"{several[0]} and {several[1]}: give several of one of them")
         if self.is_table and len(self.running.precisions) > 1:

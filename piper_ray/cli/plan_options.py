@@ -150,7 +150,7 @@ class WrittenOptions:
         if (table or kinds) and any(others.values()):
             name = next(name for name, given in others.items() if given)
             if kinds:
-                raise UsageError(f"{name} is for one kind of GPU, not for a cluster of several")
+                raise UsageError(f"{name} is for one kind of GPU at one site, not for several")
             raise UsageError(f"{name} is for one GPU, number of nodes, batch and headroom, not for a table of several")
         if sum(others.values()) > 1:
             names = [name for name, given in others.items() if given]

@@ -68,7 +68,7 @@ def _has_degree(variant: Variant, d: int) -> bool:
 def rank_counts(instance: Instance, restrictions: Restrictions, *devices: int) -> range:
     """Returns the possible numbers of ranks p, with a layer on each. devices: that each rank takes, on each kind of
     devices if there are several; 0: there are no ranks on this kind."""
-    clusters = [instance.cluster.of_kind(kind).devices for kind in instance.cluster.kind_names]
+    clusters = [own.devices for own in instance.cluster.alike]
     counts = [there // taken if taken > 0 else 0 for there, taken in zip(clusters, devices, strict=True)]
     most, wanted = sum(counts), restrictions.stage_count
     least = 1

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, pairwise
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +24,7 @@ from piper_ray.engine.kernels.flush_mixes import share_rooms
 from piper_ray.engine.kernels.types import FloatArray
 from piper_ray.engine.request import SolveRequest
 from piper_ray.engine.subproblems import Solver, SubProblem, best_of, numbered
+from piper_ray.model.cluster import Cluster
 from piper_ray.model.constraints import Recompute, SameDegrees
 from piper_ray.model.instance import Instance, Layer, MovedRows, Tmpc
 from piper_ray.model.one_mode import OneMode
@@ -152,11 +153,17 @@ class ModeSetting:
 
     def may_take(self, sample_s: float, restrictions: Restrictions, schedule: Schedule) -> bool:
         """Whether a plan under a flush may take ``sample_s`` or less. False: none does. It is seen from the stages that
-        hold a chain's layers in order, each as many as fit into its memory and the time that is left to it."""
+        hold a chain's layers in order, each as many as fit into its memory and the time that is left to it; on several
+        kinds of devices from those that hold all layers in any order."""
         whole = self.kinds.whole
-        if schedule.name not in FLUSHED or schedule.asynchronous or whole.cluster.kinds or not self.kinds.is_chain:
+        if schedule.name not in FLUSHED or schedule.asynchronous:
             return True
         batch_s, memory_bytes = sample_s * whole.microbatches * (1.0 + PROOF), whole.memory_bytes
+        if whole.cluster.kinds:
+            every = _on_kinds([self], restrictions, schedule)
+            return any(one.batch_s[0] <= batch_s and one.may_hold_all(schedule, batch_s) for one in every)
+        if not self.kinds.is_chain:
+            return True
         for t, table in self.tables.items():
             if not restrictions.admits_tensor_parallel_degree(t):
                 continue
@@ -411,13 +418,38 @@ def _worths_at(rows: FloatArray, t: int, kinds: AlikeLayers, restrictions: Restr
 
 def _worths_on_kinds(settings: Sequence[ModeSetting], restrictions: Restrictions, under: _Terms) -> FloatArray:
     """Returns float64[setting, 2], the fields of ``Worth``, on devices of several kinds."""
-    kinds, schedule = settings[0].kinds, under.schedule
+    instance, schedule = settings[0].kinds.whole, under.schedule
+    memory_bytes, found = instance.memory_bytes * (1.0 + MEMORY_TOLERANCE), np.full((len(settings), 2), math.inf)
+    fewest = 1 if schedule.name in FLUSHED else None
+    looked_at = list[tuple[float, _OnKinds, FloatArray]]()
+    for one in _on_kinds(settings, restrictions, schedule):
+        held = np.minimum.reduce([alone.held_bytes for alone in one.alone]).max(axis=1)
+        batch_s = np.where(held <= memory_bytes, one.batch_s, math.inf)
+        both_s = np.stack([np.where(_have_room(one), batch_s, math.inf), batch_s], axis=1)
+        looked_at.append((batch_s.min(), one, both_s))
+    for _, one, both_s in sorted(looked_at, key=itemgetter(0)):
+        # First without a look at memory, which takes longer.
+        able = np.flatnonzero((both_s / instance.microbatches < found).any(axis=1))
+        if able.size:
+            sum_s = min(
+                sync_s_per_byte(under.step, own, one.d, t, fewest)
+                for t, own in zip(one.degrees, one.clusters, strict=True)
+            )
+            every = _OfReplicas.joined([x.only(able) for x in one.alone])
+            batch_s = every.least_batch_s(range(one.ranks, one.ranks + 1), one.m, schedule, sum_s, memory_bytes)
+            both_s = np.maximum(both_s[able], batch_s[:, None])
+            found[able] = np.minimum(found[able], both_s / instance.microbatches)
+    found[:, 1] *= 1.0 - PROOF
+    return found
+
+
+def _on_kinds(settings: Sequence[ModeSetting], restrictions: Restrictions, schedule: Schedule) -> Iterator[_OnKinds]:
+    """Yields plans with one d and one t on each kind."""
+    kinds = settings[0].kinds
     instance, names = kinds.whole, kinds.whole.cluster.kind_names
     clusters = [instance.cluster.of_kind(name) for name in names]
     degrees = [t for t in instance.degrees if restrictions.admits_tensor_parallel_degree(t)]
     rows = {(t, name): _rows_on(settings, t, name) for t in degrees for name in names}
-    memory_bytes, found = instance.memory_bytes * (1.0 + MEMORY_TOLERANCE), np.full((len(settings), 2), math.inf)
-    looked_at = list[tuple[float, _OnKinds]]()
     for d in restrictions.data_parallel_degrees(instance):
         there = [
             [t for t in degrees if d * t <= own.devices and np.isfinite(rows[t, name]).any()]
@@ -428,45 +460,83 @@ def _worths_on_kinds(settings: Sequence[ModeSetting], restrictions: Restrictions
             for ts, name in zip(there, names, strict=True)
             for t in ts
         }
-        held_bytes = {key: one.held_bytes for key, one in own_rows.items()}
         for chosen in choices_of_kinds(there, restrictions):
             counts = rank_counts(instance, restrictions, *(d * t for t in chosen))
             used = [(t, name, own) for t, name, own in zip(chosen, names, clusters, strict=True) if t]
             if not counts or not used:
                 continue
             m, ranks, alone = instance.microbatches // d, counts[-1], [own_rows[t, name] for t, name, _ in used]
-            least_bytes = np.minimum.reduce([held_bytes[t, name] for t, name, _ in used])
             most = [min(ranks, own.devices // (d * t)) for t, _, own in used]
             seconds = [one.least[..., _TIME] for one in alone]
             batch_s, of_second = _least_on_kinds(seconds, most, kinds.counts, schedule, m, ranks)
-            batch_s = np.where(least_bytes.max(axis=1) <= memory_bytes, batch_s, math.inf)
-            have_room = _have_room(alone, most, of_second, min(m, ranks), [own.memory_bytes for _, _, own in used])
-            fewest = 1 if schedule.name in FLUSHED else None
-            sum_s = min(sync_s_per_byte(under.step, own, d, t, fewest) for t, _, own in used)
-            both_s = np.stack([np.where(have_room, batch_s, math.inf), batch_s], axis=1)
-            looked_at.append((batch_s.min(), _OnKinds(alone, m, ranks, both_s, sum_s)))
-    for _, one in sorted(looked_at, key=lambda pair: pair[0]):
-        # First without a look at memory, which takes longer.
-        able = np.flatnonzero((one.both_s / instance.microbatches < found).any(axis=1))
-        if able.size:
-            every = _OfReplicas.joined([x.only(able) for x in one.alone])
-            batch_s = every.least_batch_s(range(one.ranks, one.ranks + 1), one.m, schedule, one.sum_s, memory_bytes)
-            both_s = np.maximum(one.both_s[able], batch_s[:, None])
-            found[able] = np.minimum(found[able], both_s / instance.microbatches)
-    found[:, 1] *= 1.0 - PROOF
-    return found
+            yield _OnKinds(
+                d, m, ranks, [t for t, _, _ in used], [own for _, _, own in used], most, alone, batch_s, of_second
+            )
 
 
 class _OnKinds(NamedTuple):
-    """Plans with one d and one t on each kind. alone: the figures on each kind. both_s: float64[setting, 2], of a
-    batch what ``_least_on_kinds`` says, the first inf where equal ranks have no room; inf: none fits. sum_s: as in
-    ``_OfReplicas.least_batch_s``."""
+    """Plans with one d and one t on each kind. degrees, clusters, most, alone: for each kind that is used its t, its
+    devices, the most stages, and the figures there. batch_s, of_second: as ``_least_on_kinds`` returns them."""
 
-    alone: list[_OfReplicas]
+    d: int
     m: int
     ranks: int
-    both_s: FloatArray
-    sum_s: float
+    degrees: list[int]
+    clusters: list[Cluster]
+    most: list[int]
+    alone: list[_OfReplicas]
+    batch_s: FloatArray
+    of_second: FloatArray
+
+    def may_hold_all(self, schedule: Schedule, batch_s: float) -> bool:
+        """Whether stages that take ``batch_s`` a batch at most may hold all layers, for the first setting.
+
+        A stage with f microbatches in flight holds layers of no more than its kind's memory, and takes no more than the
+        m-th part of the batch. So it has at most a ``cap`` of all shares (see ``_least_on_kinds``). There is one stage
+        at each place from the back, and at most ``most`` on a kind. Whatever the prices of stages on a kind, those of
+        all places and kinds have no more shares than the caps above the prices, and the prices of all stages together.
+        """
+        seconds = np.stack([one.least[0, :, _TIME] for one in self.alone])
+        counts, of_second = self.alone[0].counts, self.of_second[0]
+        shares = np.where(np.isfinite(seconds), seconds * of_second[:, None], math.inf).min(axis=0)
+        whole, in_flight = shares @ counts, surely_in_flight(schedule, self.ranks, self.m)[::-1]
+        caps = np.stack(
+            [
+                np.minimum(_most_shares(shares, one, in_flight, own.memory_bytes), batch_s / self.m * share)
+                for one, own, share in zip(self.alone, self.clusters, of_second, strict=True)
+            ]
+        )
+        most, prices = np.array(self.most, float), np.zeros(len(self.most))
+        for _ in range(_PRICE_STEPS):
+            worth = caps - prices[:, None]
+            kind, above = worth.argmax(axis=0), np.maximum(worth.max(axis=0), 0.0)
+            excess = above.sum() + prices @ most - whole * (1.0 - PROOF)
+            if excess < 0.0:
+                return False
+            slope = most - np.bincount(kind[above > 0.0], minlength=most.size)
+            if not slope.any():
+                break
+            prices = np.maximum(0.0, prices - (excess + _BELOW * whole) / (slope @ slope) * slope)
+        return True
+
+
+_PRICE_STEPS, _BELOW = 60, 1e-3
+"""Steps towards the prices, and how far below all shares they aim."""
+
+
+def _most_shares(shares: FloatArray, own: _OfReplicas, in_flight: FloatArray, memory_bytes: float) -> FloatArray:
+    """Returns float64[place]: the most shares of layers, and parts of them, that a device has memory for. shares:
+    float64[kind of layer], of a layer. own: of the first setting. in_flight: float64[place]."""
+    held = own.least[0, :, _FIXED] + in_flight[:, None] * own.least[0, :, _ACTIVATION]
+    can = np.isfinite(held)
+    order = np.argsort(np.where(can, -shares / np.maximum(held, np.finfo(float).tiny), 0.0), axis=1, kind="stable")
+    held_bytes = np.take_along_axis(np.where(can, held, 0.0) * own.counts, order, axis=1)
+    all_shares = np.take_along_axis(np.where(can, shares, 0.0) * own.counts, order, axis=1)
+    left = memory_bytes * (1.0 + MEMORY_TOLERANCE) - np.cumsum(held_bytes, axis=1) + held_bytes
+    found: FloatArray = (all_shares * np.clip(left / np.maximum(held_bytes, np.finfo(float).tiny), 0.0, 1.0)).sum(
+        axis=1
+    )
+    return found
 
 
 def _least_on_kinds(
@@ -494,21 +564,16 @@ def _least_on_kinds(
     return shares @ counts / rooms, of_second
 
 
-def _have_room(
-    alone: Sequence[_OfReplicas],
-    most: Sequence[int],
-    of_second: FloatArray,
-    in_flight: int,
-    memory_bytes: Sequence[float],
-) -> npt.NDArray[np.bool_]:
-    """Returns bool[setting]: whether stages that take equally long have room, those with the largest memory in front.
-    most, of_second: as of ``_least_on_kinds``."""
-    share = of_second / np.maximum(of_second @ np.array(most, float), np.finfo(float).tiny)[:, None]
-    found = np.ones(len(of_second), np.bool_)
-    for kind in sorted(range(len(alone)), key=lambda kind: -memory_bytes[kind]):
-        held = alone[kind].total(_FIXED) + alone[kind].total(_ACTIVATION) * max(1, in_flight)
-        found &= share[:, kind] * np.where(share[:, kind] > 0.0, held, 0.0) <= memory_bytes[kind]
-        in_flight -= most[kind]
+def _have_room(one: _OnKinds) -> npt.NDArray[np.bool_]:
+    """Returns bool[setting]: whether stages that take equally long have room, with the largest memory in front."""
+    all_share, in_flight = one.of_second @ np.array(one.most, float), min(one.m, one.ranks)
+    share = one.of_second / np.maximum(all_share, np.finfo(float).tiny)[:, None]
+    found = np.ones(len(share), np.bool_)
+    for kind in sorted(range(len(one.alone)), key=lambda kind: -one.clusters[kind].memory_bytes):
+        held = one.alone[kind].total(_FIXED) + one.alone[kind].total(_ACTIVATION) * max(1, in_flight)
+        fits = share[:, kind] * np.where(share[:, kind] > 0.0, held, 0.0) <= one.clusters[kind].memory_bytes
+        found &= fits
+        in_flight -= one.most[kind]
     return found
 
 

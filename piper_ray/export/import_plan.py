@@ -11,7 +11,7 @@ import yaml
 
 from piper_ray.export import megatron_arguments
 from piper_ray.export.megatron_layout import read_string
-from piper_ray.export.run_as import AS_IT_SAYS, ReadLayout, RunAs, check_batch
+from piper_ray.export.run_as import AS_IT_SAYS, ReadLayout, RunAs, RunMesh, check_batch
 from piper_ray.export.stage_documents import is_stage_document, read_stage_document
 from piper_ray.export.torchtitan import read_config, read_parts
 from piper_ray.launches.launch import THE_ONE, Asked, Dialect, Source
@@ -67,6 +67,12 @@ def import_plan(
     pieces = pieces_of(instance)
     read = _read(source, document, pieces, instance, run_as, asked)
     check_batch(instance, read.source, read.batch)
+    if read.run_as.meshes:
+        for name in ("pipeline_ranks", "tensor_parallel"):
+            if getattr(run_as, name) is not None:
+                raise UsageError(
+                    f"{read.source}: each mesh has its own {name.replace('_', ' ')}: leave that option out"
+                )
     return _plan(instance, pieces, read, run_as.over(read.run_as))
 
 
@@ -126,32 +132,47 @@ def _plan(instance: Instance, pieces: ModelPieces, read: ReadLayout, run_as: Run
         raise UsageError(f"{len(stages)} stages are no multiple of {ranks} pipeline ranks")
     counts = _recomputed_blocks(pieces, stages, run_as)
     context = run_as.context_parallel or 1
-    t = (run_as.tensor_parallel or 1) * context  # a plan's t counts the devices of all groups
     known = {tmpc.mode for layer in instance.layers for row in layer.tmpcs.values() for tmpc in row}
-    _require_degree(instance, known, run_as, t)
-    d = _replicas(instance, run_as, t, ranks)
+    meshes = run_as.meshes_of(ranks)
+    kinds = instance.cluster.kind_names
+    if any(mesh.kind not in kinds for mesh in meshes):
+        raise UsageError(
+            f"the workload has devices of several kinds ({', '.join(kinds)}), and this layout does not say the kind of "
+            "each stage; a configuration of FlagScale does (hetero_device_types)"
+        )
+    for mesh in meshes:
+        _require_degree(instance, known, context, mesh.tensor_parallel)
+    d = _replicas(instance, run_as, context, meshes)
     notes = [*read.notes, *read.of_times, *_place_of_state(instance, run_as), *_way_to_experts(instance, run_as)]
-    setting = _setting(instance, known, run_as, t, d, notes)
+    if run_as.sequence_parallel and all(mesh.tensor_parallel == 1 for mesh in meshes):
+        notes.append("sequence parallelism has no effect at tensor-parallel degree 1")
     schedule = _schedule(run_as, len(stages) // ranks, ranks, instance.microbatches // d)
-    plain = replace(setting, recomputation=Recomputation.NONE)
+    of_ranks = [
+        (mesh, _setting(instance, known, run_as, mesh, d, notes)) for mesh in meshes for _ in range(mesh.pipeline_ranks)
+    ]
     found, chosen = [], []
-    for stage, count in zip(stages, counts, strict=True):
+    for number, (stage, count) in enumerate(zip(stages, counts, strict=True)):
+        mesh, setting = of_ranks[number % ranks]
+        t = mesh.tensor_parallel * context  # a plan's t counts the devices of all groups
+        plain = replace(setting, recomputation=Recomputation.NONE)
         keeping = [piece for piece in stage if pieces.is_block(piece)][count:]
         tmpcs = {}
         for piece in stage:
             wanted = plain if piece in keeping else setting
             for layer in pieces.members[piece]:
-                tmpcs[layer] = _tmpc(instance, layer, t, d, wanted)
+                tmpcs[layer] = _tmpc(instance, layer, mesh.kind, t, d, wanted)
                 chosen.append((tmpcs[layer], wanted))
         layers = tuple(layer.id for layer in instance.layers if layer.id in tmpcs)
-        found.append(Stage(layers, d, t, {layer: tmpcs[layer].id for layer in layers}))
+        found.append(Stage(layers, d, t, {layer: tmpcs[layer].id for layer in layers}, mesh.kind))
     notes += (f"read without {text}: layers have no such configuration at these degrees" for text in missing_of(chosen))
-    if (left := instance.devices - d * t * ranks) > 0:
+    if (left := instance.devices - sum(stage.devices for stage in found[:ranks])) > 0:
         notes.append(f"it leaves {left:,} of the {instance.devices:,} devices idle")
     flushes = _flushes(instance, read, d)
     if flushes > 1:
         notes.append(f"gradients of {flushes} local batches are summed: pipelines run empty {flushes} times a batch")
-    return Imported(Plan(tuple(found), keeps_order=True), schedule, tuple(notes), read.transfers, flushes)
+    return Imported(
+        Plan(tuple(found), keeps_order=True), schedule, tuple(dict.fromkeys(notes)), read.transfers, flushes
+    )
 
 
 def _flushes(instance: Instance, read: ReadLayout, d: int) -> int:
@@ -217,35 +238,38 @@ def _advice(instance: Instance, option: str) -> str:
     return "" if instance.model is None else f" (estimate {option})"
 
 
-def _require_degree(instance: Instance, known: Collection[Mode], run_as: RunAs, t: int) -> None:
-    """Raises UsageError if the workload does not have this degree or this context parallelism. known: the modes of its
-    TMPCs."""
-    context = run_as.context_parallel or 1
+def _require_degree(instance: Instance, known: Collection[Mode], context: int, t: int) -> None:
+    """Raises UsageError if the workload does not have this context parallelism, or this degree in each of its groups.
+    known: the modes of its TMPCs."""
     if all(mode.context != context for mode in known):
         raise UsageError(
             f"context parallelism {context}: the workload has no such TMPCs"
             f"{_advice(instance, f'--context-parallel {context}')}"
         )
-    if t not in instance.degrees:
+    if t * context not in instance.degrees:
         groups = f" in each of {context} groups" if context > 1 else ""
         raise UsageError(
-            f"tensor parallelism {run_as.tensor_parallel or 1}{groups}: the layers have no configuration at "
-            f"tensor-parallel degree {t}; expected one of {', '.join(map(str, instance.degrees))}"
+            f"tensor parallelism {t}{groups}: the layers have no configuration at "
+            f"tensor-parallel degree {t * context}; expected one of {', '.join(map(str, instance.degrees))}"
         )
 
 
-def _replicas(instance: Instance, run_as: RunAs, t: int, ranks: int) -> int:
+def _replicas(instance: Instance, run_as: RunAs, context: int, meshes: Sequence[RunMesh]) -> int:
     """d, as given or as the devices allow. Raises UsageError if it does not fit the cluster or the batch."""
     devices = run_as.world or instance.devices
-    d = run_as.data_parallel or devices // (t * ranks)
-    if d < 1 or d * t * ranks > instance.devices:
-        each = f"{plural(ranks, 'pipeline rank')} with {plural(t, 'device')} each"
+    ranks = sum(mesh.pipeline_ranks * mesh.tensor_parallel for mesh in meshes) * context
+    d = run_as.data_parallel or devices // ranks
+    if d < 1 or d * ranks > instance.devices:
+        each = " and ".join(
+            f"{plural(one.pipeline_ranks, 'pipeline rank')} with {plural(one.tensor_parallel * context, 'device')} each"
+            for one in meshes
+        )
         raise UsageError(
-            f"{plural(max(d, 1), 'replica')} of {each} are {max(d, 1) * t * ranks}; "
+            f"{plural(max(d, 1), 'replica')} of {each} are {max(d, 1) * ranks}; "
             f"the workload has {instance.devices} devices (--devices)"
         )
     if instance.microbatches % d:
-        why = "" if run_as.data_parallel else f" (of {devices:,} devices, {t * ranks} in each)"
+        why = "" if run_as.data_parallel else f" (of {devices:,} devices, {ranks} in each)"
         raise UsageError(
             f"{plural(d, 'replica')} do not divide the {instance.microbatches} microbatches of a batch{why}; expected "
             "a data-parallel degree that does, or other devices"
@@ -253,16 +277,15 @@ def _replicas(instance: Instance, run_as: RunAs, t: int, ranks: int) -> int:
     return d
 
 
-def _setting(instance: Instance, known: Collection[Mode], run_as: RunAs, t: int, d: int, notes: list[str]) -> Mode:
-    """The mode that layers should run in. known: the modes of the workload's TMPCs. notes: extended by sentences on
-    differences. Raises UsageError for expert parallelism that the workload does not have."""
+def _setting(
+    instance: Instance, known: Collection[Mode], run_as: RunAs, mesh: RunMesh, d: int, notes: list[str]
+) -> Mode:
+    """The mode that layers of a mesh should run in. known: the modes of the workload's TMPCs. notes: extended by
+    sentences on differences. Raises UsageError for expert parallelism that the workload does not have."""
     context = run_as.context_parallel or 1
-    sequence = bool(run_as.sequence_parallel)
-    if sequence and t == context:
-        notes.append("sequence parallelism has no effect at tensor-parallel degree 1")
-        sequence = False
+    sequence = bool(run_as.sequence_parallel) and mesh.tensor_parallel > 1
     sharding, shards = _shards(instance, known, run_as, d * context, notes)
-    experts, each = _spread(instance, known, run_as, t // context, notes)
+    experts, each = _spread(instance, known, mesh, run_as.expert_tensor or 1, notes)
     recomputation = run_as.recomputation or Recomputation.NONE
     return Mode(
         recomputation,
@@ -277,10 +300,11 @@ def _setting(instance: Instance, known: Collection[Mode], run_as: RunAs, t: int,
 
 
 def _spread(
-    instance: Instance, known: Collection[Mode], run_as: RunAs, t: int, notes: list[str]
+    instance: Instance, known: Collection[Mode], mesh: RunMesh, each: int, notes: list[str]
 ) -> tuple[int | None, int]:
-    """The spread of experts; None: over the t devices, which is the default of workloads."""
-    experts, each = run_as.expert_parallel, run_as.expert_tensor or 1
+    """The spread of experts; None: over the t devices, which is the default of workloads. each: devices for each
+    expert."""
+    experts, t = mesh.expert_parallel, mesh.tensor_parallel
     if experts is None or not any(layer.experts for layer in instance.layers):
         if experts in (None, 1):
             return None, 1
@@ -351,10 +375,10 @@ def _schedule(run_as: RunAs, chunks: int, ranks: int, microbatches: int) -> Sche
     return Schedule(name, chunks, group)
 
 
-def _tmpc(instance: Instance, layer: int, t: int, d: int, setting: Mode) -> Tmpc:
+def _tmpc(instance: Instance, layer: int, kind: str, t: int, d: int, setting: Mode) -> Tmpc:
     found = instance.layer_by_id[layer]
     named = f'layer {layer} ("{printable(found.name)}")'
-    row = tuple(x for x in found.tmpcs.get(t, ()) if x.least_data_parallel_degree <= d)
+    row = tuple(x for x in found.tmpcs.get(t, ()) if x.kind == kind and x.least_data_parallel_degree <= d)
     if not row:
         able = ", ".join(map(str, sorted(found.tmpcs)))
         for_replicas = f"at tensor-parallel degree {t} for {plural(d, 'replica')}"

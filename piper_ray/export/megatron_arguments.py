@@ -15,7 +15,7 @@ from piper_ray.export.left_aside import notes_of_the_rest
 from piper_ray.export.megatron_layout import BLOCK, EMBEDDING, LOSS, MTP, pieces_of_letters, read_string, with_ends
 from piper_ray.export.megatron_model import model_settings, require_megatron_model
 from piper_ray.export.model_name import notes_of_model
-from piper_ray.export.run_as import ReadLayout, RunAs, positive
+from piper_ray.export.run_as import ReadLayout, RunAs, RunMesh, positive
 from piper_ray.launches.launch import Dialect, Launch
 from piper_ray.launches.unseen import causes, readable
 from piper_ray.model.errors import UsageError
@@ -99,7 +99,8 @@ def read_settings(launch: Launch, pieces: ModelPieces, instance: Instance) -> Re
     is_named = launch.model is not None and named.get("hidden_size") is None
     model = notes_of_model(str(launch.model), instance) if is_named else ()
     said, notes = read.run_as, [*launch.notes, *model, *read.notes, *rest]
-    each = (said.pipeline_ranks or 1) * (said.tensor_parallel or 1) * (said.context_parallel or 1)
+    meshes = said.meshes_of(said.pipeline_ranks or 1)
+    each = sum(mesh.pipeline_ranks * mesh.tensor_parallel for mesh in meshes) * (said.context_parallel or 1)
     started = launch.ranks
     if started is not None and started % each:
         if each % started:
@@ -437,22 +438,40 @@ def read_names(named: Mapping[str, object]) -> frozenset[str]:
 
 def _of_meshes(values: Mapping[str, object], pieces: ModelPieces, instance: Instance) -> ReadLayout:
     """The layout of FlagScale's settings: numbers of layers and recomputation of each stage. Raises UsageError."""
-    mesh = values[_MESHES]
-    if not _are_counts(mesh) or len(mesh) != len(MEGATRON.mesh):
-        raise UsageError(f"{_FLAGSCALE}: {_MESHES}: {mesh}; expected one mesh: [t, cp, ep, dp, pp]")
-    said = dict(zip(MEGATRON.mesh, mesh, strict=True))
-    for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"):
-        if values.get(name, size := said[READ_FLAGS[name].says]) != size:
-            raise UsageError(f"{_FLAGSCALE}: {name}: {values[name]}, but {_MESHES} has {size}")
-    ranks, split = said["pipeline_ranks"], values.get(_SPLIT)
+    flat, size = values[_MESHES], len(MEGATRON.mesh)
+    if not _are_counts(flat) or not flat or len(flat) % size:
+        raise UsageError(f"{_FLAGSCALE}: {_MESHES}: {flat}; expected [t, cp, ep, dp, pp] of each mesh in one list")
+    said = [dict(zip(MEGATRON.mesh, flat[at : at + size], strict=True)) for at in range(0, len(flat), size)]
+    first, ranks = said[0], sum(mesh["pipeline_ranks"] for mesh in said)
+    if any(mesh[name] != first[name] for mesh in said for name in ("context_parallel", "data_parallel")):
+        raise UsageError(f"{_FLAGSCALE}: {_MESHES}: {flat}; a plan has one cp and one dp for all meshes")
+    common = {name: value for name, value in values.items() if not name.startswith("recompute_")}
+    for name, sizes in (
+        ("tensor_model_parallel_size", sorted({mesh["tensor_parallel"] for mesh in said})),
+        ("pipeline_model_parallel_size", [ranks]),
+        ("context_parallel_size", [first["context_parallel"]]),
+    ):
+        if common.setdefault(name, sizes[-1]) not in sizes:
+            has = ", ".join(map(str, sizes))
+            raise UsageError(f"{_FLAGSCALE}: {name}: {values[name]}, but {_MESHES} has {has}")
+    split = values.get(_SPLIT)
     if not _are_counts(split, least=0) or len(split) != ranks or sum(split) != pieces.blocks:
         raise UsageError(f"{_FLAGSCALE}: {_SPLIT}: {split}; expected {ranks} numbers, {pieces.blocks} together")
-    common = {name: value for name, value in values.items() if not name.startswith("recompute_")}
-    each = common.pop(_OF_MESHES, [common.get(_EXPERT_TENSOR, 1)])
-    if not _are_counts(each) or each != [common.setdefault(_EXPERT_TENSOR, each[0] if each else 1)]:
-        raise UsageError(f"{_FLAGSCALE}: {_OF_MESHES}: {each}; expected [{common.get(_EXPERT_TENSOR, 1)}]")
+    each = common.pop(_OF_MESHES, [common.get(_EXPERT_TENSOR, 1)] * len(said))
+    common.setdefault(_EXPERT_TENSOR, each[0] if _are_counts(each) and each else 1)
+    if each != (expected := [common[_EXPERT_TENSOR]] * len(said)):
+        raise UsageError(f"{_FLAGSCALE}: {_OF_MESHES}: {each}; expected {expected}")
     read = _read(common, pieces, instance, with_ends(split, pieces.predictors))
-    run_as = replace(read.run_as, data_parallel=said["data_parallel"], expert_parallel=said["expert_parallel"])
+    run_as = replace(read.run_as, data_parallel=first["data_parallel"], expert_parallel=first["expert_parallel"])
+    if len(said) > 1 or instance.cluster.kinds:
+        meshes = zip(_kinds_of_meshes(values, len(said), instance), said, strict=True)
+        run_as = replace(
+            run_as,
+            meshes=tuple(
+                RunMesh(kind, mesh["pipeline_ranks"], mesh["tensor_parallel"], mesh["expert_parallel"])
+                for kind, mesh in meshes
+            ),
+        )
     if (counts := values.get(_RECOMPUTED)) is not None:
         if not isinstance(counts, list) or len(counts) != ranks or not all(_is_one_span(x) for x in counts):
             raise UsageError(
@@ -461,6 +480,22 @@ def _of_meshes(values: Mapping[str, object], pieces: ModelPieces, instance: Inst
             )
         run_as = replace(run_as, recomputation=Recomputation.FULL, recomputed_layers=tuple(x[2] for x in counts))
     return replace(read, run_as=run_as)
+
+
+def _kinds_of_meshes(values: Mapping[str, object], count: int, instance: Instance) -> list[str]:
+    """The kind of each mesh's devices, by their types; "" if all are alike. Meshes apart on one kind have numbers.
+    Raises UsageError."""
+    if not instance.cluster.kinds:
+        return [""] * count
+    of_type = {"-".join(name.split()): name for name in instance.cluster.kind_names}
+    types = values.get("hetero_device_types")
+    each = types if isinstance(types, list) else []
+    found = [of_type.get(str(one)) or of_type.get(str(one).rpartition("-")[0]) for one in each]
+    known = [kind for kind in found if kind is not None]
+    if len(known) != count or len(found) != count:
+        expected = f"the type of each mesh, {' or '.join(of_type)}"
+        raise UsageError(f"{_FLAGSCALE}: hetero_device_types: {types}; expected {expected}")
+    return known
 
 
 def _are_counts(value: object, least: int = 1) -> TypeGuard[list[int]]:

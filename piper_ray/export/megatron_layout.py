@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 
 from piper_ray.model import limits
+from piper_ray.model.constraints import SameDegrees
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
@@ -162,7 +163,10 @@ def read_string(text: str, pieces: ModelPieces, ranks: int | None) -> tuple[tupl
 
 
 def plan_layout(instance: Instance, plan: Plan) -> str | None:
-    """The short form for messages; None for a model or a plan that the letters cannot express."""
+    """The short form for messages; None for a model or a plan that the letters cannot express, and for a plan that
+    Megatron does not run, as stages differ in their degrees."""
+    if any(SameDegrees().violations(instance, plan)):
+        return None
     try:
         pieces = pieces_of(instance)
         return layout_text(stage_letters(pieces, pieces.of_stages(plan)))

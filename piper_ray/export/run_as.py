@@ -16,6 +16,16 @@ from piper_ray.workloads.estimate.software import TokenDispatcher
 
 
 @dataclass(frozen=True)
+class RunMesh:
+    """Successive pipeline ranks with degrees of their own, on devices of one kind. kind: "" if there is only one."""
+
+    kind: str
+    pipeline_ranks: int
+    tensor_parallel: int
+    expert_parallel: int | None
+
+
+@dataclass(frozen=True)
 class RunAs:
     """How a layout is run. None: as the layout states, or else 1; for the data-parallel degree, what the ranks allow.
 
@@ -26,7 +36,7 @@ class RunAs:
     that divide the optimizer's state, or ALL_REPLICAS. weights_sharded: whether they also divide weights and gradients.
     optimizer_on_host: whether that state is in host memory. dispatcher: how tokens reach experts; overlaps_experts:
     whether that overlaps with passes. group: microbatches that pass through a chunk before the next. world: the number
-    of all ranks; None: the number of the workload's devices.
+    of all ranks; None: the number of the workload's devices. meshes: if pipeline ranks differ in kind or degrees.
     """
 
     pipeline_ranks: int | None = None
@@ -47,6 +57,7 @@ class RunAs:
     overlaps_experts: bool | None = None
     group: int | None = None
     world: int | None = None
+    meshes: tuple[RunMesh, ...] | None = None
 
     @classmethod
     def of(cls, said: Mapping[str, Any]) -> RunAs:
@@ -57,6 +68,10 @@ class RunAs:
         """These values, and the other's where there is none here."""
         own = {name: value for name, value in vars(self).items() if value is not None}
         return replace(other, **own)
+
+    def meshes_of(self, ranks: int) -> tuple[RunMesh, ...]:
+        """The meshes; one of ``ranks`` pipeline ranks if they do not differ."""
+        return self.meshes or (RunMesh("", ranks, self.tensor_parallel or 1, self.expert_parallel),)
 
 
 AS_IT_SAYS = RunAs()

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from itertools import accumulate, pairwise
+from typing import Any
 
 from piper_ray.export.files import Export, json_text, noted, rendered
 from piper_ray.export.flags import READ_FIELDS, TITAN, TORCH_NAMES
@@ -403,7 +404,7 @@ def _run_as(parallelism: Mapping[str, object], document: Mapping[str, object]) -
     schedules = {name: schedule for schedule, name in TORCH_NAMES.items()}
     if named is not None and named not in schedules:
         raise UsageError(f"{_SOURCE}: pipeline_parallel_schedule: {named!r}; expected one of {', '.join(schedules)}")
-    figures = {says: _number(parallelism, name, 1) for name, says in _FIGURES.items()}
+    figures: dict[str, Any] = {says: _number(parallelism, name, 1) for name, says in _FIGURES.items()}
     replicas = _number(parallelism, "data_parallel_replicate_degree", 1)
     all_shard = parallelism.get("data_parallel_shard_degree", _ALL_THAT_ARE_LEFT) == _ALL_THAT_ARE_LEFT
     if all_shard and replicas > 1:

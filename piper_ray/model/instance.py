@@ -427,10 +427,17 @@ class Instance:
         words."""
         if self.cluster.kinds:
             names = ", ".join(self.cluster.kind_names)
+            of = "at several sites" if self.kind_word == "site" else "of several kinds"
             raise UsageError(
-                f"{what}: not with devices of several kinds ({names}); solve, evaluate and simulate take them under "
+                f"{what}: not with devices {of} ({names}); solve, evaluate and simulate take them under "
                 "2bw, 1f1b and gpipe"
             )
+
+    @property
+    def kind_word(self) -> str:
+        """``site`` if the kinds of devices are one GPU at several sites, else ``kind``."""
+        of_one_gpu = self.model is not None and self.model.gpu not in ("", "several")
+        return "site" if self.cluster.kinds and of_one_gpu else "kind"
 
     @property
     def devices(self) -> int:

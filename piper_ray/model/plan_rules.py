@@ -136,25 +136,20 @@ def order_violations(instance: Instance, plan: Plan) -> list[str]:
 
 
 def device_violations(instance: Instance, plan: Plan, chunks: int = 1) -> list[str]:
-    """Sentences about more devices than the cluster has, of any kind, and about unknown kinds.
+    """Sentences about more devices than the cluster has, of any kind.
 
     chunks: the number of chunks per rank, which share its devices.
     """
     kinds = instance.cluster.kinds
-    names = [kind.name for kind in kinds]
-    expected = f"one of {', '.join(names)}" if kinds else "none: all devices are alike"
-    violations = [
-        f"stage {number}: its devices are of kind {stage.kind!r}; expected {expected}"
-        for number, stage in enumerate(plan.stages, start=1)
-        if stage.kind not in (names or [""])
-    ]
+    violations = []
     used = plan.devices // chunks
     if used > instance.devices:
         violations.append(f"the plan uses {used} devices, {instance.devices} are there")
     for kind in kinds:
         used = sum(stage.devices for stage in plan.stages if stage.kind == kind.name) // chunks
         if used > kind.cluster.devices:
-            violations.append(f"the plan uses {used} devices of kind {kind.name}, {kind.cluster.devices} are there")
+            of = f"{'at' if instance.kind_word == 'site' else 'of'} {instance.kind_word} {kind.name}"
+            violations.append(f"the plan uses {used} devices {of}, {kind.cluster.devices} are there")
     return violations
 
 
@@ -162,7 +157,11 @@ def chosen_tmpcs(instance: Instance, stage: Stage, number: int) -> tuple[dict[in
     """The stage's TMPC for each of its layers in the instance, and sentences about choices that are not possible."""
     t = stage.tensor_parallel_degree
     chosen: dict[int, Tmpc] = {}
-    violations = []
+    violations: list[str] = []
+    if stage.kind not in (names := instance.cluster.kind_names):
+        said = f"is on {instance.kind_word} {stage.kind!r}" if stage.kind else f"does not say its {instance.kind_word}"
+        there = f"the workload has {', '.join(names)}" if any(names) else "all devices of the workload are alike"
+        return chosen, [f"stage {number} {said}; {there}"]
     for layer_id in dict.fromkeys(stage.layers):
         layer = instance.layer_by_id.get(layer_id)
         if layer is None:

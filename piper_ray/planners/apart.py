@@ -20,6 +20,7 @@ from piper_ray.cost.tolerances import PROOF
 from piper_ray.engine.kernels.types import FloatArray
 from piper_ray.engine.one_setting import worth_of
 from piper_ray.engine.solve import solve
+from piper_ray.model.apart import on_kind
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
@@ -52,19 +53,6 @@ class KindsApart:
     @property
     def batch_s(self) -> float:
         return max(part.batch_s for part in self.parts) + self.sync_s
-
-
-def on_kind(instance: Instance, kind: str) -> Instance | None:
-    """The same on the devices of one kind alone; None where they cannot run some layer."""
-    (own,) = (x.cluster for x in instance.cluster.kinds if x.name == kind)
-    layers = []
-    for layer in instance.layers:
-        rows = {t: tuple(replace(x, kind="") for x in row if x.kind == kind) for t, row in layer.tmpcs.items()}
-        rows = {t: row for t, row in rows.items() if row}
-        if not rows:
-            return None
-        layers.append(replace(layer, tmpcs=rows))
-    return replace(instance, layers=tuple(layers), cluster=own).checked_as(instance)
 
 
 def sync_of(instance: Instance, kinds: Sequence[str], step: StepTerms) -> float:

@@ -51,7 +51,7 @@ class OneKind(OfKinds):
 
     def propose(self, instance: Instance, restrictions: Restrictions) -> Proposal:
         from piper_ray.engine.solve import solve  # kernels are loaded where they are needed
-        from piper_ray.planners.apart import on_kind
+        from piper_ray.model.apart import on_kind
 
         found: list[tuple[float, str, Plan]] = []
         for kind in sorted(instance.cluster.kind_names):

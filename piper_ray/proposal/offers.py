@@ -162,7 +162,9 @@ def schedules_of(runtime: Runtime, only: ScheduleName | None, *, kinds: bool = F
     if only is not None:
         runtime.require_schedule(only)
         if kinds and only not in FLUSHED:
-            raise UsageError(f"--schedule {only.value}: on GPUs of several kinds plans are for 1f1b")
+            raise UsageError(
+                f"--schedule {only.value}: on GPUs of several kinds or at several sites plans are for 1f1b"
+            )
         return (only,)
     usual = (ScheduleName.ONE_F_ONE_B,) if kinds else (ScheduleName.ONE_F_ONE_B, ScheduleName.INTERLEAVED)
     return tuple(name for name in usual if name in runtime.schedules)

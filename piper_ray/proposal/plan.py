@@ -172,7 +172,7 @@ def plan(
     if not names:
         raise UsageError("precision must name one at least, such as 'bf16'")
     if arguments.flag("schemes", schemes) and (len(kinds) > 1 or "fp8" in names):
-        raise UsageError("schemes: of one kind of GPU, in bf16 or fp16")
+        raise UsageError("schemes: of one kind of GPU at one site, in bf16 or fp16")
     asked = EstimateRequest(
         nodes=1,  # of each kind its own
         gpus_per_node=arguments.positive_or_none("gpus_per_node", gpus_per_node),

@@ -27,7 +27,7 @@ def print_kind_table(screen: Console, kinds: Sequence[str], points: Sequence[Kin
     others = sorted({one.devices[1] for one in points})
     columns = [Column(f"{first} \\ {second}", right=True), *(Column(f"{count:,}", right=True) for count in others)]
     rows = [
-        [f"{count:,}", *(of_pair.get((count, other), "?") for other in others)]
+        [f"{count:,}", *(of_pair.get((count, other), "?" if count or other else "") for other in others)]
         for count in sorted({one.devices[0] for one in points})
     ]
     print_table(screen, columns, rows)

@@ -52,7 +52,7 @@ def machine_table(instance: Instance) -> tuple[list[Column], list[list[str]]]:
         alone_s = [one["groups"][-1]["lone_border_s_per_gb"] for one in found]
         rows.append(["the same, if one of a group sends (1f1b, gpipe)", *map(_time, alone_s)])
     if between_bytes_per_s is not None:
-        rows.append(["to another kind", *[_time(_SIZE_BYTES / between_bytes_per_s)] * len(found)])
+        rows.append([f"to another {instance.kind_word}", *[_time(_SIZE_BYTES / between_bytes_per_s)] * len(found)])
     for d in sorted({int(d) for one in found for d in one["ring_s_per_gb"]}):
         times_s = [one["ring_s_per_gb"].get(str(d)) for one in found]
         rows.append([f"summed over {d:,} replicas", *("" if x is None else _time(x) for x in times_s)])

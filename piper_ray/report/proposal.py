@@ -294,7 +294,8 @@ def _why_idle(best: Proposed) -> str:
     """What divides what: of plans with d t p devices, d divides the microbatches of a batch."""
     odd, microbatches = odd_part(best.instance.devices), best.instance.microbatches
     if best.instance.cluster.kinds:
-        return f"stages take whole groups of d t GPUs of one kind, and {_NONE_FASTER}"
+        where = "at one site" if best.instance.kind_word == "site" else "of one kind"
+        return f"stages take whole groups of d t GPUs {where}, and {_NONE_FASTER}"
     divided = f"the {microbatches:,} microbatches" if microbatches > 1 else "the one microbatch"
     if microbatches % odd:
         return f"a plan uses d t p of them, no d that divides {divided} is a multiple of {odd}, and {_NONE_FASTER}"

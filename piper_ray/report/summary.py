@@ -72,12 +72,13 @@ def instance_lines(instance: Instance) -> list[str]:
     if not kinds:
         return [workload, f"{head}, M = {memory_text(instance.memory_bytes)}, B = {links_text(instance.cluster)}"]
     between = given_size_text(instance.cluster.between_bytes_per_s or 0.0)
+    label = f"{instance.kind_word.capitalize():10}"
     of_kinds = [
-        f"Kind      {printable(x.name)}: K = {x.cluster.devices:,}, M = {memory_text(x.cluster.memory_bytes)}, "
+        f"{label}{printable(x.name)}: K = {x.cluster.devices:,}, M = {memory_text(x.cluster.memory_bytes)}, "
         f"B = {links_text(x.cluster)}"
         for x in kinds
     ]
-    return [workload, f"{head}, B = {between}/s between kinds", *of_kinds]
+    return [workload, f"{head}, B = {between}/s between {instance.kind_word}s", *of_kinds]
 
 
 def links_text(cluster: Cluster) -> str:
@@ -169,7 +170,8 @@ def _outcome_lines(instance: Instance, solution: Solution) -> Iterator[str | Tex
             yield f"no plan is faster than {bound}"
         for kind in instance.cluster.kinds:
             if kind.name not in {stage.kind for stage in plan.stages}:
-                yield f"no stage is on {printable(kind.name)}: {_why_idle(instance, kind, status)}"
+                where = f"{'at' if instance.kind_word == 'site' else 'on'} {printable(kind.name)}"
+                yield f"no stage is {where}: {_why_idle(instance, kind, status)}"
     elif solution.infeasibility is not None:
         yield from _infeasibility_lines(solution.infeasibility)
     else:
@@ -375,7 +377,7 @@ def _layers_table(
     degrees = [Column(head, right=True) for head in ("d", "t", "devices")]
     has_kinds = any(stage.kind for stage in plan.stages)
     if has_kinds:
-        numbers.append(Column("kind"))
+        numbers.append(Column(instance.kind_word))
     if borders:
         degrees.append(Column("to next"))
     columns = [*numbers, Column("layers", wrap=layers_width), *degrees, Column("TMPCs", wrap=tmpcs_width)]

@@ -215,6 +215,7 @@ def _best(records: Sequence[Record]) -> FindingsTable:
             given_size_text(r.scene.bandwidth_bytes_per_s) + "/s",
             given_size_text(r.memory_bytes),
             f"{r.devices:,}",
+            f"{r.devices_used:,}",
             str(r.stages),
             time_text(r.time_per_sample_s or 0.0),
             _rate(r.throughput),
@@ -222,7 +223,7 @@ def _best(records: Sequence[Record]) -> FindingsTable:
         for r in best_of_each(records)
     ]
     title = "Best plans, of equally fast ones those on the fewest devices"
-    figures = ("N", "B", "M", "K", "stages", "time per microbatch", "microbatches/s")
+    figures = ("N", "B", "M", "K", "used", "stages", "time per microbatch", "microbatches/s")
     return FindingsTable(title, ("workload", "planner", *figures), tuple(rows), 2)
 
 

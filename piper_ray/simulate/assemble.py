@@ -427,7 +427,7 @@ def _pipeline_notes(scene: _Scene, several_kinds: bool) -> list[str]:
         notes.append(f"a rank stands for the {of} devices that share its layers by tensor parallelism: they go in step")
     if several_kinds:
         notes.append(
-            "replicas of a stage are devices of one kind; transfers between kinds and sums of gradients that share a "
+            "replicas of a stage are devices of one kind at one site; transfers and sums of gradients that share a "
             "link do not slow each other down here"
         )
     if scene.schedule.name is ScheduleName.DUALPIPE_V and not scene.options.pass_overlap:

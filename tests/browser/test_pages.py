@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from PIL import Image, ImageStat
 
-from piper_ray.model.cluster import Cluster, Link
-from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
+from piper_ray.model.cluster import Cluster, DeviceKind, Link
+from piper_ray.model.instance import Batch, Edge, Instance, Layer, Tmpc
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import Schedule, ScheduleName
 from tests.browser_support import HOW_TO_HAVE_ONE, Browser, browser_path, started
@@ -34,7 +34,8 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """replicas: uneven degrees, on nodes. many: more stages than are shown one by one. chunks: 16 of each
-    rank. hostile: too little memory, and names that would do harm if they were not escaped."""
+    rank. kinds: stages on two kinds of devices. hostile: too little memory, and names that would do harm if they were
+    not escaped."""
     folder = tmp_path_factory.mktemp("pages")
     links = (Link(100 * GIB, 8), Link(GIB))
     uneven = dataclasses.replace(
@@ -50,6 +51,18 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     edges = tuple(Edge(i, i + 1, 0.0) for i in range(len(names) - 1))
     hostile = Instance(layers, edges, 4, 8, 2 * GIB, GIB, name=names[0])
     hostile_plan = Plan(tuple(Stage((i,), 1, 1, {i: name}) for i, name in enumerate(names)))
+    names_of_kinds = ("A100-80", "H100-SXM")
+    of_kinds = tuple(Tmpc("plain", 0.01, fixed_bytes=GIB, weights_bytes=GIB, kind=kind) for kind in names_of_kinds)
+    kinds = Instance(
+        tuple(Layer(i, "decoder layer", {2: of_kinds}) for i in range(12)),
+        tuple(Edge(i, i + 1, GIB / 64) for i in range(11)),
+        cluster=Cluster.of_kinds([DeviceKind(kind, Cluster(16, 8 * GIB, links)) for kind in names_of_kinds], GIB),
+        batch=Batch(16),
+    )
+    on_kinds = tuple(
+        Stage(tuple(range(4 * k, 4 * k + 4)), 4, 2, dict.fromkeys(range(4 * k, 4 * k + 4), "plain"), kind)
+        for k, kind in enumerate((names_of_kinds[0], *names_of_kinds[1:] * 2))
+    )
     many = chain([0.01 + 0.001 * (i % 3) for i in range(80)], microbatches=16, devices=80, activation_bytes=GIB / 64)
     return {
         "replicas": written(folder / "replicas.html", uneven, cut([1] * 3, [2, 4, 2], 2), "2bw"),
@@ -60,11 +73,12 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             cut([1] * 32),
             Schedule(ScheduleName.INTERLEAVED, 16),
         ),
+        "kinds": written(folder / "kinds.html", kinds, Plan(on_kinds), "1f1b"),
         "hostile": written(folder / "hostile.html", hostile, hostile_plan, "1f1b"),
     }
 
 
-NAMES = ("replicas", "many", "chunks", "hostile")
+NAMES = ("replicas", "many", "chunks", "kinds", "hostile")
 
 
 @pytest.mark.parametrize("name", long_after(2, NAMES))
@@ -81,12 +95,20 @@ def test_it_opens_offline_and_without_complaint(browser: Browser, pages: dict[st
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(("width", "media"), [(1200, ""), (700, ""), (390, ""), (680, "print")])
+@pytest.mark.parametrize(("width", "media"), [(1200, ""), (700, ""), (420, ""), (390, ""), (680, "print")])
 def test_nothing_sticks_out(browser: Browser, pages: dict[str, Path], name: str, width: int, media: str) -> None:
     browser.open(pages[name], width=width, media=media)
     assert browser.value("document.documentElement.scrollWidth") <= width
     if media == "print" or width == 1200:  # elsewhere a table scrolls by itself
         assert browser.value("[...document.querySelectorAll('.wide')].every(x => x.scrollWidth <= x.clientWidth + 1)")
+
+
+def test_each_kind_has_a_colour_and_its_nodes_have_frames(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["kinds"])
+    of_each = "[...document.querySelectorAll('#placement svg')].map(svg => svg.querySelectorAll('rect.node').length)"
+    assert browser.value(of_each) == [2, 2]
+    fill = "getComputedStyle(svg.querySelector('rect:not(.node)')).fill"
+    assert len({*browser.value(f"[...document.querySelectorAll('#placement svg')].map(svg => {fill})")}) == 2
 
 
 _TEXTS_OUTSIDE = """

@@ -173,14 +173,17 @@ def test_what_solve_writes_is_verified(small: Path, tmp_path: Path) -> None:
         ({}, None),
         ({"time_per_sample_s": 0.5}, "time_per_sample_s is 0.5 s, where the plan takes"),
         ({"lower_bound_s": 1e6}, "lower_bound_s is 1e+06 s, where the plan takes"),
+        ({"ranks": [7, 9]}, "stages[0].ranks is [7, 9], where the order of the stages gives [0, "),
         ({"lower_bound_s": 0.001}, 'status is "optimal", where lower_bound_s is only 0.001 s'),
     ],
 )
 def test_what_a_plan_file_says_of_itself_and_cannot_be_is_noted(
-    small: Path, tmp_path: Path, changed: dict[str, float], told: str | None
+    small: Path, tmp_path: Path, changed: dict[str, object], told: str | None
 ) -> None:
     run("solve", small, "--out", tmp_path / "plan.json")
     document = json.loads((tmp_path / "plan.json").read_text())
+    if "ranks" in changed:
+        document["stages"][0]["ranks"], changed = changed["ranks"], {}
     (tmp_path / "plan.json").write_text(json.dumps(document | changed))
     result = run("verify", small, tmp_path / "plan.json")
     assert result.returncode == 0

@@ -11,6 +11,7 @@ from typer.testing import CliRunner, Result
 import piper_ray
 from piper_ray.cli.app import app
 from piper_ray.engine.frontier.kinds import kind_table, with_devices
+from piper_ray.model.apart import on_kind
 from piper_ray.model.solution import Status
 from piper_ray.workloads.formats.workload_writer import to_toml
 from tests.kinds_brute_force import random_kinds
@@ -23,13 +24,21 @@ def test_each_point_is_what_a_solve_gives() -> None:
         if seed % 3 == 0:  # little enough that few devices do not do
             made = made.replace(cluster=made.cluster.with_memory(lambda own_bytes: 0.2 * own_bytes))
         a, b = made.cluster.kinds
-        numbers = {one.name: range(1, one.cluster.devices + 1) for one in (a, b)}
-        for point in kind_table(made, numbers, schedule="1f1b"):
+        numbers = {one.name: range(one.cluster.devices + 1) for one in (a, b)}
+        points = kind_table(made, numbers, schedule="1f1b")
+        assert len(points) == (a.cluster.devices + 1) * (b.cluster.devices + 1) - 1
+        for point in points:
             cluster = with_devices(made.cluster, dict(zip(numbers, point.devices, strict=True)))
-            alone = piper_ray.solve(made.replace(cluster=cluster), schedule="1f1b", threads=1)
-            assert point.solution.status is alone.status
-            if alone.time_per_sample_s is not None:
-                assert point.solution.time_per_sample_s == pytest.approx(alone.time_per_sample_s, rel=1e-9)
+            there = made.replace(cluster=cluster)
+            alone = there if all(point.devices) else on_kind(there, a.name if point.devices[0] else b.name)
+            assert alone is not None
+            found = piper_ray.solve(alone, schedule="1f1b", threads=1)
+            assert point.solution.status is found.status
+            if found.time_per_sample_s is not None:
+                assert point.solution.time_per_sample_s == pytest.approx(found.time_per_sample_s, rel=1e-9)
+                assert point.solution.plan is not None
+                valued = piper_ray.evaluate(there, point.solution.plan, schedule="1f1b")
+                assert valued.time_per_sample_s == pytest.approx(found.time_per_sample_s, rel=1e-9)
             spared += not point.solved
             infeasible += point.solution.status is Status.INFEASIBLE
     assert spared > 20
@@ -94,6 +103,7 @@ def test_the_table_is_a_document_a_picture_and_plans(mixed: Path, tmp_path: Path
         (("--devices", "a=1 c=2"), "'c=2'; expected numbers of each kind, as 'a="),
         (("--devices", "a=99"), "--devices a=99: there are "),
         (("--devices", "a=x"), "'x' is not a number or a range"),
+        (("--devices", "a=0 b=0"), "no devices at all"),
         (("--budgets", "all"), "--budgets: bounds on the sum of d are for plans whose stages may differ"),
         (("-o", "x.parquet"), "a table of two kinds of devices is written as .csv"),
         (("--schedule", "pipedream"), "not with devices of several kinds"),

@@ -9,11 +9,11 @@ import pytest
 
 import piper_ray
 from piper_ray.engine.flush import solve as flush_solve
-from piper_ray.engine.one_setting import worth_of
-from piper_ray.model.cluster import Cluster, DeviceKind
+from piper_ray.engine.one_setting import AlikeLayers, ModeSetting, worth_of
+from piper_ray.model.cluster import Cluster, DeviceKind, Link
 from piper_ray.model.constraints import SameDegrees, SameDegreesByKind, TensorParallelDegrees
 from piper_ray.model.errors import CertificateRefused, UsageError
-from piper_ray.model.instance import Instance
+from piper_ray.model.instance import Batch, Edge, Instance, Layer, Tmpc
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
 from piper_ray.model.solution import Solution, Status
@@ -188,6 +188,29 @@ def test_one_t_for_all_kinds_is_the_best_of_each_t(schedule: str) -> None:
             assert not [*SameDegreesByKind().violations(made, free.plan)]
         differing += found.time_per_sample_s != free.time_per_sample_s
     assert differing > 2
+
+
+@pytest.mark.parametrize("schedule", long_after(1, SCHEDULES))
+def test_stages_that_hold_all_layers_rule_out_only_what_no_plan_takes(schedule: str) -> None:
+    """Within the time of the best plan; and within less if one kind has little memory."""
+    ample, tight = (Cluster(2, memory_bytes, (Link(1e9),)) for memory_bytes in (99.0, 3.0))
+    tmpcs = {1: tuple(Tmpc("plain", 1.0, activation_bytes=1.0, fixed_bytes=1.0, kind=kind) for kind in "ab")}
+    chain = Instance(
+        [Layer(v, "block", tmpcs) for v in range(8)],
+        [Edge(v, v + 1, 0.0) for v in range(7)],
+        cluster=Cluster.of_kinds([DeviceKind("a", ample), DeviceKind("b", tight)], 1e9),
+        batch=Batch(16),
+    )
+    feasible = 0
+    for made in (chain, *(random_kinds(seed, kinds=2 + seed % 2) for seed in range(12))):
+        kinds, under = AlikeLayers.of(made), (Restrictions(), Schedule.of(schedule))
+        setting, found_s = ModeSetting(kinds, kinds.sample, {}), solved(made, schedule).time_per_sample_s
+        assert found_s is None or setting.may_take(found_s, *under)
+        feasible += found_s is not None
+        if made is chain and found_s is not None:
+            assert worth_of(made, *under).least_s < 0.8 * found_s
+            assert not setting.may_take(0.8 * found_s, *under)
+    assert feasible > 10
 
 
 def test_threads_and_forms_of_files_give_the_same_plan(tmp_path: Path) -> None:

@@ -318,7 +318,7 @@ def test_torchtitan_may_divide_the_model_itself(said: dict[str, object], layout:
         ("system: {tensor_model_parallel_size: x}\n", "invalid int value: 'x'"),
         (
             "system: {tensor_model_parallel_size: 1, hetero_process_meshes: [1, 1, 1, 1]}\n",
-            "hetero_process_meshes: [1, 1, 1, 1]; expected one mesh",
+            "hetero_process_meshes: [1, 1, 1, 1]; expected [t, cp, ep, dp, pp] of each mesh",
         ),
         (
             "system: {tensor_model_parallel_size: 1, hetero_process_meshes: [1, 1, 1, 1, 2]}\n",

@@ -106,8 +106,32 @@ def test_all_faults_are_told_at_once() -> None:
         "nodes[1].TMPCs.a: missing",
         'nodes[1].TMPCs: no TMPC for devices of kind "b"',
     ]
-    document["kinds"][0]["name"] = 3
-    assert not [fault for fault in faults(document) if "nodes" in fault], "names of kinds are not known"
+    document["kinds"][0] |= {"name": 3, "bandwidth": 0}
+    assert [fault.partition(";")[0] for fault in faults(document) if "bandwidth:" in fault or "nodes" in fault] == [
+        "kinds[0].bandwidth: zero (0)",
+        'kinds[1].bandwidth: not a number ("fast")',
+        "nodes[0].TMPCs.b: missing",
+        'nodes[1].TMPCs: no TMPC for devices of kind "b"',
+    ], "c may be the name that is not known"
+
+
+def test_all_faults_of_a_toml_file_are_told_at_once() -> None:
+    document = {
+        "cluster": {"microbatches": 8, "kinds": [{"name": "a", "devices": 0}, {"name": "b"}]},
+        "types": {
+            "x": {"tmpcs": [{"t": 1, "id": "v", "kind": "a", "speed": 1}]},
+            "unused": {"tmpcs": [{"t": 1, "id": "v", "time_s": 1.0, "kind": "c"}]},
+        },
+        "layers": {"first": {"type": "x"}},
+    }
+    found = [fault.partition(";")[0] for fault in faults(document)]
+    for expected in (
+        "cluster.kinds[0].devices: zero (0)",
+        "cluster.between: missing",
+        "types.x.tmpcs[0].speed: unknown key",
+    ):
+        assert expected in found
+    assert [x for x in found if "of kind" in x] == ['types.x.tmpcs: no TMPC for devices of kind "b"']
 
 
 WORKLOAD = """
@@ -224,7 +248,7 @@ def test_plans_are_checked_for_kinds() -> None:
     plan = piper_ray.solve(made, schedule="1f1b").plan
     assert plan is not None
     (first, *rest) = plan.stages
-    with pytest.raises(InvalidPlan, match="its devices are of kind 'q'; expected one of a, b"):
+    with pytest.raises(InvalidPlan, match=r"valid:\n  stage 1 is on kind 'q'; the workload has a, b$"):
         piper_ray.evaluate(made, Plan((replace(first, kind="q"), *rest)), schedule="1f1b")
     many = replace(first, data_parallel_degree=made.microbatches * 8)
     with pytest.raises(InvalidPlan, match=f"devices of kind {first.kind}, .* are there"):

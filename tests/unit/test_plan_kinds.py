@@ -17,6 +17,9 @@ from typer.testing import CliRunner, Result
 import piper_ray
 from piper_ray.cli.app import app
 from piper_ray.export.files import Export, Target
+from piper_ray.export.import_plan import import_plan
+from piper_ray.export.megatron_layout import plan_layout
+from piper_ray.export.run_as import RunAs
 from piper_ray.export.targets import export_plan
 from piper_ray.model.cluster import Cluster, DeviceKind, Link
 from piper_ray.model.errors import UnsupportedPlan, UsageError
@@ -149,6 +152,24 @@ def test_meshes_of_one_kind_that_are_apart_have_names_of_their_own(config: Path)
         exported(config, [2, 2, 1, 1, 2], "ahaha", Target.FLAGSCALE, a=1, h=1)
 
 
+def test_flagscales_meshes_are_read_back(config: Path) -> None:
+    """On two kinds, on runs of one kind apart, and on one kind alone; other layouts do not say a stage's kind."""
+    instance = instance_of(config)
+    for counts, kinds, degrees in (([3, 2, 3], "aah", (2, 4)), ([3, 2, 3], "aha", (1, 1)), ([4, 4], "hh", (2, 2))):
+        plan = on(plan_of(instance, counts, d=2, t=1), kinds, dict(zip("ah", degrees, strict=True)))
+        system = export_plan(instance, plan, ONE_F_ONE_B, Target.FLAGSCALE, 8).files["system.yaml"]
+        assert (imported := import_plan(instance, system)).plan == plan
+        assert imported.schedule == ONE_F_ONE_B
+    for wrong, told in (
+        (system.replace("H100-SXM", "V100"), "hetero_device_types: ['V100']; expected the type of each mesh, A100-80"),
+        ("pipeline_model_parallel_layout: Ettt|tttL\ntensor_model_parallel_size: 1", "does not say the kind of each"),
+    ):
+        with pytest.raises(UsageError, match=re.escape(told)):
+            import_plan(instance, wrong)
+    with pytest.raises(UsageError, match="each mesh has its own tensor parallel"):
+        import_plan(instance, system, RunAs(tensor_parallel=2))
+
+
 def test_megatrons_script_starts_what_each_node_has(config: Path) -> None:
     """Nodes of 4, of which the first has 2 ranks, then one of 6 ranks of 8 GPUs."""
     found = exported(config, [2, 1, 1, 1, 1, 2], "aaahhh", Target.MEGATRON, a=1, h=1)
@@ -213,9 +234,12 @@ KINDS = ("--gpu", "A100-80:2", "--gpu", "H100-SXM:2")
             (*KINDS, "--runtime", "torchtitan"),
             "torchtitan runs no plan on devices of several kinds (A100-80, H100-SXM)",
         ),
-        ((*KINDS, "--schedule", "interleaved"), "--schedule interleaved: on GPUs of several kinds plans are for 1f1b"),
+        (
+            (*KINDS, "--schedule", "interleaved"),
+            "--schedule interleaved: on GPUs of several kinds or at several sites plans are for 1f1b",
+        ),
         ((*KINDS, "--global-batch", "64,128"), "--global-batch: a table is for one kind of GPU"),
-        ((*KINDS, "--spare", "1"), "--spare is for one kind of GPU, not for a cluster of several"),
+        ((*KINDS, "--spare", "1"), "--spare is for one kind of GPU at one site, not for several"),
         ((*KINDS, "--candidates", "2"), "--candidates is for one kind of GPU"),
         ((*KINDS, "--calibrate", "x"), "--calibrate: measurements are of one GPU"),
         ((*KINDS, "--price", "1,2,3", "--train-tokens", "1T"), "--price has 3 prices for 2 GPUs"),
@@ -265,6 +289,22 @@ def test_no_pipelines_of_one_kind_fit(tmp_path: Path) -> None:
 SITES = ("--gpu", "H100-SXM", "--site", "east:1", "--site", "west:1", "--between", "2GB/s")
 
 
+def test_sites_are_called_so(config: Path, tmp_path: Path) -> None:
+    out, plan = tmp_path / "sites.toml", tmp_path / "plan.json"
+    assert run("estimate", config, *SITES, "--global-batch", 16, "-o", out).exit_code == 0
+    solved = run("solve", out, "-o", plan)
+    assert "between sites" in solved.stdout
+    assert "Site      east: K = 8" in solved.stdout
+    assert "#  site " in solved.stdout
+    refused = run("solve", out, "--schedule", "interleaved")
+    assert "not with devices at several sites (east, west)" in refused.stderr
+    plan.write_text(
+        plan.read_text().replace('"kind": "east"', '"kind": "north"').replace('"kind": "west"', '"kind": "north"')
+    )
+    unknown = run("verify", out, plan)
+    assert "stage 1 is on site 'north'; the workload has east, west" in unknown.stderr
+
+
 @pytest.mark.long
 def test_sites_are_kinds_of_one_gpu(config: Path, tmp_path: Path) -> None:
     out = tmp_path / "sites.toml"
@@ -293,3 +333,24 @@ def test_mistakes_about_sites(asked: tuple[str, ...], told: str) -> None:
     result = run("estimate", "llama3-8b", *asked)
     assert result.exit_code == 2
     assert told in result.stderr
+
+
+def test_all_faults_of_a_cluster_are_told_at_once() -> None:
+    kinds = ("--gpu", "A100-8:1", "--gpu", "H100-SXM:0", "--gpu", "B200:1")
+    result = run("estimate", "llama3-8b", *kinds, "--domain", 12, "--between", "0GB/s", "--global-batch", 64)
+    assert result.exit_code == 2
+    told = " ".join(result.stderr.split())
+    for fault in (
+        "--gpu H100-SXM:0: expected each kind of GPU once",
+        "--between: expected a rate above 0",
+        "--gpu A100-8: unknown; expected one of",
+        "--domain 12: expected whole nodes of 8 GPUs",
+    ):
+        assert told.count(fault) == 1
+
+
+def test_a_layout_is_shown_of_what_megatron_runs(config: Path) -> None:
+    instance = instance_of(config)
+    plan = plan_of(instance, [4, 4], d=2, t=1)
+    assert plan_layout(instance, on(plan, "ah", {"a": 2, "h": 2})) == "Et*3|t*3L"
+    assert plan_layout(instance, on(plan, "ah", {"a": 2, "h": 4})) is None

@@ -10,6 +10,7 @@ from typing import Any
 from piper_ray.engine.frontier.ranges import parse_numbers
 from piper_ray.engine.frontier.walk import settled
 from piper_ray.engine.solve import solve
+from piper_ray.model.apart import on_kind
 from piper_ray.model.borders import lies_in_groups
 from piper_ray.model.cluster import Cluster
 from piper_ray.model.errors import UsageError
@@ -36,7 +37,7 @@ class KindPoint:
 
 def numbers_of(instance: Instance, text: str | None) -> dict[str, tuple[int, ...]]:
     """Returns the numbers of devices of each of two kinds, from a text such as ``A100-80=8,16 H100-SXM=8..64:8``. A
-    kind that the text does not name gets whole nodes. Raises UsageError."""
+    kind that the text does not name gets whole nodes; 0: the other kind alone. Raises UsageError."""
     kinds = {kind.name: kind.cluster for kind in instance.cluster.kinds}
     if len(kinds) != 2:
         raise UsageError(f"a table is of two kinds of devices, and {len(kinds)} are there")
@@ -46,9 +47,11 @@ def numbers_of(instance: Instance, text: str | None) -> dict[str, tuple[int, ...
         if not equals or name not in kinds:
             example = " ".join(f"{kind}={own[-1]}" for kind, own in found.items())
             raise UsageError(f"--devices {text}: {part!r}; expected numbers of each kind, as '{example}'")
-        found[name] = parse_numbers(numbers, f"--devices {name}")
+        found[name] = parse_numbers(numbers, f"--devices {name}", least=0)
         if found[name][-1] > kinds[name].devices:
             raise UsageError(f"--devices {part}: there are {kinds[name].devices:,} {name}; expected no more")
+    if not any(map(any, found.values())):
+        raise UsageError(f"--devices {text}: no devices at all; expected some of one kind")
     return found
 
 
@@ -67,8 +70,8 @@ def kind_table(
     stop: Stop[Any] | None = None,
     tell: Callable[[KindPoint], None] = lambda _: None,
 ) -> tuple[KindPoint, ...]:
-    """Solves each pair of numbers, in rising order. ``tell`` is called with each point once it is closed, the most
-    devices first.
+    """Solves each pair of numbers, in rising order, except no devices at all. ``tell`` is called with each point once
+    it is closed, the most devices first.
 
     If the best plan for more devices fits on fewer, it is the best there too. If a solve ended early, its bound also
     holds for fewer devices, and a plan for fewer devices is also one for more. Raises UsageError.
@@ -90,7 +93,7 @@ def kind_table(
     def on(counts: Counts) -> Cluster:
         return with_devices(instance.cluster, dict(zip(numbers, counts, strict=True)))
 
-    for counts in sorted(product(first, second), reverse=True):
+    for counts in sorted(filter(any, product(first, second)), reverse=True):
         more = [(found[other], other) for other in next_of(counts)]
         same = [
             one
@@ -101,11 +104,18 @@ def kind_table(
         if same:
             found[counts] = same[0]
         else:
+            kind = None if all(counts) else next(name for name, n in zip(numbers, counts, strict=True) if n)
             some = instance.replace(cluster=on(counts))
+            if kind is not None:
+                alone = on_kind(some, kind)
+                assert alone is not None, "each layer can run on each kind"
+                some = replace(alone, cluster=some.cluster.of_kind(kind))
             part = None if stop is None else stop.part()
-            found[counts] = solve(
-                some, restrictions=restrictions, options=options, schedule=schedule, step=step, stop=part
-            )
+            best = solve(some, restrictions=restrictions, options=options, schedule=schedule, step=step, stop=part)
+            if kind is not None and best.plan is not None:
+                stages = tuple(replace(stage, kind=kind) for stage in best.plan.stages)
+                best = replace(best, plan=replace(best.plan, stages=stages))
+            found[counts] = best
             solved.add(counts)
         tell(KindPoint(counts, found[counts], counts in solved))
         if stop is not None and stop.requested:
@@ -130,7 +140,8 @@ def _is_as_fast(found: Solution, cluster: Cluster, fewer: Mapping[str, int]) -> 
 
 
 def with_devices(cluster: Cluster, devices: Mapping[str, int]) -> Cluster:
-    """Returns the cluster with these numbers of devices of each kind."""
+    """Returns the cluster with these numbers of devices of each kind; in place of none with one, as each kind has
+    some."""
     assert cluster.between_bytes_per_s is not None
-    kinds = [replace(one, cluster=replace(one.cluster, devices=devices[one.name])) for one in cluster.kinds]
+    kinds = [replace(one, cluster=replace(one.cluster, devices=max(1, devices[one.name]))) for one in cluster.kinds]
     return Cluster.of_kinds(kinds, cluster.between_bytes_per_s)

@@ -29,7 +29,7 @@ def rising(numbers: Numbers, name: str, what: str) -> tuple[int, ...]:
     return found
 
 
-def parse_numbers(text: str, option: str) -> tuple[int, ...]:
+def parse_numbers(text: str, option: str, least: int = 1) -> tuple[int, ...]:
     """Returns the numbers, each once and rising. A..B:STEP means A, A + STEP, ... up to B. Raises UsageError."""
     numbers: set[int] = set()
     for part in text.split(","):
@@ -37,8 +37,8 @@ def parse_numbers(text: str, option: str) -> tuple[int, ...]:
         if match is None:
             raise UsageError(f"{option} {text!r}: {part!r} is not a number or a range; expected 8,16,32 or 8..2048:8")
         first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
-        if first < 1 or last < first or step < 1:
-            raise UsageError(f"{option} {text!r}: {part!r} holds no numbers of 1 or more")
+        if first < least or last < first or step < 1:
+            raise UsageError(f"{option} {text!r}: {part!r} holds no numbers of {least} or more")
         if (last - first) // step >= _MOST:
             raise UsageError(f"{option} {text!r}: {part!r} holds more than a million numbers")
         numbers.update(range(first, last + 1, step))

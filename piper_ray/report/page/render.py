@@ -103,5 +103,6 @@ def assumptions(instance: Instance, plan: Plan, simulation: Simulation) -> tuple
         groups=", ".join(inner),
         in_groups=lies_in_groups(cluster, plan, schedule),
         kinds=cluster.kinds,
+        kind_word=instance.kind_word,
     )
     return tuple(sentences.splitlines())

@@ -155,7 +155,9 @@ def stage_table(found: Valued, rows: Sequence[Group]) -> PageTable[Group]:
 
         columns.insert(6, PageColumn("to_next", "to next", to_next, numeric=False, help="Link to the next stage"))
     if found.instance.cluster.kinds:
-        columns.insert(1, PageColumn("kind", "kind", of_kind, numeric=False, help="Kind of its devices"))
+        columns.insert(
+            1, PageColumn("kind", found.instance.kind_word, of_kind, numeric=False, help="Where its devices are")
+        )
     return PageTable.of(columns, rows)
 
 

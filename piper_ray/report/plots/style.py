@@ -119,7 +119,7 @@ def devices_axis(axes: Axes, devices: Sequence[int]) -> None:
     """Ticks at the numbers of devices that there are, or at powers of two where those are many."""
     values = sorted(set(devices))
     axes.set_xlabel("devices")
-    if values and values[-1] >= _WIDE * values[0]:
+    if values and values[0] > 0 and values[-1] >= _WIDE * values[0]:
         axes.set_xscale("log", base=2)
         axes.xaxis.set_minor_locator(NullLocator())
     if len(values) <= _TICKS:

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 
 from piper_ray.model import limits
-from piper_ray.model.cluster import Cluster
-from piper_ray.model.instance import Layer, Tmpc
+from piper_ray.model.instance import Tmpc
 from piper_ray.workloads.formats.faults import Faults, path_of, quoted, shown
 
 _SHOWN_OF_CYCLE = 20
@@ -144,24 +143,21 @@ def check_some_tmpc(rows: Iterable[object], path: str, faults: Faults) -> None:
         faults.at(path, "no TMPC at all; expected at least one for some degree")
 
 
-def check_kinds(layers: Iterable[tuple[str, Layer]], cluster: Cluster, faults: Faults) -> None:
+def check_kinds(
+    layers: Iterable[tuple[str, Collection[str]]], names: Sequence[str], complete: bool, faults: Faults
+) -> None:
     """Notes TMPCs on kinds of devices that the cluster does not have, and layers without a TMPC for some kind.
 
-    layers: each with its path.
+    layers: for each its path and the kinds that its TMPCs are for; none if they could not be read. names: of the
+    cluster's kinds. complete: whether it has no others.
     """
-    names = [kind.name for kind in cluster.kinds]
     expected = f"one of {', '.join(names)}" if names else "none: all devices are alike"
-    kinds_of: dict[int, dict[str, None]] = {}
-    for path, layer in layers:
-        priced = layer.priced
-        if id(priced) not in kinds_of:
-            kinds_of[id(priced)] = dict.fromkeys(tmpc.kind for row in priced.tmpcs.values() for tmpc in row)
-        used = kinds_of[id(priced)]
+    for path, used in layers:
         for kind in used:
-            if kind not in (names or [""]):
+            if complete and kind not in (names or [""]):
                 said = f"for devices of kind {quoted(kind)}" if kind else "without a kind"
                 faults.at(path, f"a TMPC {said}; expected {expected}")
-        for name in names:
+        for name in names if used else ():
             if name not in used:
                 note_no_tmpc_on(name, path, faults)
 

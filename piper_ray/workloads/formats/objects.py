@@ -7,7 +7,7 @@ TMPCs in ``graph``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
@@ -218,11 +218,21 @@ def check_instance(instance: Instance) -> None:
         if note is not None:
             _note_text(note, f"notes[{index}]", faults)
     if not faults:
-        graph.check_kinds(((f"layers[{k}].tmpcs", x) for k, x in enumerate(instance.layers)), instance.cluster, faults)
+        own = [kind.name for kind in instance.cluster.kinds]
+        graph.check_kinds(_kinds_said(instance.layers), own, complete=True, faults=faults)
     if faults:
         name = _as_given(instance.name)
         raise InputError(f"Instance {quoted(name)}" if isinstance(name, str) and name else "Instance", faults.found)
     instance.mark_checked()
+
+
+def _kinds_said(layers: Iterable[Layer]) -> Iterator[tuple[str, Collection[str]]]:
+    """The path of each layer's TMPCs and the kinds that they are for."""
+    known: dict[int, set[str]] = {}
+    for index, layer in enumerate(layers):
+        if (key := id(layer.priced)) not in known:
+            known[key] = {tmpc.kind for row in layer.priced.tmpcs.values() for tmpc in row}
+        yield f"layers[{index}].tmpcs", known[key]
 
 
 def _check_cluster(cluster: Cluster, faults: Faults) -> None:

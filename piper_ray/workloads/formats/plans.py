@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Annotated
@@ -196,7 +196,7 @@ class PlanClaims:
     digest, step: the instance and the terms of a step for the other figures. time_per_sample_s: the plan's time.
     lower_bound_s: no plan is faster. status: "optimal" or "feasible".
     planner, note: the planner, if it is not the exact solver, and its remark. schemes: the schemes of its layers, in
-    full, by the words of TMPCs' ids.
+    full, by the words of TMPCs' ids. ranks: the first and last of each stage, if stated.
     """
 
     schedule: Schedule | None = None
@@ -208,6 +208,7 @@ class PlanClaims:
     step: StepTerms = StepTerms()
     time_per_sample_s: float | None = None
     schemes: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    ranks: Sequence[list[int] | None] = ()
 
     def step_under(self, schedule: Schedule) -> StepTerms:
         """Its terms of a step if ``schedule`` flushes each batch; the usual terms if it does not."""
@@ -221,9 +222,14 @@ class PlanClaims:
             return "no schedule" if self.schedule is None else f"schedule {self.schedule.text}"
         return None if self.step_under(schedule) == step else "other terms of a step"
 
-    def contradicted_by(self, time_s: float) -> list[str]:
-        """The claims that contradict the plan's time, ``time_s`` per microbatch, in words."""
-        found, slack_s = [], _SAME_TIME * time_s
+    def contradicted_by(self, time_s: float, ranks: Sequence[range]) -> list[str]:
+        """The claims that contradict the plan's time, ``time_s`` per microbatch, or its stages' ranks, in words."""
+        slack_s = _SAME_TIME * time_s
+        found = [
+            f"stages[{index}].ranks is {said}, where the order of the stages gives {[own.start, own.stop - 1]}"
+            for index, (said, own) in enumerate(zip(self.ranks, ranks, strict=False))
+            if said not in (None, [own.start, own.stop - 1])
+        ]
         if self.time_per_sample_s is not None and abs(self.time_per_sample_s - time_s) > slack_s:
             found.append(f"time_per_sample_s is {self.time_per_sample_s:.6g} s, where the plan takes {time_s:.6g} s")
         if self.lower_bound_s is not None and self.lower_bound_s > time_s + slack_s:
@@ -267,12 +273,13 @@ class _Step(Open):
     optimizer_s: Figure
 
 
-class _StageSchemes(Open):
+class _StageClaims(Open):
     schemes: dict[str, dict[str, object]] = Field(default={}, description="an object of schemes")
+    ranks: list[int] | None = Field(default=None, description="a list of the first and the last rank")
 
 
 class _StagesClaims(Open):
-    stages: list[_StageSchemes] = Field(default=[], description="a list of stages")
+    stages: list[_StageClaims] = Field(default=[], description="a list of stages")
 
 
 class _Claims(_StagesClaims):
@@ -330,7 +337,8 @@ def read_claims(document: Mapping[str, object], faults: Faults) -> PlanClaims | 
     bound_s, time_s = read.lower_bound_s, read.time_per_sample_s
     stages = read.stages if read.plan is None else read.plan.stages
     schemes = {word: one for stage in stages for word, one in stage.schemes.items()}
-    return PlanClaims(schedule, digest, bound_s, read.status, read.planner, read.note, step, time_s, schemes)
+    ranks = [stage.ranks for stage in stages]
+    return PlanClaims(schedule, digest, bound_s, read.status, read.planner, read.note, step, time_s, schemes, ranks)
 
 
 _OLD_NAMES = (

@@ -180,13 +180,15 @@ def surroundings_of(instance: Instance) -> dict[str, object]:
     return {what: value for what, value in found.items() if value is not None}
 
 
-def kind_names(listed: object) -> list[str]:
-    """The names of a document's kinds; none where one of them is not valid."""
+def kind_names(listed: object) -> tuple[list[str], bool]:
+    """The valid names of a document's kinds, and whether all are valid; none if it has no kinds."""
+    if listed is None:
+        return [], True
     found = (
         [x.get("name") if isinstance(x, Mapping) else None for x in listed] if isinstance(listed, (list, tuple)) else []
     )
     names = list(dict.fromkeys(name for name in found if isinstance(name, str) and name))
-    return names if len(names) == len(found) else []
+    return names, 1 < len(names) == len(found)
 
 
 def kinds_of(cluster: Cluster, paths: Mapping[str, str]) -> list[dict[str, object]]:
@@ -263,7 +265,7 @@ def _read_kinds(
         if not isinstance(name, str) or not name or name in [kind.name for kind in found]:
             found_words = "missing" if name is None else shown(name)
             faults.at(f"{where}.name", f"{found_words}; expected a text that no other kind has")
-            continue
+            name = ""
         own = {what: item[key] for what, key in keys.items() if key in item}
         at = {what: f"{where}.{key}" for what, key in keys.items()}
         quantities = _read_quantities(own, at, None, faults, _OF_CLUSTER, units=units)
@@ -271,9 +273,8 @@ def _read_kinds(
     rate = "bandwidth_bytes_per_s"
     of_rate = {rate: given["between"]} if "between" in given else {}
     between = _read_quantities(of_rate, {rate: paths["between"]}, None, faults, (rate,), units=units)[rate]
-    if faults:  # nobody looks at it, but for the names of its kinds
-        named = tuple(found) if len(found) == len(listed) else ()
-        return Cluster(None, None, (Link(None),), kinds=named)  # type: ignore[arg-type]
+    if faults:  # nobody looks at it
+        return Cluster(None, None, (Link(None),))  # type: ignore[arg-type]
     return Cluster.of_kinds(found, between)
 
 

@@ -131,7 +131,7 @@ def read_upstream(document: Mapping[str, object], overrides: Quantities, name: s
     if nodes is None or edges is None or not graph.check_size(len(nodes), len(edges), faults, "nodes", "edges"):
         return None
     neighbours = _read_graph(nodes, edges, faults)
-    kinds = kind_names(document["kinds"]) if "kinds" in document else [""]
+    kinds = kind_names(document.get("kinds"))
     layers = [_read_node(node, f"nodes[{index}]", neighbours, kinds, faults) for index, node in enumerate(nodes)]
     drawn = [faults.model(_UpstreamEdge, edge, f"edges[{index}]") for index, edge in enumerate(edges)]
     tensors = _read_tensors(document, [layer.id for layer in layers if layer is not None], faults)
@@ -260,9 +260,9 @@ def _id_at(item: object, key: str) -> int | None:
 
 
 def _read_node(
-    raw: object, path: str, neighbours: graph.Neighbours | None, kinds: Sequence[str], faults: Faults
+    raw: object, path: str, neighbours: graph.Neighbours | None, kinds: tuple[Sequence[str], bool], faults: Faults
 ) -> Layer | None:
-    """kinds: names of the cluster's kinds of devices; [""] if all are equal, and none if a name is not valid."""
+    """kinds: as ``kind_names`` returns them."""
     node = faults.model(_UpstreamNode, raw, path)
     if not isinstance(raw, Mapping):
         return None
@@ -270,12 +270,13 @@ def _read_node(
     sync = None if node is None or neighbours is None else _SyncEdges(node.id, neighbours)
     tmpcs: dict[int, tuple[Tmpc, ...]] = {}
     rows: list[object] = []
-    found_before, names = len(faults.found), [kind for kind in kinds if kind]
-    if names and isinstance(given, Mapping):
-        for name in given:
-            if name not in names:
-                faults.at(path_of(path_of_tmpcs, str(name)), f"unknown kind; expected one of {', '.join(names)}")
-    for kind in kinds:
+    found_before, (names, complete) = len(faults.found), kinds
+    others = [str(name) for name in given if name not in names] if names and isinstance(given, Mapping) else []
+    if complete:
+        for name in others:
+            faults.at(path_of(path_of_tmpcs, name), f"unknown kind; expected one of {', '.join(names)}")
+    read = [*names, *([] if complete else others)] or [""] * complete
+    for kind in read:
         by_degree, where = given, path_of_tmpcs
         if kind and isinstance(given, Mapping):
             by_degree, where = given.get(kind), path_of(path_of_tmpcs, kind)
@@ -285,12 +286,12 @@ def _read_node(
             if where == path_of_tmpcs:
                 break
             continue
-        if kind and not any(by_degree.values()):
+        if kind in names and not any(by_degree.values()):
             graph.note_no_tmpc_on(kind, path_of_tmpcs, faults)
         rows += by_degree.values()
         for t, row in _read_degrees(by_degree, where, sync, kind, faults).items():
             tmpcs[t] = tmpcs.get(t, ()) + row
-    if len(faults.found) == found_before and kinds:
+    if len(faults.found) == found_before and read:
         graph.check_some_tmpc(rows, path_of_tmpcs, faults)
     if node is None:
         return None

@@ -14,7 +14,7 @@ from piper_ray.model.passes import RECOMPUTE_ID
 from piper_ray.workloads.formats import graph
 from piper_ray.workloads.formats import workload_schema as schema
 from piper_ray.workloads.formats.faults import Faults, path_of, quoted, shown
-from piper_ray.workloads.formats.surroundings import Quantities, read_surroundings
+from piper_ray.workloads.formats.surroundings import Quantities, kind_names, read_surroundings
 
 _OF_OTHER_FORMS_TOO = ("model", "name", "schemes")
 
@@ -37,11 +37,11 @@ def read_workload(document: Mapping[str, object], overrides: Quantities, name: s
     chains = _read_layers(tables["layers"], types, faults)
     drawn = _read_graph(tables["graph"], tables["layers"], faults)
     expanded = None if chains is None or drawn is None else expand(chains, drawn, types, faults)
-    if chains is not None and expanded is not None and (surroundings["cluster"].kinds or not around):
-        type_of = {layer: chain.type_key for chain in chains for layer in chain.layer_ids()}
-        of_type = {type_of[layer.id]: layer for layer in expanded[0]}
-        placed = ((path_of("types", key, "tmpcs"), layer) for key, layer in of_type.items())
-        graph.check_kinds(placed, surroundings["cluster"], faults)
+    used = {entry.get("type") for entry in tables["layers"].values() if isinstance(entry, Mapping)}
+    of_types = [
+        (path_of("types", key, "tmpcs"), _kinds_said(raw)) for key, raw in tables["types"].items() if key in used
+    ]
+    graph.check_kinds(of_types, *kind_names(tables["cluster"].get("kinds")), faults)
     faults.found[before:before] = around.found
     faults.notes += around.notes
     if expanded is None or faults:
@@ -56,6 +56,13 @@ def _table(document: Mapping[str, object], key: str, faults: Faults) -> Mapping[
         return table
     faults.at(key, f"not a table ({shown(table)}); expected a table")
     return {}
+
+
+def _kinds_said(raw: object) -> list[str]:
+    """The kinds of devices that a type's rows are for, as far as they can be read."""
+    rows = raw.get("tmpcs") if isinstance(raw, Mapping) else None
+    said = [row.get("kind", "") for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else []
+    return [kind for kind in dict.fromkeys(said) if isinstance(kind, str)]
 
 
 def _read_type(key: str, raw: object, faults: Faults) -> schema.LayerType | None:
