@@ -241,9 +241,9 @@ def _tables(order: ModelOrder, t: int, variants: list[Variant]) -> _Choices | No
     together = DegreeTables.of(order, t, variants)
     if together is None:
         return None
-    mixed = MixedTables.of(order, t, variants)
     if len(variants) == 1:
-        return _Choices(together, mixed, (together,))
+        return _Choices(together, MixedTables.of_one(together), (together,))
+    mixed = MixedTables.of(order, t, variants)
     alike = [variant for variant in variants if variant.recompute is not None] or variants
     choices = (DegreeTables.of(order, t, [variant]) for variant in alike)
     return _Choices(together, mixed, tuple(x for x in choices if x is not None))
