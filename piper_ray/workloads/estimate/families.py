@@ -31,6 +31,7 @@ Text = Annotated[str, Words("a text")]
 Texts = Annotated[list[str], Words("a list of texts")]
 Numbers = Annotated[list[Number], Words("a list of whole numbers >= 0")]
 
+
 def _alike(value: object) -> object:
     return value[0] if isinstance(value, list) and len({*map(str, value)}) == 1 else value
 
