@@ -263,7 +263,7 @@ def _open_text(proposal: FoundPlans) -> str:
     schedules = " and ".join(dict.fromkeys(cell.schedule.value for cell in held))
     unsearched = sum(cell.closing is Closing.LEFT_OPEN for cell in held)
     if not large and not unsearched:
-        return f": a search under {schedules} ends at {gap_text(_SMALL_GAP)}"
+        return f": a search under {schedules} stops once its gap is below {gap_text(_SMALL_GAP)}"
     ends = "whose search ends" if len(held) == 1 else "whose searches end"
     why = f"of which {unsearched:,} were not searched" if unsearched else f"{ends} after a fixed amount of work"
     return f", left by {plural(len(held), 'combination')} under {schedules}, {why}"
@@ -290,6 +290,9 @@ _LEAST_GAP, _SMALL_GAP = 1e-4, 0.005
 _NONE_FASTER = "no plan that was found on more of them is faster"
 
 
+_PRODUCT = "DP x TP x CP x PP"
+
+
 def _why_idle(best: Proposed) -> str:
     """What divides what: of plans with d t p devices, d divides the microbatches of a batch."""
     odd, microbatches = odd_part(best.instance.devices), best.instance.microbatches
@@ -297,8 +300,8 @@ def _why_idle(best: Proposed) -> str:
         return f"stages take whole groups of d t GPUs of one kind, and {_NONE_FASTER}"
     divided = f"the {microbatches:,} microbatches" if microbatches > 1 else "the one microbatch"
     if microbatches % odd:
-        return f"a plan uses d t p of them, no d that divides {divided} is a multiple of {odd}, and {_NONE_FASTER}"
-    return f"a plan uses d t p of them, d divides {divided}, and {_NONE_FASTER}"
+        return f"a plan uses {_PRODUCT} of them; DP divides {divided}, so it is no multiple of {odd}; {_NONE_FASTER}"
+    return f"a plan uses {_PRODUCT} of them, DP divides {divided}, and {_NONE_FASTER}"
 
 
 def _print_stages(console: Console, proposal: FoundPlans) -> None:

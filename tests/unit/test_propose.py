@@ -240,7 +240,7 @@ def test_devices_that_a_batch_does_not_divide_among_are_told(tmp_path: Path) -> 
     assert batch.found is not None
     assert batch.found.step_s / 63 < 0.8 * found.best.step_s / 64
     text = screen(found, [batch])
-    assert "idle      1 of 3 GPUs: a plan uses d t p of them, no d that divides the 64 microbatches is a" in text
+    assert "idle      1 of 3 GPUs: a plan uses DP x TP x CP x PP of them; DP divides the 64 microbatches," in text
     gain = change_text(63 / batch.found.step_s * found.best.step_s / 64 - 1.0)
     assert f"a batch of 63 uses all 3 GPUs: {gain} tokens/s" in text
     assert gain.startswith("+")
@@ -442,7 +442,7 @@ def test_nothing_is_said_of_what_an_interrupt_leaves_open(proposal: FoundPlans, 
     step_s, one = found.best.step_s, found.cells.cells[0]
     near = replace(one, schedule=ScheduleName.INTERLEAVED, lower_s=0.998 * step_s, closing=Closing.SEARCHED)
     close = replace(found, lower_s=near.lower_s, cells=replace(found.cells, cells=(near,)))
-    assert proof_line(close).endswith("gap 0.2 %: a search under interleaved ends at 0.5 %")
+    assert proof_line(close).endswith("gap 0.2 %: a search under interleaved stops once its gap is below 0.5 %")
     assert list(what_would_help(proposal, stop)) == []
 
 
