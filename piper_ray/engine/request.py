@@ -25,9 +25,8 @@ from piper_ray.model.stop import Stop
 
 if TYPE_CHECKING:
     from piper_ray.engine.checkpoint import Checkpoint
-    from piper_ray.engine.chunks.solve import ChunkSeries
 
-Kept = dict[object, "ChunkSeries"]
+Kept = dict[object, Any]
 """Searches with chunks that go on where a further solve of the same problem has other limits. Their keys tell the
 sub-problems of that problem apart."""
 

@@ -36,7 +36,8 @@ def solve_with_chunks(request: SolveRequest, schedules: Sequence[Schedule]) -> S
     key = request.instance.cluster, request.restrictions
     if key not in request.kept:
         request.kept[key] = ChunkSeries(request, schedules)
-    return request.kept[key].solve(request, explained=True)
+    series: ChunkSeries = request.kept[key]
+    return series.solve(request, explained=True)
 
 
 class ChunkSeries:
