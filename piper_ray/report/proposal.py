@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rich.console import Console
 from rich.text import Text
@@ -61,6 +62,9 @@ _RUNS_AS_WRAP = 21
 
 _SAME = 5e-4
 """Relative. A smaller change of a step is shown as none."""
+
+_LITTLE_ROOM = 0.01
+"""Of a GPU's memory. No plan is listed because it leaves so little more free."""
 
 _NO_GAP = 5e-5
 """Smaller gaps are shown as 0."""
@@ -365,13 +369,16 @@ def other_plans(proposal: FoundPlans) -> tuple[list[str], list[list[str]]]:
 
 
 def listed_plans(proposal: FoundPlans, plans: Sequence[Proposed]) -> list[tuple[list[str], Proposed]]:
-    """Plans of the proposal with their rows. Of plans whose rows differ in nothing but what is recomputed, only the
-    fastest is kept."""
-    best, found = layout_words(proposal.best), dict[tuple[str, ...], tuple[list[str], Proposed]]()
+    """Plans of the proposal with their rows. Of plans that differ in nothing but what is recomputed, each leaves more
+    memory free than the faster ones. plans: the fastest first."""
+    best, found = layout_words(proposal.best), list[tuple[list[str], Proposed]]()
+    least_bytes: dict[LayoutWords, float] = {}
     for one in plans:
-        row = _other_row(one, proposal.best, best)
-        found.setdefault(tuple(cell.partition(f", {_RECOMPUTES}")[0] for cell in row), (row, one))
-    return list(found.values())
+        peak_bytes, layout = one.simulation.peak_memory_bytes, replace(layout_words(one), recomputation=None)
+        if peak_bytes + _LITTLE_ROOM * one.simulation.memory_limit_bytes < least_bytes.get(layout, math.inf):
+            least_bytes[layout] = peak_bytes
+            found.append((_other_row(one, proposal.best, best), one))
+    return found
 
 
 def _print_others(console: Console, proposal: FoundPlans) -> None:
@@ -403,7 +410,7 @@ def _other_row(one: Proposed, best: Proposed, words: LayoutWords) -> list[str]:
     own = layout_words(one)
     simpler = own.simpler_in(words)
     spare_bytes = best.simulation.peak_memory_bytes - one.simulation.peak_memory_bytes
-    if spare_bytes > 0.01 * one.simulation.memory_limit_bytes:
+    if spare_bytes > _LITTLE_ROOM * one.simulation.memory_limit_bytes:
         simpler.append(f"{held_text(spare_bytes)} more free".replace(" ", NO_BREAK, 1))
     schedule = own.schedule if own.chunks == 1 else f"{own.schedule} x{own.chunks}"
     return [

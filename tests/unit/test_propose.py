@@ -284,20 +284,22 @@ def test_the_screen_fits_and_says_each_change_with_its_sign(proposal: FoundPlans
     assert not re.search(r"\d\.\d\d\d", text), "four digits or more"
 
 
-def test_plans_that_differ_only_in_recomputation_are_listed_once(
-    proposal: FoundPlans, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said = iter([["recomputes mlp, moe_act"], ["recomputes moe_act"], []])
-    monkeypatch.setattr("piper_ray.report.proposal._recomputes", lambda _: next(said))
-    best, worse = proposal.best, proposal.found[-1]
-    listed = listed_plans(proposal, (best, best, worse))
-    assert [one for _, one in listed] == [best, worse]
+def test_plans_that_differ_only_in_recomputation_are_listed_where_they_leave_more_free(proposal: FoundPlans) -> None:
+    def that_holds(share: float) -> Proposed:
+        ranks = (replace(rank, peak_memory_bytes=share * rank.memory_limit_bytes) for rank in best.simulation.ranks)
+        return replace(best, simulation=replace(best.simulation, ranks=tuple(ranks)))
+
+    best, other = proposal.best, proposal.found[-1]
+    full, hardly_roomier, roomier = map(that_holds, (1.0, 0.995, 0.9))
+    listed = listed_plans(proposal, (full, hardly_roomier, roomier, full, other))
+    assert [one for _, one in listed] == [full, roomier, other]
 
 
-def test_plans_much_slower_than_the_best_are_not_listed(proposal: FoundPlans) -> None:
-    slow = [one for one in proposal.found[: LISTED + 1] if one.step_s > 1.25 * proposal.best.step_s]
-    assert slow
-    assert proposal.listed == tuple(one for one in proposal.found[: LISTED + 1] if one not in slow)
+def test_plans_much_slower_than_the_best_are_not_listed(proposal: FoundPlans, monkeypatch: pytest.MonkeyPatch) -> None:
+    near_s = proposal.found[2].step_s
+    monkeypatch.setattr("piper_ray.proposal.propose.RUNNERS_UP", near_s / proposal.best.step_s)
+    assert proposal.listed == tuple(one for one in proposal.found[:LISTED] if one.step_s <= near_s)
+    assert len(proposal.listed) < LISTED
 
 
 def test_what_estimates_do_not_tell_apart_is_to_be_measured(proposal: FoundPlans) -> None:
