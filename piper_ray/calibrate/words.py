@@ -44,6 +44,8 @@ def run_of_words(text: str) -> PublishedRun:
             faults.at(name, f"is no word of a layout; expected {', '.join(_NAMES)}{did_you_mean(name, _NAMES)}")
         elif _NAMES[name] in said:
             faults.at(name, "is said twice")
+        elif name == "fsdp" and value is not None:
+            faults.at(name, f"takes no value, as all replicas share weights; say fsdp,dp={value}")
         else:
             said[_NAMES[name]] = _value(name, value)
     run = faults.model(PublishedRun, said, "")

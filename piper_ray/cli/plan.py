@@ -254,9 +254,9 @@ def _plan_one(asked: _Question, demand: PlanDemand, command: str) -> None:
                 theirs = _against(found, written.against, facts, asked.launched.asked())
             except (UsageError, InputError) as fault:
                 refused = fault  # the plan itself is shown all the same
-        fewer = _with_fewer_nodes(asked, found, log, command)
+        fewer, folders = _with_fewer_nodes(asked, found, log, command)
     told = AskedOfPlan(asked.trained.train_tokens, _price_of_gpu(asked, found.demand), others)
-    files = _files(asked, found, launch, told, command)
+    files = [*_files(asked, found, launch, told, command), *folders]
     _tell(asked, found, helps, told, (theirs, fewer, files))
     if refused is not None:
         note(f"the plan on stdout stands, but is not compared with {written.against}:")
@@ -470,13 +470,16 @@ def _as_launched(demand: PlanDemand, facts: LaunchFacts | None) -> PlanDemand:
     return replace(demand, request=request)
 
 
-def _with_fewer_nodes(asked: _Question, found: FoundPlans, log: ProposalLog, command: str) -> list[ClusterPlan]:
-    """The plan, and those for each number of nodes that is left; their files next to its own."""
+def _with_fewer_nodes(
+    asked: _Question, found: FoundPlans, log: ProposalLog, command: str
+) -> tuple[list[ClusterPlan], list[Path]]:
+    """The plan, and those for each number of nodes that is left; the folders of their files, next to its own."""
     from piper_ray.proposal.clusters import ClusterPlan, plans_of
 
     nodes, spare = found.demand.request.nodes, asked.written.spare
+    folders: list[Path] = []
     if not spare or _interrupted():
-        return []
+        return [], folders
     fewer = range(nodes - 1, max(0, nodes - 1 - spare), -1)
     demands = [_on_fewer(asked, found, count) for count in fewer]
     plans = [ClusterPlan(found.demand, found)]
@@ -491,7 +494,8 @@ def _with_fewer_nodes(asked: _Question, found: FoundPlans, log: ProposalLog, com
                     note(f"{folder} is not written: {launch.excess[0]}")
                 else:
                     write_plan(one.found, one.found.best, launch, folder, command)
-    return plans
+                    folders.append(folder)
+    return plans, folders
 
 
 def _on_fewer(asked: _Question, found: FoundPlans, nodes: int) -> PlanDemand:

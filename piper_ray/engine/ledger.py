@@ -190,6 +190,10 @@ class Ledger(Generic[P]):
         """The time from which on a plan does not beat the best one."""
         return self.upper_s * (1.0 - PROOF)
 
+    def go_on(self, limits: Limits) -> None:
+        """Lets a search that ended run once more, with other limits."""
+        self.limits, self.stopped_by = limits, None
+
     def sample_s(self, value_s: float) -> float:
         """Returns the time of one microbatch with its share of the optimizer, if a batch takes ``value_s``."""
         return (value_s + self.optimizer_s) / self.microbatches

@@ -26,6 +26,10 @@ from piper_ray.model.stop import Stop
 if TYPE_CHECKING:
     from piper_ray.engine.checkpoint import Checkpoint
 
+Kept = dict[object, Any]
+"""Searches with chunks that go on where a further solve of the same problem has other limits. Their keys tell the
+sub-problems of that problem apart."""
+
 
 _A_MOMENT_S = 1e-3
 
@@ -40,6 +44,7 @@ def _started_s() -> float:
 class SolveRequest:
     """A request. backend: the caller's; None: threads of this process. started_s: by ``time.perf_counter``.
     data_parallel_limit: on the sum of d, for plans whose stages may differ in d; None: min(N, K).
+    kept: the searches of earlier solves of the same problem, and of this one; None: nothing is kept.
     """
 
     instance: Instance
@@ -51,6 +56,7 @@ class SolveRequest:
     step: StepTerms = StepTerms()
     started_s: float = field(default_factory=_started_s)
     data_parallel_limit: int | None = None
+    kept: Kept | None = None
 
     def __post_init__(self) -> None:
         """Kinds of devices are searched in the order of their names: their order in a file decides nothing."""

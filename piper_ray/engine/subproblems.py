@@ -198,11 +198,11 @@ def unproved(found: Solution) -> Solution:
 
 def least_s(instance: Instance) -> float:
     """Returns a bound on the time per sample of any plan on these devices, under any schedule: the work alone."""
-    work_s = [
-        min((t * tmpc.time_per_sample_s for t, row in layer.tmpcs.items() for tmpc in row), default=0.0)
-        for layer in instance.layers
-    ]
-    return sum(work_s) / instance.devices * (1.0 - PROOF)
+    work_s = {
+        id(layer): min((t * tmpc.time_per_sample_s for t, row in layer.tmpcs.items() for tmpc in row), default=0.0)
+        for layer in instance.priced_layers
+    }
+    return sum(work_s[id(layer.priced)] for layer in instance.layers) / instance.devices * (1.0 - PROOF)
 
 
 def solve_on_levels(request: SolveRequest, solve: Solver) -> Solution:

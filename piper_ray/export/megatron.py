@@ -229,7 +229,7 @@ def require_bridge_model(model: TrainedModel) -> DecoderShape:
     """A decoder whose blocks a layout can place. Raises UsageError for other models, and adapters of routers."""
     shape, named = decoder_shape(model), model.config.get("model_type")
     if shape is None:
-        raise UsageError(f"the plan's layouts are of decoders of text; {named} is none")
+        raise UsageError(f"the plan's layouts are for text decoders, and {named} is not one")
     if any(not isinstance(part, (Attention, LatentAttention, DeltaNet)) for part in shape.mixing):
         raise UsageError(f"Megatron takes no layout for a model with state spaces or convolutions ({named})")
     if model.lora_rank and shape.experts is not None:

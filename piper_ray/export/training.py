@@ -65,7 +65,7 @@ def require_decoder(
     rules, shape = TRAINING[target], decoder_shape(model)
     named = model.config.get("model_type", "a model of an unknown type")
     if shape is None:
-        raise UsageError(f"the export for {rules.title} is of decoders of text; {named} is none")
+        raise UsageError(f"the export for {rules.title} is for text decoders, and {named} is not one")
     reasons = ["some of its layers mix tokens otherwise than by attention"]
     if shape.attends:
         reasons = [*_unlike(rules, shape), *further(shape)]

@@ -59,7 +59,7 @@ def with_passes(instance: Instance, tell: Callable[[str], None] | None = None) -
     """
     layers, assumed = [], 0
     for layer in instance.layers:
-        if all(tmpc.forward_s is not None for row in layer.tmpcs.values() for tmpc in row):
+        if all(tmpc.forward_s is not None for row in layer.priced.tmpcs.values() for tmpc in row):
             layers.append(layer)
             continue
         assumed += 1

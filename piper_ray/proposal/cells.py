@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
 from itertools import groupby
@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from piper_ray.engine.flush.search import STATE_PASSES
 from piper_ray.engine.ledger import Ledger, Limits, preference
 from piper_ray.engine.one_setting import ModeSetting, Settings, changed, settings_of, worths_of
+from piper_ray.engine.request import Kept
 from piper_ray.engine.solve import solve
 from piper_ray.model.cluster import Cluster
 from piper_ray.model.constraints import Constraint
@@ -51,8 +52,9 @@ _PAIR_PASSES = 1_000_000
 _MORE = 3
 """After the first round, the cell with the least bound gets this many times as many passes."""
 
-LISTED = 5
-"""The search proves the best plan of each of this many best cells."""
+LISTED = 6
+"""The search proves the best plan of each of this many best cells, which are all that the screen shows. Of cells with
+chunks it proves those that are the best one alone (``CellSearch.within_s``)."""
 
 RUNNERS_UP = 1.25
 """Plans that take longer than this factor times the best plan are of no interest."""
@@ -81,9 +83,9 @@ class Cell:
 
     restrictions: restrictions on the plans, besides the mode. on_host: the plans keep the optimizer's state in host
     memory, and the estimate does not. lower_s: no plan of the cell has a shorter step; inf: none fits. about_s: the
-    step of a plan with equal stages. searched: whether a search went through the cell. passes: how many passes another
-    search may simulate, if that can improve the bound. found: the best known plan of the cell. closing: set at the end
-    of the search.
+    step of a plan with equal stages. searched: whether a search went through the cell. passes: how many passes its
+    search may simulate in all after another turn, if that can improve the bound. kept: that search, and simulated: its
+    passes so far. found: the best known plan of the cell. closing: set at the end of the search.
     """
 
     samples: int
@@ -97,6 +99,8 @@ class Cell:
     on_host: bool = False
     searched: bool = False
     passes: int = 0
+    kept: Kept = field(default_factory=dict)
+    simulated: int = 0
     found: Proposed | None = None
     closing: Closing = Closing.LEFT_OPEN
 
@@ -347,14 +351,18 @@ class CellSearch:
         is_limited = cell.schedule in CHUNKED or cell.has_kinds
         wanted = cell.passes or least
         if self.found or not cell.has_kinds:
-            wanted = max(least, min(wanted, self._passes_left))
+            wanted = max(least, min(wanted, cell.simulated + self._passes_left))
         limit = wanted if is_limited else None
         solution = self._solved(cell, within_s, limit)
         if solution.stats.degrees is not None and limit is not None:
             degrees = solution.stats.degrees
             used = STATE_PASSES * degrees.states if cell.has_kinds else degrees.passes
-            self._passes_left -= used + _PAIR_PASSES * degrees.pairs * cell.has_kinds
+            self._passes_left -= used - cell.simulated + _PAIR_PASSES * degrees.pairs * cell.has_kinds
             cell.passes = _MORE * limit if used >= limit else 0
+            if cell.passes and cell.kept:
+                cell.simulated = used
+            else:
+                cell.kept.clear()
         cell.lower_s = max(cell.lower_s, solution.lower_bound_s * cell.microbatches)
         cell.searched = True
         if solution.plan is not None:
@@ -375,7 +383,8 @@ class CellSearch:
         self.ledger.offer(found, cell.text)
 
     def _solved(self, cell: Cell, within_s: float, passes: int | None) -> Solution:
-        demand, chunked = self._demand, cell.schedule in CHUNKED
+        demand, chunked, offer = self._demand, cell.schedule in CHUNKED, self._demand.request.offer
+        each_pass = demand.runtime.sums_each_pass and (bool(offer.sharded_over) or offer.fsdp > 1)
 
         def solved(further: tuple[Constraint, ...], sample_s: float | None) -> Solution:
             return solve(
@@ -391,11 +400,11 @@ class CellSearch:
                 listener=self._watch,
                 step=demand.step,
                 stop=self._stop.part(),
+                kept=None if each_pass else cell.kept,
             )
 
         sample_s = within_s / cell.microbatches
-        offer = demand.request.offer
-        if demand.runtime.sums_each_pass and (offer.sharded_over or offer.fsdp > 1):
+        if each_pass:
             under = demand.scheduled(cell.schedule), demand.step
             return solve_each_pass(cell.setting, cell.restrictions, under, solved, sample_s)
         return solved((), None if sample_s == math.inf else sample_s)

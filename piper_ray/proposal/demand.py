@@ -197,8 +197,8 @@ class PlanDemand:
         if self.request.batch is not None or batch == usual:
             return self
         tell(
-            f"a batch of {batch:,} samples, as {odd_part(self.devices)} divides the {self.devices:,} GPUs and not the "
-            f"usual {usual:,} (--global-batch sets another)"
+            f"a batch of {batch:,} samples: {odd_part(self.devices)} divides the {self.devices:,} GPUs, but not the "
+            f"usual batch of {usual:,} (--global-batch sets another)"
         )
         return replace(self, request=replace(self.request, batch=batch))
 

@@ -58,7 +58,7 @@ class FoundPlans:
     def listed(self) -> tuple[Proposed, ...]:
         """The best plan, then the best plans of other cells, if they are nearly as fast."""
         near = (one for one in self.found if one.step_s <= RUNNERS_UP * self.best.step_s)
-        return tuple(islice(near, LISTED + 1))
+        return tuple(islice(near, LISTED))
 
     @property
     def gap(self) -> float:

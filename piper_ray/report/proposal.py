@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rich.console import Console
 from rich.text import Text
@@ -61,6 +62,9 @@ _RUNS_AS_WRAP = 21
 
 _SAME = 5e-4
 """Relative. A smaller change of a step is shown as none."""
+
+_LITTLE_ROOM = 0.01
+"""Of a GPU's memory. No plan is listed because it leaves so little more free."""
 
 _NO_GAP = 5e-5
 """Smaller gaps are shown as 0."""
@@ -263,7 +267,7 @@ def _open_text(proposal: FoundPlans) -> str:
     schedules = " and ".join(dict.fromkeys(cell.schedule.value for cell in held))
     unsearched = sum(cell.closing is Closing.LEFT_OPEN for cell in held)
     if not large and not unsearched:
-        return f": a search under {schedules} ends at {gap_text(_SMALL_GAP)}"
+        return f": a search under {schedules} stops once its gap is below {gap_text(_SMALL_GAP)}"
     ends = "whose search ends" if len(held) == 1 else "whose searches end"
     why = f"of which {unsearched:,} were not searched" if unsearched else f"{ends} after a fixed amount of work"
     return f", left by {plural(len(held), 'combination')} under {schedules}, {why}"
@@ -290,6 +294,9 @@ _LEAST_GAP, _SMALL_GAP = 1e-4, 0.005
 _NONE_FASTER = "no plan that was found on more of them is faster"
 
 
+_PRODUCT = "DP x TP x CP x PP"
+
+
 def _why_idle(best: Proposed) -> str:
     """What divides what: of plans with d t p devices, d divides the microbatches of a batch."""
     odd, microbatches = odd_part(best.instance.devices), best.instance.microbatches
@@ -298,8 +305,8 @@ def _why_idle(best: Proposed) -> str:
         return f"stages take whole groups of d t GPUs {where}, and {_NONE_FASTER}"
     divided = f"the {microbatches:,} microbatches" if microbatches > 1 else "the one microbatch"
     if microbatches % odd:
-        return f"a plan uses d t p of them, no d that divides {divided} is a multiple of {odd}, and {_NONE_FASTER}"
-    return f"a plan uses d t p of them, d divides {divided}, and {_NONE_FASTER}"
+        return f"a plan uses {_PRODUCT} of them; DP divides {divided}, so it is no multiple of {odd}; {_NONE_FASTER}"
+    return f"a plan uses {_PRODUCT} of them, DP divides {divided}, and {_NONE_FASTER}"
 
 
 def _print_stages(console: Console, proposal: FoundPlans) -> None:
@@ -363,13 +370,16 @@ def other_plans(proposal: FoundPlans) -> tuple[list[str], list[list[str]]]:
 
 
 def listed_plans(proposal: FoundPlans, plans: Sequence[Proposed]) -> list[tuple[list[str], Proposed]]:
-    """Plans of the proposal with their rows. Of plans whose rows differ in nothing but what is recomputed, only the
-    fastest is kept."""
-    best, found = layout_words(proposal.best), dict[tuple[str, ...], tuple[list[str], Proposed]]()
+    """Plans of the proposal with their rows. Of plans that differ in nothing but what is recomputed, each leaves more
+    memory free than the faster ones. plans: the fastest first."""
+    best, found = layout_words(proposal.best), list[tuple[list[str], Proposed]]()
+    least_bytes: dict[LayoutWords, float] = {}
     for one in plans:
-        row = _other_row(one, proposal.best, best)
-        found.setdefault(tuple(cell.partition(f", {_RECOMPUTES}")[0] for cell in row), (row, one))
-    return list(found.values())
+        peak_bytes, layout = one.simulation.peak_memory_bytes, replace(layout_words(one), recomputation=None)
+        if peak_bytes + _LITTLE_ROOM * one.simulation.memory_limit_bytes < least_bytes.get(layout, math.inf):
+            least_bytes[layout] = peak_bytes
+            found.append((_other_row(one, proposal.best, best), one))
+    return found
 
 
 def _print_others(console: Console, proposal: FoundPlans) -> None:
@@ -401,7 +411,7 @@ def _other_row(one: Proposed, best: Proposed, words: LayoutWords) -> list[str]:
     own = layout_words(one)
     simpler = own.simpler_in(words)
     spare_bytes = best.simulation.peak_memory_bytes - one.simulation.peak_memory_bytes
-    if spare_bytes > 0.01 * one.simulation.memory_limit_bytes:
+    if spare_bytes > _LITTLE_ROOM * one.simulation.memory_limit_bytes:
         simpler.append(f"{held_text(spare_bytes)} more free".replace(" ", NO_BREAK, 1))
     schedule = own.schedule if own.chunks == 1 else f"{own.schedule} x{own.chunks}"
     return [

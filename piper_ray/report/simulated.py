@@ -273,8 +273,8 @@ def overlapped_text(instance: Instance, plan: Plan, simulation: Simulation) -> s
     )
     default, flagged = time_text(default_s, 3), time_text(flagged_s, 3)
     return (
-        "are counted as waiting; Megatron overlaps them with passes, except in warm-up and flush: "
-        f"{default} a step (modelled)"
+        "between stages count in full; Megatron overlaps them with passes, except in warm-up and flush, by which "
+        f"a step takes {default} (modelled)"
         + (f", {flagged} with --overlap-p2p-communication-warmup-flush" if flagged != default else "")
     )
 

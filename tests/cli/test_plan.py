@@ -104,7 +104,7 @@ def test_a_model_without_launch_files_is_planned(tmp_path: Path) -> None:
     out = tmp_path / "out"
     finished = run("plan", "bert-large", "--gpu", "H100-SXM", "--nodes", "1", "-o", str(out))
     assert finished.returncode == 0
-    assert "no launch files: the export for Megatron-LM is of decoders of text; bert is none" in finished.stderr
+    assert "no launch files: the export for Megatron-LM is for text decoders, and bert is not one" in finished.stderr
     assert "--runtime torch or deepspeed writes some" in finished.stderr
     assert {file.name for file in out.iterdir()} == {"workload.toml", "plan.json", "search.json", "report.html"}
 

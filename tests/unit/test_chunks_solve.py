@@ -81,6 +81,29 @@ def test_constraints_are_kept() -> None:
         assert found.time_per_sample_s >= free.lower_bound_s * (1 - 1e-9)
 
 
+def test_a_kept_search_goes_on_where_it_ended() -> None:
+    """After several limits of work it has come to the same answer as without any, by the same work."""
+    instance, rules, kept = chain(), Restrictions(constraints=[StageCount(2)]), dict[object, object]()
+
+    def solved(options: SolveOptions, kept: dict[object, object] | None = None) -> tuple[Solution, int]:
+        found = piper_ray.solve(instance, schedule="interleaved", restrictions=rules, options=options, kept=kept)
+        assert found.stats.degrees is not None
+        return found, found.stats.degrees.passes
+
+    whole, most = solved(ONE_THREAD)
+    for turns in range(1, 100):
+        found, passes = solved(replace(ONE_THREAD, passes_limit=turns * most // 4), kept)
+        if found.stopped_by is not StoppedBy.WORK_LIMIT:
+            break
+    assert turns > 2
+    assert passes == most
+    assert (found.plan, found.time_per_sample_s, found.lower_bound_s) == (
+        whole.plan,
+        whole.time_per_sample_s,
+        whole.lower_bound_s,
+    )
+
+
 def test_all_devices_counts_those_of_ranks() -> None:
     instance = chain()
     rules = Restrictions(constraints=[AllDevices(), StageCount(2)])

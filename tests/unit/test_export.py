@@ -403,7 +403,7 @@ def test_folders_that_cannot_be(tmp_path: Path) -> None:
     [
         (Target.MEGATRON, "Megatron sums their gradients"),
         (Target.MEGATRON_BRIDGE, "Megatron sums their gradients"),
-        (Target.FLAGSCALE, "untie_embeddings_and_output_weights"),
+        (Target.FLAGSCALE, "FlagScale sums their gradients"),
         (Target.DEEPSPEED, "give numbers 0 and 13 of layers as deepspeed.pipe.TiedLayerSpec"),
         (Target.YAML, "whoever runs the plan keeps them alike"),
     ],

@@ -32,7 +32,7 @@ REFUSED_BY_ALL = {
     "some of its layers mix tokens otherwise than by attention": {
         "Qwen3-Next-80B-A3B", "Nemotron-H-8B", "mamba-2.8b", "Mamba-Codestral-7B", "Jamba-v0.1", "Bamba-9B",
     },
-    "decoders of text": {
+    "text decoders": {
         "bert-large", "vit-22b", "vit-large-patch16-224", "DiT-XL/2", "gemma-3-4b", "gemma-3-12b", "gemma-3-27b",
         "Llama-4-Scout", "Llama-4-Maverick", "llava-1.5-7b", "Qwen2-VL-7B", "Qwen2.5-VL-7B", "Qwen2.5-VL-72B",
         "paligemma-3b", "Qwen3-VL-8B", "Qwen3-VL-30B-A3B", "Qwen3-VL-235B-A22B", "Mistral-Small-3.1-24B", "GLM-4.5V",

@@ -98,13 +98,16 @@ class ChunkSearch:
         self._given: set[int] = set()  # nodes whose turn somebody has
         self._ready: dict[int, Taken] = {}  # whose turn is over, and does not count yet
         self._rounds = 0
+        self._left = self._plan_and_bound()
 
     def efforts(self) -> Generator[None, None, None]:
         """Quick plans of some nodes, then a bound of each; a quick plan of each, those that look best first, but for
-        those that look far worse than the best plan. Then better plans, then bounds."""
+        those that look far worse than the best plan. Then better plans, then bounds. After a limit of work another run
+        goes on from there."""
         began_s = time.perf_counter()
         try:
-            yield from self._plan_and_bound()
+            for _ in self._left:  # which stays as it is if this ends early
+                yield
         except (KeyboardInterrupt, GeneratorExit):
             self._recall()
             if (reason := self.ledger.stopped_by) is None or reason.ends_all:
@@ -120,6 +123,12 @@ class ChunkSearch:
     def left_open(self) -> StoppedBy:
         """Why no effort is left, where the bound is not met."""
         return StoppedBy.NO_BETTER_BOUND
+
+    def forget_done(self) -> None:
+        """Drops what only further turns need, of nodes that get none."""
+        for node in self._nodes.values():
+            if self._is_over(node):
+                node.program = node.candidates = node.relaxation = node.parent = None
 
     @property
     def learnt(self) -> WarmStart:

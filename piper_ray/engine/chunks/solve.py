@@ -31,7 +31,13 @@ def solve_with_chunks(request: SolveRequest, schedules: Sequence[Schedule]) -> S
 
     Raises UsageError for constraints that such a search does not know, and for a backend that takes no calls.
     """
-    return ChunkSeries(request, schedules).solve(request, explained=True)
+    if request.kept is None:
+        return ChunkSeries(request, schedules).solve(request, explained=True)
+    key = request.instance.cluster, request.restrictions
+    if key not in request.kept:
+        request.kept[key] = ChunkSeries(request, schedules)
+    series: ChunkSeries = request.kept[key]
+    return series.solve(request, explained=True)
 
 
 class ChunkSeries:
@@ -47,13 +53,14 @@ class ChunkSeries:
         first.restrictions.require_same_degrees(how, FilledPipeline, PipelinedChunks)
         self._problem = ChunkProblem.of(first.instance, first.restrictions, schedules, first.step, first.note)
         self._known = WarmStart()
+        self._last: ChunkSearch | None = None
         self.preparation_s = self._problem.tables_s
 
     def solve(self, request: SolveRequest, *, explained: bool = False) -> Solution:
-        """On so many devices as the request has. explained: where there is no plan, with the reason and the memory that
-        would do."""
-        problem, limits = self._problem, request.limits
-        ledger: Ledger[Candidate] = request.ledger(problem.instance.microbatches)
+        """On so many devices as the request has; where searches are kept, the last one goes on. explained: where there
+        is no plan, with the reason and the memory that would do."""
+        problem, limits, last = self._problem, request.limits, self._last
+        ledger: Ledger[Candidate] = request.ledger(problem.instance.microbatches) if last is None else last.ledger
         instance = problem.on(request.instance.devices)
 
         def answer() -> Solution:
@@ -71,9 +78,16 @@ class ChunkSeries:
             request.open_workers() as workers,
         ):
             memo = None if checkpoint is None else TurnMemo(checkpoint)
-            search = ChunkSearch(problem.tasks(instance), workers, ledger, self._known, memo)
+            if last is None:
+                search = ChunkSearch(problem.tasks(instance), workers, ledger, self._known, memo)
+            else:
+                search, last.workers = last, workers
+                ledger.go_on(limits)
             request.stop.offer(answer)
             ledger.run(search)
+        if request.kept is not None:
+            search.forget_done()
+            self._last = search
         self._known = search.learnt
         found = answer()
         if explained and found.status is Status.INFEASIBLE:

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -214,27 +214,35 @@ class EdgeSeconds(NamedTuple):
 
 @dataclass(frozen=True)
 class DegreeTables:
-    """One t, and what layers may run at it. tmpcs: for each position, the fastest first."""
+    """One t, and what layers may run at it. tmpcs: for each position, the fastest first. like: for each position the
+    first one whose row is the same but for its neighbours."""
 
     order: ModelOrder
     degree: int
     tmpcs: tuple[tuple[Tmpc, ...], ...]
+    like: tuple[int, ...]
 
     @classmethod
     def of(cls, order: ModelOrder, degree: int, variants: Iterable[Variant]) -> DegreeTables | None:
         """What any of the variants allows. None if some layer may run nothing."""
         listed = list(variants)
-        found = []
-        for layer in order.layers:
+        found, like = list[tuple[Tmpc, ...]](), list[int]()
+        first: dict[object, int] = {}
+        for position, layer in enumerate(order.layers):
             allowed = {tmpc.id: tmpc for variant in listed for tmpc in variant.tmpcs[layer]}
             if not allowed:
                 return None
-            found.append(least_by_passes(allowed.values(), pass_times, 0))
-        return cls(order, degree, tuple(found))
+            like.append(first.setdefault((id(order.instance.layer_by_id[layer].priced), *allowed), position))
+            if like[-1] == position:
+                found.append(least_by_passes(allowed.values(), pass_times, 0))
+            else:
+                found.append(tuple(allowed[tmpc.id] for tmpc in found[like[-1]]))
+        return cls(order, degree, tuple(found), tuple(like))
 
     @cached_property
     def passes(self) -> tuple[tuple[PassTimes, ...], ...]:
-        return tuple(tuple(pass_times(tmpc) for tmpc in row) for row in self.tmpcs)
+        own = {x: tuple(map(pass_times, self.tmpcs[x])) for x in set(self.like)}
+        return tuple(own[x] for x in self.like)
 
     @cached_property
     def option_start(self) -> IndexArray:
@@ -267,9 +275,13 @@ class DegreeTables:
 
     def least_fixed_bytes(self, data_parallel_degree: int) -> float:
         """Of all layers together."""
-        fixed = self.figures(data_parallel_degree)[:, FIGURE.fixed]
-        found: float = sum(np.minimum.reduceat(fixed, self.option_start[:-1]).tolist())
-        return found
+        own, shared_bytes = self._own_figures
+        starts = self.option_start.tolist()
+        least = {
+            x: (own[first:end, FIGURE.fixed] + shared_bytes[first:end] / data_parallel_degree).min()
+            for x, first, end in ((x, starts[x], starts[x + 1]) for x in set(self.like))
+        }
+        return float(sum(least[x] for x in self.like))
 
     def held_layers(self, data_parallel_degree: int, microbatches: int, sync_of_byte_s: float) -> HeldLayers:
         """For a bound on a batch with these microbatches for each replica. sync_of_byte_s: of a rank's weights."""
@@ -294,16 +306,21 @@ class DegreeTables:
     @cached_property
     def _own_figures(self) -> tuple[FloatArray, FloatArray]:
         """``figures`` without what replicas share, which is float64[options]."""
-        found = np.zeros((int(self.option_start[-1]), COLUMNS))
-        found[:, :3] = list(chain.from_iterable(self.passes))
-        options = list(chain.from_iterable(self.tmpcs))
+        own = {x: self._figures_at(x) for x in set(self.like)}
+        found, shared_bytes = (np.concatenate([own[x][part] for x in self.like]) for part in (0, 1))
+        return found, shared_bytes
+
+    def _figures_at(self, position: int) -> tuple[FloatArray, FloatArray]:
+        row = self.tmpcs[position]
+        found = np.zeros((len(row), COLUMNS))
+        found[:, :3] = self.passes[position]
         for column, name in (
             (FIGURE.weights, "weights_bytes"),
             (FIGURE.activation, "activation_bytes"),
             (FIGURE.fixed, "fixed_bytes"),
         ):
-            found[:, column] = [getattr(tmpc, name) for tmpc in options]
-        return found, np.array([tmpc.shared_bytes for tmpc in options])
+            found[:, column] = [getattr(tmpc, name) for tmpc in row]
+        return found, np.array([tmpc.shared_bytes for tmpc in row])
 
     def layers(self, data_parallel_degree: int) -> OrderedLayers:
         instance, position = self.order.instance, self.order.position
@@ -446,13 +463,25 @@ class DegreeTables:
         return found, members
 
     def _alike(self, data_parallel_degree: int) -> dict[tuple[int, bytes], list[int]]:
-        """By side and options, positions."""
-        figures = np.zeros((int(self.option_start[-1]), len(FIGURE)))
-        figures[:, :COLUMNS] = self.figures(data_parallel_degree)
-        self._charge_hub(figures)
+        """By side and options, positions, which ascend."""
         found: dict[tuple[int, bytes], list[int]] = {}
+        for (side, options, shared_bytes), positions in self._alike_of_any.items():
+            figures = np.frombuffer(options).reshape(-1, len(FIGURE)).copy()
+            figures[:, FIGURE.fixed] += np.frombuffer(shared_bytes) / data_parallel_degree
+            found.setdefault((side, figures.tobytes()), []).extend(positions)
+        return {key: sorted(positions) for key, positions in found.items()}
+
+    @cached_property
+    def _alike_of_any(self) -> dict[tuple[int, bytes, bytes], list[int]]:
+        """By side, options without what replicas share, and that: positions."""
+        own, shared_bytes = self._own_figures
+        figures = np.zeros((len(own), len(FIGURE)))
+        figures[:, :COLUMNS] = own
+        self._charge_hub(figures)
+        found: dict[tuple[int, bytes, bytes], list[int]] = {}
         for x, (first, end) in enumerate(pairwise(self.option_start.tolist())):
-            found.setdefault((self.order.sides[x], figures[first:end].tobytes()), []).append(x)
+            key = self.order.sides[x], figures[first:end].tobytes(), shared_bytes[first:end].tobytes()
+            found.setdefault(key, []).append(x)
         return found
 
     def _charge_hub(self, figures: FloatArray) -> None:
@@ -491,7 +520,12 @@ class MixedTables:
             rows.append(tuple(tmpc for tmpc, _ in listed))
             bits += [mask for _, mask in listed]
         masks = _integers(bits) if len(variants) <= _MOST_VARIANTS else None
-        return cls(DegreeTables(order, degree, tuple(rows)), len(variants), masks)
+        return cls(DegreeTables(order, degree, tuple(rows), tuple(range(order.size))), len(variants), masks)
+
+    @classmethod
+    def of_one(cls, tables: DegreeTables) -> MixedTables:
+        """There is one variant."""
+        return cls(tables, 1, np.ones(int(tables.option_start[-1]), np.int64))
 
 
 def _integers(values: Iterable[int]) -> IndexArray:

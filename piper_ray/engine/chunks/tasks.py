@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -68,6 +69,9 @@ class PipelineShape:
 
     def program(self) -> ChunkProgram | None:
         """None if the ranks would wait for each other for ever."""
+        return _PROGRAMS.of(self)
+
+    def _built(self) -> ChunkProgram | None:
         lists = flush_lists(self.schedule, self.ranks, self.microbatches)
         stage_of = np.array(
             [
@@ -81,6 +85,34 @@ class PipelineShape:
         )
         return program if whole else None
 
+
+class _Programs:
+    """The programs of the last shapes, which many problems have in common. Nobody writes into a program."""
+
+    def __init__(self, most_passes: int) -> None:
+        self._most_passes = most_passes
+        self._known: dict[PipelineShape, ChunkProgram | None] = {}  # the last one that was asked for is the last
+        self._lock = threading.Lock()
+
+    def of(self, shape: PipelineShape) -> ChunkProgram | None:
+        with self._lock:
+            if shape in self._known:
+                found = self._known[shape] = self._known.pop(shape)
+                return found
+        found = shape._built()
+        with self._lock:
+            self._known[shape] = found
+            passes = sum(one.kind.size for one in self._known.values() if one is not None)
+            for oldest in list(self._known):
+                if passes <= self._most_passes:
+                    break
+                dropped = self._known.pop(oldest)
+                passes -= 0 if dropped is None else dropped.kind.size
+        return found
+
+
+_PROGRAMS = _Programs(most_passes=4_000_000)
+"""A pass takes 32 bytes."""
 
 _WHOLE_BACKWARD = (ScheduleName.INTERLEAVED, ScheduleName.LOOPED_BFS)
 """Schedules that do not split the backward pass."""
@@ -241,9 +273,9 @@ def _tables(order: ModelOrder, t: int, variants: list[Variant]) -> _Choices | No
     together = DegreeTables.of(order, t, variants)
     if together is None:
         return None
-    mixed = MixedTables.of(order, t, variants)
     if len(variants) == 1:
-        return _Choices(together, mixed, (together,))
+        return _Choices(together, MixedTables.of_one(together), (together,))
+    mixed = MixedTables.of(order, t, variants)
     alike = [variant for variant in variants if variant.recompute is not None] or variants
     choices = (DegreeTables.of(order, t, [variant]) for variant in alike)
     return _Choices(together, mixed, tuple(x for x in choices if x is not None))

@@ -207,7 +207,7 @@ def doubt_of(stack: Stack, experts: bool, constants: Iterable[str], spread: Spre
     counts = {gpu_name: table.gpus.get(gpu_name, 0), software.name: table.software.get(software.base, 0)}
     if experts:
         counts["experts over several nodes"] = table.over_nodes
-    counts |= {constant: table.constants.get(constant, 0) for constant in constants}
+    counts |= {f"the constant {constant}": table.constants.get(constant, 0) for constant in constants}
     few = {what: count for what, count in counts.items() if count < FEW_RUNS}
     return _doubt(software, likeness(software, stack.precision, experts), few, spread)
 

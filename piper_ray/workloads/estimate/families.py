@@ -11,7 +11,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Annotated, Any, ClassVar, get_args
 
-from pydantic import AliasChoices, Field, model_validator
+from pydantic import AliasChoices, BeforeValidator, Field, model_validator
 
 from piper_ray.workloads.estimate.operators import Architecture
 from piper_ray.workloads.formats.documents import parse_toml
@@ -31,9 +31,15 @@ Text = Annotated[str, Words("a text")]
 Texts = Annotated[list[str], Words("a list of texts")]
 Numbers = Annotated[list[Number], Words("a list of whole numbers >= 0")]
 
+
+def _alike(value: object) -> object:
+    return value[0] if isinstance(value, list) and len({*map(str, value)}) == 1 else value
+
+
 KINDS: Mapping[str, Any] = {
     "count": Count,
     "number": Number,
+    "each": Annotated[Number, BeforeValidator(_alike), Words("a whole number >= 0, or a list of one for all layers")],
     "integer": Annotated[int, Field(strict=True), Words("a whole number")],
     "layers": Layers,
     "window": Window,

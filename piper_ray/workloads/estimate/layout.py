@@ -16,6 +16,7 @@ from piper_ray.model.instance import Batch, Edge, Instance, Layer
 from piper_ray.model.mode import Recomputation, Sharding
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import Schedule, StepTerms
+from piper_ray.workloads.estimate.architectures.multimodal import TOWER_PATH
 from piper_ray.workloads.estimate.config import ModelConfig
 from piper_ray.workloads.estimate.costs import LayerCosts, Setting, costs_of, edge_bytes, sync_bytes, tmpc_of
 from piper_ray.workloads.estimate.exchanges import transfer_bytes_per_s
@@ -216,8 +217,12 @@ def _instance(
 
 def _chunks(architecture: Architecture, layout: Layout) -> list[tuple[int, ...]]:
     """The layers of each stage of the plan. Any other layer joins the transformer layer in front of it; the first
-    layers join the first one."""
-    blocks = [index for index, node in enumerate(architecture.nodes) if node.kind.recomputable]
+    layers, a vision tower among them, join the first one."""
+    blocks = [
+        index
+        for index, node in enumerate(architecture.nodes)
+        if node.kind.recomputable and not node.path.startswith(TOWER_PATH)
+    ]
     count = layout.pipeline * layout.schedule.v
     sizes = _sizes(len(blocks), count, layout, predicts=any(node.predictor for node in architecture.nodes))
     found, last = [], 0
