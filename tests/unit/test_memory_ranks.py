@@ -173,12 +173,26 @@ def test_experts_states_are_shared_by_their_own_replicas() -> None:
 def test_fully_sharded_weights_are_gathered_by_layers() -> None:
     (rank,) = ranks_of(LayerMode(degree=1), Schedule(ScheduleName.ONE_F_ONE_B), 1, 64, FSDP, sharding=Sharding.WEIGHTS)
     layer, table = LAYER_PARAMETERS + 2 * H, V * H + H
-    assert rank.items["gathered weights and their gradients"] == 2 * (layer + table) + (2 + 4) * table
+    assert rank.items["gathered weights"] == 2 * (2 * layer + V * H + table)
     assert rank.items["weights"] == pytest.approx(4 * (LAYERS * layer + 2 * V * H + H) / 64)
     first, _ = ranks_of(LayerMode(degree=1), Schedule(ScheduleName.ONE_F_ONE_B), 2, 64, FSDP, sharding=Sharding.WEIGHTS)
-    assert first.items["gathered weights and their gradients"] == 6 * (4 * layer + V * H)
+    assert first.items["gathered weights"] == 2 * (4 * layer + V * H)
+    assert first.items["gradients until they are reduced"] == 4 * (4 * layer + V * H)
     (alone,) = ranks_of(LayerMode(degree=1), Schedule(ScheduleName.ONE_F_ONE_B), 1, 1, FSDP, sharding=Sharding.WEIGHTS)
-    assert "gathered weights and their gradients" not in alone.items
+    assert "gathered weights" not in alone.items
+
+
+def test_a_layer_s_gradients_are_there_while_they_are_reduced() -> None:
+    """In half precision and in fp32, at the worst moment of layers alone; without sharded weights there are none."""
+    blocks, passes = [layer for layer in layers_of(LayerMode(degree=1)) if layer[0].recomputable], [("F", 0), ("B", 0)]
+    layer = LAYER_PARAMETERS + 2 * H
+    sharded, whole = (
+        memory_of_rank(RankLayout([blocks], 8, 8, sharding), passes, FSDP)
+        for sharding in (Sharding.WEIGHTS, Sharding.OPTIMIZER)
+    )
+    assert sharded.moment == whole.moment
+    work = [rank.items[f"backward pass: {rank.moment}"] for rank in (sharded, whole)]
+    assert work[0] - work[1] == (2 + 4) * layer
 
 
 def slow_worst_bytes(chunks: Sequence[Chunk], passes: Passes, runtime: Traits) -> float:

@@ -20,6 +20,10 @@ from piper_ray.workloads.estimate.runtimes import DEFAULT, Loss, Traits
 
 _NUMBER_BYTES = 2.0
 
+_LOGITS, _SUMMED_LOGITS = 2.0, 3.0
+"""Tensors of fp32 logits that PyTorch's cross_entropy makes in its backward pass beside the softmax that it kept: the
+gradients of the loss and of the softmax; one more where loss_parallel divides the vocabulary (both counted in 2.6)."""
+
 _DISPATCHED_COPIES = 2.0
 _INNER_COPIES = 6.0
 """For experts: copies of the dispatched tokens' gradients and of the inner activations' gradients, besides those in
@@ -39,7 +43,8 @@ def backward_bytes(kind: LayerKind, mode: LayerMode, loss: Loss = Loss.IN_PLACE)
         if operator.name == LOSS:
             # Kept in fp32, or in half precision where the gradient takes that place until the projection is through.
             handed = 0.0 if loss is Loss.FUSED else kept / 2.0
-            extra = kept if loss is Loss.SEPARATE else 0.0
+            made = _SUMMED_LOGITS if mode.degree > 1 else _LOGITS
+            extra = made * kept - handed if loss is Loss.SEPARATE else 0.0
             kept, logits = (0.0, kept / 2.0) if loss is Loss.FUSED else (kept, 0.0)
         else:
             handed, extra = _gradient_bytes(operator, kind, mode, arriving)
@@ -281,7 +286,8 @@ def _attention_result_bytes(kind: LayerKind, mode: LayerMode) -> list[float]:
 
 
 def _alternate_bytes(kind: LayerKind, mode: LayerMode) -> float:
-    """The bytes of the results of attention and of every second product."""
+    """The bytes of the results of attention and of every second product. The last result is added up at once; compiled
+    layers do not keep it."""
     products = [operator for operator in kind.operators if operator.products and not operator.on_chip]
-    results = sum(result_bytes(operator, kind, mode) for operator in products)
+    results = sum(result_bytes(operator, kind, mode) for operator in products[:-1])
     return results / 2.0 + sum(_attention_result_bytes(kind, mode))

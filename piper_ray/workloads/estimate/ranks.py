@@ -140,7 +140,8 @@ class _Work:
 def memory_of_rank(layout: RankLayout, passes: Iterable[tuple[str, int]], runtime: Traits) -> RankMemory:
     """The memory of a rank. passes: the passes in order, each with its chunk: "F" and "B", or "I" and "W" for the two
     halves of a backward pass."""
-    works = [_work(chunk, runtime) for chunk in layout.chunks]
+    reduced = _reduced_bytes(layout, runtime)
+    works = [_work(chunk, runtime, reduced) for chunk in layout.chunks]
     in_flight = [0] * len(works)
     held = worst = working = 0.0
     at, moment = list(in_flight), ""
@@ -181,14 +182,15 @@ def memory_of_rank(layout: RankLayout, passes: Iterable[tuple[str, int]], runtim
     )
 
 
-def _work(chunk: Chunk, runtime: Traits) -> _Work:
+def _work(chunk: Chunk, runtime: Traits, reduced: float) -> _Work:
     kept: dict[str, float] = {}
     released, working, moment = 0.0, 0.0, ""
     for kind, mode in reversed(chunk):
         own = activation_bytes(kind, mode, runtime)
         item = _LOSS if any(operator.name == LOSS for operator in kind.operators) else f"activations: {kind.name}"
         kept[item] = kept.get(item, 0.0) + own
-        needed = working_bytes(kind, mode, runtime) - released
+        gradients = reduced * parameters_on_device(kind, mode) if kind.recomputable else 0.0
+        needed = working_bytes(kind, mode, runtime) + gradients - released
         if needed > working:
             working, moment = needed, kind.name
         released += own
@@ -219,7 +221,8 @@ def _fixed(layout: RankLayout, runtime: Traits) -> dict[str, float]:
         "workspace of products": runtime.workspace_bytes + grouped,
         "buffers to reduce and gather in": runtime.buffers_bytes,
         "tensors between stages": _boundary_bytes(layout),
-        "gathered weights and their gradients": _gathered_bytes(layout, runtime),
+        "gathered weights": _gathered_bytes(layout),
+        "gradients until they are reduced": _unreduced_bytes(layout, runtime),
     }
 
 
@@ -238,16 +241,33 @@ def _boundary_bytes(layout: RankLayout) -> float:
     return copies * max(sizes, default=0.0)
 
 
-def _gathered_bytes(layout: RankLayout, runtime: Traits) -> float:
-    """Sharded weights (FSDP) in half precision: two layers' at a time, and one layer's gradients, in half precision and
-    in fp32 for their reduction. Pipelines keep all weights gathered, and all gradients until the last microbatch."""
-    if layout.sharding is not Sharding.WEIGHTS or layout.replicas == 1:
+def _gathered_bytes(layout: RankLayout) -> float:
+    """Sharded weights (FSDP) in half precision: two repeated layers' at a time, and those of all other layers, which
+    are a group of their own. Pipelines keep all weights gathered."""
+    if not _gathers(layout):
         return 0.0
-    sizes = [parameters_on_device(kind, mode) for chunk in layout.chunks for kind, mode in chunk]
-    if layout.ranks > 1:
-        return 2.0 * sum(sizes) + runtime.states.gradients * sum(sizes)
-    pairs = [first + second for first, second in pairwise(sizes)] or sizes
-    return 2.0 * max(pairs) + (2.0 + runtime.states.gradients) * max(sizes)
+    layers = [(kind.recomputable, parameters_on_device(kind, mode)) for chunk in layout.chunks for kind, mode in chunk]
+    repeated = [size for recomputable, size in layers if recomputable]
+    pairs = [first + second for first, second in pairwise(repeated)] or repeated
+    whole = sum(size for _, size in layers)
+    return 2.0 * (whole if layout.ranks > 1 else whole - sum(repeated) + max(pairs, default=0.0))
+
+
+def _unreduced_bytes(layout: RankLayout, runtime: Traits) -> float:
+    """The gradients of gathered weights that a pipeline keeps until the last microbatch."""
+    if not _gathers(layout) or layout.ranks == 1:
+        return 0.0
+    return runtime.states.gradients * sum(parameters_on_device(*layer) for chunk in layout.chunks for layer in chunk)
+
+
+def _reduced_bytes(layout: RankLayout, runtime: Traits) -> float:
+    """The bytes of a parameter's gradients while FSDP reduces those of a repeated layer after its backward pass: in
+    half precision and in fp32. Those of the other layers come last, when hardly anything else is left."""
+    return 2.0 + runtime.states.gradients if _gathers(layout) and layout.ranks == 1 else 0.0
+
+
+def _gathers(layout: RankLayout) -> bool:
+    return layout.sharding is Sharding.WEIGHTS and layout.replicas > 1
 
 
 def gradient_shapes(kind: LayerKind, mode: LayerMode) -> dict[tuple[int, int], float]:

@@ -25,7 +25,8 @@ _PASSING = 0.6
 class Loss(Enum):
     """How the loss of logits in half precision is computed. IN_PLACE: in fp32, whose softmax turns into the gradient,
     which is handed on in half precision (Megatron). FUSED: the gradient takes the logits' place (TransformerEngine's
-    cross entropy). SEPARATE: softmax and its gradient are two tensors in fp32 (PyTorch's cross_entropy).
+    cross entropy). SEPARATE: the softmax, its gradient and that of the loss are tensors in fp32 of their own
+    (PyTorch's cross_entropy).
     """
 
     IN_PLACE = "in place"
