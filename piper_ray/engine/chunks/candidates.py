@@ -13,6 +13,7 @@ import numpy as np
 
 from piper_ray.cost.plan import places, stage_of
 from piper_ray.cost.tolerances import PROOF
+from piper_ray.engine.chunks.rank_patterns import PatternSearch
 from piper_ray.engine.chunks.tables import DegreeTables
 from piper_ray.engine.chunks.tasks import PipelineShape, Task
 from piper_ray.engine.kernels.chunk_bound import FIGURE
@@ -160,6 +161,15 @@ class Candidates:
             if plans:
                 found[index] = min(plans, key=lambda plan: plan.value_s)
         return found
+
+    def chosen(self, search: PatternSearch) -> dict[int, Candidate]:
+        """The quickest plan of a search of patterns, as in ``like``. None where recomputation is a choice of all
+        layers or of chunks, which patterns do not know."""
+        if search.chosen is None or len(self._models) > 1:
+            return {}
+        chunk_of, choice = search.patterns.chunk_of, search.patterns.choice(search.chosen)
+        value_s = batch_seconds(self._models[0], chunk_of, choice, np.empty(self._program.kind.size + 1))
+        return {0: Candidate(self._task, self._task.choices[0], chunk_of, choice, float(value_s))}
 
     def take(self, found: Mapping[int, Candidate]) -> None:
         """Keeps those that are the best of their choice."""

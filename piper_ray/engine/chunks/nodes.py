@@ -240,11 +240,16 @@ class Node:
         relaxation.improve(_ROUNDS_BEFORE_HUB if relaxation.hub_is_open else effort.rounds)
         self.passes += _PASSES_OF_AN_ITERATION * (relaxation.worked - before)
         lower_s = max(self.lower_s, relaxation.lower_s)
-        if lower_s >= target_s * (1.0 - PROOF) or relaxation.layers_in is None:
+        by_rank, layers_in = relaxation.by_rank, relaxation.layers_in
+        if by_rank is None and (lower_s >= target_s * (1.0 - PROOF) or layers_in is None):
             return TurnOutcome(lower_s)
         if self.candidates is None:
             self.candidates = Candidates(self.task, relaxation.program)
-        found = self.candidates.like(relaxation.layers_in.sum(axis=0), relaxation.chunk_of())
+        if by_rank is not None:
+            found = self.candidates.chosen(by_rank)
+        else:
+            assert layers_in is not None
+            found = self.candidates.like(layers_in.sum(axis=0), relaxation.chunk_of())
         if not self.whole:
             return TurnOutcome(lower_s, min(found.values(), key=lambda x: x.value_s, default=None))
         self.candidates.take(found)

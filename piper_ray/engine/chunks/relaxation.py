@@ -13,6 +13,7 @@ import numpy as np
 
 from piper_ray.engine.chunks.crossings import forced_transfers_s, rank_seconds, with_transfers
 from piper_ray.engine.chunks.rank_cover import RankCover
+from piper_ray.engine.chunks.rank_patterns import PatternSearch, RankPatterns
 from piper_ray.engine.chunks.tasks import Task
 from piper_ray.engine.kernels import chunk_bound
 from piper_ray.engine.kernels.chunk_bound import FIGURE, LayerKinds, Paths, Prices, ShapeLimits
@@ -32,6 +33,9 @@ _NEAR = 1e-4
 _FEW_ROUNDS = 5
 _LITTLE = 0.01
 """Where this many rounds gain less than this part of what is missing to the target, the search pauses them."""
+
+_ROUNDS_OF_PATTERNS = 3
+"""A round of patterns takes a third of the time of a round of shares."""
 
 _MOST_MOMENTS = 24
 """Of a rank, that its memory is looked at."""
@@ -78,6 +82,7 @@ class Relaxation:
     each kind each chunk has, float64[kinds, s], and units of time each rank, in the last fractional plan, which keeps
     the limits only about. is_best: whether no other prices are better for the target. worked: iterations of its linear
     programs so far, times their rows. basis: that the next program begins with.
+    by_rank: the search that takes their place where each layer's chunk is given.
     """
 
     task: Task
@@ -97,6 +102,7 @@ class Relaxation:
     is_best: bool = False
     worked: int = 0
     basis: Basis | None = None
+    by_rank: PatternSearch | None = None
 
     def __post_init__(self) -> None:
         self.target_s = np.inf
@@ -148,7 +154,8 @@ class Relaxation:
     def copy(self) -> Relaxation:
         """With prices, paths and limits of its own."""
         limits = _own(self.limits, *_OF_A_CASE)
-        found = replace(self, limits=limits, counts=[*self.counts], rank=[*self.rank])
+        by_rank = None if self.by_rank is None else self.by_rank.copy()
+        found = replace(self, limits=limits, counts=[*self.counts], rank=[*self.rank], by_rank=by_rank)
         found.target_s = self.target_s
         return found
 
@@ -212,6 +219,8 @@ class Relaxation:
         """
         case, p = self.case, self.task.shape.ranks
         fullest = self._least_units_of_fullest()
+        if self.by_rank is not None:
+            return
         if self.hub_is_open:
             for chunk in self.hub_chunks():
                 yield replace(case, hub=chunk)
@@ -279,6 +288,14 @@ class Relaxation:
         """Looks for better prices: this many times for the best of the known paths, then for a longer path."""
         if self._is_over or self.is_best:
             return
+        if self.by_rank is None and (patterns := self._patterns()) is not None:
+            self.by_rank = PatternSearch.of(patterns, self.paths)
+        if self.by_rank is not None:
+            before = self.by_rank.worked
+            self.by_rank.improve(_ROUNDS_OF_PATTERNS * rounds, self.target_s)
+            self.worked += self.by_rank.worked - before
+            self.lower_s = max(self.lower_s, self.by_rank.lower_s)
+            return
         if np.isinf(self._evaluate(self._even_prices())):
             return  # some layer has no place
         program = self._program()
@@ -306,7 +323,12 @@ class Relaxation:
 
     def limit_ranks(self) -> None:
         """Asks of each rank whether it may have more units than the fullest one needs, or as many as any may."""
-        if self._is_over or not np.isfinite(self.target_s) or (fullest := self._least_units_of_fullest()) < 1.0:
+        if (
+            self.by_rank is not None
+            or self._is_over
+            or not np.isfinite(self.target_s)
+            or (fullest := self._least_units_of_fullest()) < 1.0
+        ):
             return
         most_units, program = self.limits.most_units.copy(), self._program()
         units = min(fullest + 1.0, most_units.max())
@@ -335,6 +357,17 @@ class Relaxation:
     def _is_over(self) -> bool:
         """Nothing takes any time, or no plan is quick enough."""
         return self.task.lower_s <= 0.0 or self.lower_s >= self.target_s
+
+    def _patterns(self) -> RankPatterns | None:
+        """None if some layer may be in several chunks, or there are too many patterns."""
+        kinds, chunk_of = self.exact_kinds, np.zeros(self.task.tables.order.size, np.int64)
+        if (kinds.counted * (kinds.last_chunk - kinds.first_chunk)).any() or self.case.hub is not None:
+            return None
+        least, most = self.limits.least_layers, self.limits.most_layers
+        _, members = self.task.tables.kinds(self.task.data_parallel_degree, least, most, merged=False)
+        for positions, chunk in zip(members, kinds.first_chunk.tolist(), strict=False):  # as in ``chunk_of``
+            chunk_of[positions] = chunk
+        return RankPatterns.of(self.task, self.program, chunk_of)
 
     def _program(self) -> ShareProgram:
         from piper_ray.engine.chunks.share_program import ShareProgram  # HiGHS is loaded where it is needed

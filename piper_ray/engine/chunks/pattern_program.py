@@ -1,0 +1,72 @@
+"""The linear program of ``rank_patterns``: parts of patterns for each rank, the longest known path least."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import highspy
+import numpy as np
+import numpy.typing as npt
+
+from piper_ray.engine.chunks.rank_patterns import RankPatterns, Rows
+from piper_ray.engine.kernels.types import FloatArray
+
+_ROUND = 20_000
+"""As in ``share_program``."""
+
+
+class PatternShares(NamedTuple):
+    """batch_s: of the known paths. shares: float64[patterns]."""
+
+    batch_s: float
+    shares: FloatArray
+
+
+class PatternProgram:
+    """Columns: patterns, and the batch. Rows: of each rank the shares are 1 together; then paths, as they are added.
+
+    worked: as in ``ShareProgram``.
+    """
+
+    def __init__(self, patterns: RankPatterns, allowed: npt.NDArray[np.bool_], rows: Rows) -> None:
+        self._size, self._ranks = patterns.rank.size, patterns.first.size
+        self._highs = highspy.Highs()  # type: ignore[no-untyped-call]
+        self._highs.silent()
+        self._highs.setOptionValue("threads", 1)
+        self.worked = 0
+        self.weights: FloatArray | None = None
+        columns = np.arange(self._size + 1)
+        lp = highspy.HighsLp()
+        lp.num_col_, lp.num_row_ = self._size + 1, self._ranks
+        lp.col_cost_ = (columns == self._size).astype(np.float64)
+        lp.col_lower_ = np.zeros(self._size + 1)
+        lp.col_upper_ = np.append(np.where(allowed, np.inf, 0.0), np.inf)
+        lp.row_lower_ = lp.row_upper_ = np.ones(self._ranks)
+        lp.a_matrix_.format_ = highspy.MatrixFormat.kColwise
+        lp.a_matrix_.start_ = np.append(columns, self._size)
+        lp.a_matrix_.index_, lp.a_matrix_.value_ = patterns.rank, np.ones(self._size)
+        self._highs.passModel(lp)
+        self._scale_s = float(rows.added_s.max())
+        self.add(rows)
+
+    def add(self, rows: Rows) -> None:
+        """The batch takes no less than these paths."""
+        added, fixed_s = rows.added_s / self._scale_s, rows.fixed_s / self._scale_s
+        entries = np.column_stack([-added, np.ones(fixed_s.size)])
+        row, column = np.nonzero(entries)
+        start = np.searchsorted(row, np.arange(fixed_s.size)).astype(np.int32)
+        values = entries[row, column]
+        upper = np.full(fixed_s.size, np.inf)
+        self._highs.addRows(fixed_s.size, fixed_s, upper, row.size, start, column.astype(np.int32), values)
+
+    def solve(self) -> PatternShares | None:
+        """None if no solution is found."""
+        self._highs.run()
+        self.worked += int(self._highs.getInfo().simplex_iteration_count) * self._highs.getNumRow() + _ROUND
+        if self._highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
+            return None
+        solution = self._highs.getSolution()
+        values = np.array(solution.col_value)
+        weights = np.maximum(0.0, np.array(solution.row_dual)[self._ranks :])
+        self.weights = weights / weights.sum()
+        return PatternShares(float(values[-1]) * self._scale_s, values[:-1])
