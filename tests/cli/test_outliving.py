@@ -22,6 +22,7 @@ import piper_ray
 from piper_ray import dump
 from piper_ray.cli import outliving
 from piper_ray.evaluate import evaluate
+from piper_ray.model.events import IncumbentFound
 from tests.cli_cases import ROOT, run, write_small
 from tests.faults.surroundings import TO_WORKERS
 from tests.instances import two_towers
@@ -31,16 +32,12 @@ from tests.sweep_support import write_small as write_sweep
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the child must end with its parent")
 
-# The second evaluation waits for the end of a process, as if it were one of Ray's, and ends then as Ray ends it.
+# The first evaluation waits for the end of a process, as if it were one of Ray's, and ends then as Ray ends it.
 _ENDED = """
 import os, time
 from piper_ray.cli import outliving
 from piper_ray.engine.search.search import Search
-evaluate, asked = Search._evaluate, []
 def ended(*arguments, **options):
-    asked.append(1)
-    if len(asked) < {evaluation}:
-        return evaluate(*arguments, **options)
     outliving.tell_of_services(({address!r}, {pids!r}))
     print("waiting", file=sys.stderr, flush=True)
     for pid in {pids!r}.values():
@@ -51,10 +48,8 @@ Search._evaluate = ended
 """
 
 
-def ended(
-    address: str = "127.0.0.1:1", pids: dict[str, int] | None = None, end: str = "os._exit(1)", evaluation: int = 2
-) -> str:
-    return _ENDED.format(address=address, pids=pids or {}, end=end, evaluation=evaluation)
+def ended(address: str = "127.0.0.1:1", pids: dict[str, int] | None = None, end: str = "os._exit(1)") -> str:
+    return _ENDED.format(address=address, pids=pids or {}, end=end)
 
 
 @pytest.fixture
@@ -121,7 +116,7 @@ def test_what_the_system_kills_leaves_its_plan_too(long: Path, tmp_path: Path) -
 @pytest.mark.long
 def test_before_anything_is_found_it_is_told(long: Path) -> None:
     setup = ended() + "\nSearch._improve_on_chain = ended\n"
-    with started("solve", long, "--json", "--address", "local", setup=setup.replace("< 2", "< 1")) as process:
+    with started("solve", long, "--json", "--address", "local", setup=setup) as process:
         output, errors = process.communicate(timeout=HANG_S)
         assert (process.returncode, output) == (7, "")
     assert errors.rstrip().endswith("; nothing had been found yet")
@@ -300,12 +295,14 @@ def test_from_python_the_end_of_a_real_ray_leaves_the_checkpoint(base: Path, tmp
             process.kill()
     assert process.returncode == 1
     told: list[str] = []
+    stop: piper_ray.Stop[piper_ray.Solution] = piper_ray.Stop()
 
     def listener(event: object) -> None:
         told.append(str(getattr(event, "text", "")))
+        if isinstance(event, IncumbentFound):
+            stop.request()
 
-    stop: piper_ray.Stop[piper_ray.Solution] = piper_ray.Stop()
-    found = piper_ray.solve(instance, checkpoint=kept, time_limit="1s", listener=listener, stop=stop)
+    found = piper_ray.solve(instance, checkpoint=kept, listener=listener, stop=stop)
     assert any("on record" in text for text in told), told
     assert found.plan is not None
 

@@ -57,7 +57,7 @@ def test_restricted_recomputation(schedule: FlushSchedule) -> None:
         Recompute.ALL_OR_NONE: (False, True),
         Recompute.FIRST_K: ("first-k",),
     }
-    for seed in range(60):
+    for seed in range(24):
         instance = random_instance(seed, most_layers=4)
         for recompute, allowed in roles.items():
             assert_best(instance, schedule, restrictions=Restrictions(recompute=recompute), roles=allowed)
@@ -65,7 +65,7 @@ def test_restricted_recomputation(schedule: FlushSchedule) -> None:
 
 @pytest.mark.parametrize("schedule", long_after(1, SCHEDULES))
 def test_another_all_reduce(schedule: FlushSchedule) -> None:
-    for seed in range(60):
+    for seed in range(30):
         assert_best(random_instance(seed, most_layers=4), schedule, step=StepTerms(AllReduce.RING))
 
 

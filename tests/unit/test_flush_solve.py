@@ -76,7 +76,7 @@ def without_weights(instance: Instance) -> Instance:
 
 
 def some_instances() -> list[Instance]:
-    return [random_instance(seed, most_layers=5, most_devices=8) for seed in range(40)]
+    return [random_instance(seed, most_layers=5, most_devices=8) for seed in range(20)]
 
 
 def test_equal_layers_under_1f1b_take_m_and_p_minus_1_times_a_stage() -> None:
@@ -204,7 +204,7 @@ def test_a_stop_from_another_thread_ends_a_long_search() -> None:
 
 def test_a_gap_ends_the_search() -> None:
     ended = 0
-    for seed in range(60):
+    for seed in range(30):
         instance = uneven_layers(seed)
         solution = solve_flush(instance, ONE_F_ONE_B, options=SolveOptions(gap=0.2, threads=1))
         optimum = solve_flush(instance, ONE_F_ONE_B)
@@ -248,7 +248,7 @@ def test_too_many_downsets_are_listed_as_tasks_want_them(
 ) -> None:
     """The answer is that of all of them. Where layers are many, borders bound plans, and cheap ones give the first."""
     compared = 0
-    for seed in range(40):
+    for seed in range(20):
         instance = random_instance(seed, most_layers=7)
         with monkeypatch.context() as patch:
             whole = solve_flush(instance, schedule)
@@ -260,7 +260,7 @@ def test_too_many_downsets_are_listed_as_tasks_want_them(
         if whole.time_per_sample_s is not None:
             compared += whole.stats.downsets > len(instance.layers) + 1
             assert listed.time_per_sample_s == pytest.approx(whole.time_per_sample_s, rel=1e-9)
-    assert compared > 5
+    assert compared > 2
 
 
 @pytest.mark.parametrize("schedule", FlushSchedule.flushed())
@@ -270,6 +270,7 @@ def test_a_memory_limit_is_kept_by_listing_fewer(schedule: FlushSchedule) -> Non
     assert (found.status, found.time_per_sample_s) == (Status.OPTIMAL, whole.time_per_sample_s)
 
 
+@pytest.mark.long
 def test_what_takes_too_long_to_close_is_left_open_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A (d, t) whose last gap is left open is not searched again at the same time, and the answer has the gap."""
     looked_at: list[tuple[int, float]] = []
@@ -314,7 +315,7 @@ _PROVED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "schedule"), long_after(2, _PROVED))
+@pytest.mark.parametrize(("name", "schedule"), long_after(1, _PROVED))
 def test_the_large_inputs_are_proved(name: str, schedule: FlushSchedule) -> None:
     instance = instance_of(str(INPUTS / f"{name}.toml"))
     solution = solve_flush(instance, schedule)
@@ -382,7 +383,7 @@ def test_the_least_memory_with_a_plan(schedule: str) -> None:
     """With so much there is one; with a little less there is none."""
     same = Restrictions(constraints=[SameDegrees()])
     found = 0
-    for seed in range(40):
+    for seed in range(20):
         instance = random_instance(seed, most_layers=5).replace(memory_bytes=5.0)
         solution = piper_ray.solve(instance, schedule=schedule, restrictions=same)
         if solution.status is not Status.INFEASIBLE:
@@ -396,7 +397,7 @@ def test_the_least_memory_with_a_plan(schedule: str) -> None:
         enough, short = instance.replace(memory_bytes=least), instance.replace(memory_bytes=least - 1.1)
         assert piper_ray.solve(enough, schedule=schedule, restrictions=same).plan is not None
         assert piper_ray.solve(short, schedule=schedule, restrictions=same).plan is None
-    assert found >= 10
+    assert found >= 5
 
 
 def test_what_was_asked_for_is_told_where_no_plan_does_it() -> None:

@@ -77,10 +77,10 @@ def test_a_wrong_scheme_trains_otherwise() -> None:
         launch(job_of("gpt", 2, [wrong]), lambda _done, _all: None, Stop())
 
 
-def test_what_is_not_the_traced_code_is_refused_in_words() -> None:
+def test_what_is_not_the_traced_code_is_refused_in_words(tmp_path: Path) -> None:
     (document, *_) = schemes_in_full("cross", 2, range(0))
     job = replace(job_of("cross", 2, [{**document, "operators": document["operators"][:-1]}]), degree=1)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", init_method=(tmp_path / "meeting").as_uri(), rank=0, world_size=1)
     try:
         with pytest.raises(UsageError, match="has other operators than the scheme"):
             follow(job, lambda _: None)
