@@ -248,13 +248,17 @@ def proof_line(proposal: FoundPlans) -> str:
     elif demand.set_aside_bytes:
         left = f", {size_text(demand.set_aside_bytes)} kept free for {demand.runtime.title}"
     combinations = plural(proposal.cells.count, "combination")
-    bound = "is faster"
-    if proposal.gap >= _NO_GAP:  # else the bound, rounded down, would be told as below the step
-        bound = f"takes less than {time_text(rounded_down(proposal.lower_s), 3)}"
     return (
         f"{combinations} of microbatch size, schedule, sharding and recomputation compared{demand.layouts_text}{left}: "
-        f"by these estimates no plan {bound}, gap {gap_text(proposal.gap)}{_open_text(proposal)}"
+        f"by these estimates no plan {no_plan_text(proposal)}, gap {gap_text(proposal.gap)}{_open_text(proposal)}"
     )
+
+
+def no_plan_text(proposal: FoundPlans) -> str:
+    """What no plan does. A bound that is rounded down would look as if it were below the step of a proved plan."""
+    if proposal.gap < _NO_GAP:
+        return "is faster"
+    return f"takes less than {time_text(rounded_down(proposal.lower_s), 3)}"
 
 
 def _open_text(proposal: FoundPlans) -> str:

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from piper_ray.model.figures import held_text, plural, rounded, rounded_down, share_text, size_text, time_text
+from piper_ray.model.figures import held_text, plural, rounded, share_text, size_text, time_text
 from piper_ray.proposal.figures import Figures
 from piper_ray.proposal.layout_words import layout_words
 from piper_ray.proposal.propose import FoundPlans
 from piper_ray.report.page.tables import PageColumn, PageTable, TableCell
-from piper_ray.report.proposal import OF_WORDS, gap_text, other_plans, settling_lines
+from piper_ray.report.proposal import OF_WORDS, gap_text, no_plan_text, other_plans, settling_lines
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,8 @@ def _tiles(found: FoundPlans, figures: Figures) -> Iterator[Tile]:
     best, doubt = found.best, found.best.estimate.doubt
     run, words, devices = best.simulation, layout_words(best), best.instance.devices
     yield Tile("step_s", "Step", figures.step_s, time_text(figures.step_s, 3), doubt.range_text(figures.step_s))
-    bound_more = f"no plan of {plural(found.cells.count, 'combination')} takes less than"
-    bound = time_text(rounded_down(found.lower_s), 3)
-    yield Tile("gap", "Gap", found.gap, gap_text(found.gap), f"{bound_more} {bound}")
+    gap_more = f"no plan of {plural(found.cells.count, 'combination')} {no_plan_text(found)}"
+    yield Tile("gap", "Gap", found.gap, gap_text(found.gap), gap_more)
     if figures.tokens_per_s_per_device is not None and figures.tokens_per_s is not None:
         per_device = figures.tokens_per_s_per_device
         yield Tile(

@@ -208,7 +208,7 @@ class PlanClaims:
     step: StepTerms = StepTerms()
     time_per_sample_s: float | None = None
     schemes: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
-    ranks: Sequence[list[int] | None] = ()
+    ranks: tuple[list[int] | None, ...] = ()
 
     def step_under(self, schedule: Schedule) -> StepTerms:
         """Its terms of a step if ``schedule`` flushes each batch; the usual terms if it does not."""
@@ -337,7 +337,7 @@ def read_claims(document: Mapping[str, object], faults: Faults) -> PlanClaims | 
     bound_s, time_s = read.lower_bound_s, read.time_per_sample_s
     stages = read.stages if read.plan is None else read.plan.stages
     schemes = {word: one for stage in stages for word, one in stage.schemes.items()}
-    ranks = [stage.ranks for stage in stages]
+    ranks = tuple(stage.ranks for stage in stages)
     return PlanClaims(schedule, digest, bound_s, read.status, read.planner, read.note, step, time_s, schemes, ranks)
 
 
