@@ -63,10 +63,8 @@ def at_prices(program: SchemeProgram, in_flight: Sequence[float]) -> Iterator[Sc
         def corner(scheme: Scheme, price_s: float, count: float = count) -> _Corner:
             return _Corner(scheme.figures.time_s, scheme.figures.held_bytes(count), price_s)
 
-        fastest, least_bytes = program.fastest(count), program.least_held_bytes(count)
-        least = program.fastest(count, least_bytes * (1.0 + _LEAST))
+        fastest, least = program.fastest(count), _least(program, count)
         assert fastest is not None  # each device may do everything
-        assert least is not None
         yield from (fastest, least)
         todo = [(corner(fastest, 0.0), corner(least, np.inf))]
         while todo:
@@ -87,6 +85,15 @@ def at_prices(program: SchemeProgram, in_flight: Sequence[float]) -> Iterator[Sc
             if found.cost_s(price_s) < left.cost_s(price_s) - little_s:
                 yield scheme
                 todo += [(left, found), (found, right)]
+
+
+def _least(program: SchemeProgram, count: float) -> Scheme:
+    """The fastest scheme of those that hold the least. Where activations are a trifle beside weights, HiGHS may find none
+    so near to it: then of those that hold a little more."""
+    least_bytes, more = program.least_held_bytes(count), _LEAST
+    while (found := program.fastest(count, least_bytes * (1.0 + more))) is None:
+        more *= 10.0
+    return found
 
 
 def undominated(schemes: Sequence[Scheme]) -> list[Scheme]:
