@@ -37,7 +37,7 @@ class CurveOptions:
     devices: str | None = option(
         "RANGE",
         "Numbers of devices, as 8..2048, 8..2k:8 or 8,16,32; 1 to the input's number if not given. Of two kinds, as "
-        "'A100-80=8,16 H100-SXM=8..64:8', a table is shown; whole nodes if not given.",
+        "'A100-80=0,8,16 H100-SXM=8..64:8', a table is shown (0: the other kind alone); whole nodes if not given.",
     )
     budgets: str | None = option(
         "RANGE", "Bounds on the sum of data-parallel degrees too, on the most devices: as --devices, or all."
