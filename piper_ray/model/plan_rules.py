@@ -20,7 +20,10 @@ def layers_in_order(instance: Instance) -> tuple[int, ...]:
     """Layer ids in the order of the file. Where an edge runs backwards in the file, its source is moved before its
     target."""
     place = {layer.id: index for index, layer in enumerate(instance.layers)}
-    sorter = TopologicalSorter({layer: before for layer, (before, _) in instance.neighbours.items()})
+    befores = {layer: before for layer, (before, _) in instance.neighbours.items()}
+    if all(place[one] < place[layer] for layer, before in befores.items() for one in before):
+        return tuple(place)
+    sorter = TopologicalSorter(befores)
     sorter.prepare()
     ready: list[int] = []
     order = []

@@ -291,6 +291,8 @@ class CellSearch:
         """Searches all cells, or stops early if the caller wishes."""
         self.ledger.run(self)
         self.close_cells()
+        for cell in self.cells:
+            cell.kept.clear()
 
     def close_cells(self) -> None:
         """Sets how each cell was closed so far."""
@@ -400,7 +402,7 @@ class CellSearch:
                 listener=self._watch,
                 step=demand.step,
                 stop=self._stop.part(),
-                kept=None if each_pass else cell.kept,
+                kept=cell.kept if self._bounded and not each_pass else None,
             )
 
         sample_s = within_s / cell.microbatches

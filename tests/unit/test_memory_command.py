@@ -101,6 +101,12 @@ def test_first_layers_of_a_stage_recompute() -> None:
     assert half - all_layers == pytest.approx((none - all_layers) / 2)
 
 
+def test_a_vision_tower_is_whole_on_the_first_rank() -> None:
+    """24 layers of the tower, its embedding, a projector and an embedding, 40 layers and a head on 4 ranks."""
+    found = piper_ray.memory("Mistral-Small-3.1-24B", "tp=2,pp=4,dp=2")
+    assert [rank.layers for rank in found.ranks] == [(24 + 1 + 1 + 1 + 10,), (10,), (10,), (11,)]
+
+
 def test_torchtitan_s_configuration() -> None:
     text = json.dumps({
         "parallelism": {"data_parallel_shard_degree": 8, "tensor_parallel_degree": 1, "pipeline_parallel_degree": 1},
@@ -130,6 +136,7 @@ def test_what_nobody_says_is_told() -> None:
         ("tp=2", "say dp=8 or gpus=64"),
         ("tp=2,ppp=4,dp=2", "ppp: is no word of a layout"),
         ("tp=2,tp=4,dp=1", "tp: is said twice"),
+        ("fsdp=8", "fsdp: takes no value, as all replicas share weights; say fsdp,dp=8"),
         ("tp=2,dp=x", 'dp: not a whole number ("x")'),
         ("tp=3,dp=2", "32 heads cannot be divided over 3 devices"),
         ("tp=2,dp=2,recompute=norms", "'norms': expected none, full, or parts of a layer"),

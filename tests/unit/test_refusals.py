@@ -11,11 +11,12 @@ import piper_ray
 from piper_ray import Restrictions, ScheduleName, Status
 from piper_ray.calibrate.layouts import NotExpressible, laid_out
 from piper_ray.calibrate.runs import read_runs
-from piper_ray.model.mode import Sharding
+from piper_ray.model.mode import ALL_REPLICAS, Sharding
 from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName
 from piper_ray.workloads.estimate.build import EstimateRequest
 from piper_ray.workloads.estimate.config import read_model
 from piper_ray.workloads.estimate.hardware import load_hardware
+from piper_ray.workloads.estimate.modes import Offer
 from piper_ray.workloads.estimate.refusals import reasons_against
 from tests.data import DATA
 from tests.lengths import long_after
@@ -38,6 +39,17 @@ def test_deepseek_on_two_nodes() -> None:
     assert "fewer than 20 nodes cannot do" in reason
     assert refused("deepseek-v3", 19)
     assert not refused("deepseek-v3", 20)
+
+
+def test_host_memory_that_would_do_is_told() -> None:
+    """Of 16 bytes for each of 117 G parameters."""
+
+    def reasons(host_bytes: float | None) -> tuple[str, ...]:
+        request = EstimateRequest(nodes=1, offer=Offer(zero=ALL_REPLICAS), host_memory_bytes=host_bytes)
+        return reasons_against(read_model("gpt-oss-120b"), HARDWARE, "MI300X", request, MEGATRON)
+
+    assert reasons(2e12) == ()
+    assert "the optimizer's state takes 1.7 TiB of host memory" in reasons(None)[1]
 
 
 def test_models_that_a_runtime_does_not_know() -> None:

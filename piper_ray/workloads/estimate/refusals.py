@@ -193,6 +193,9 @@ def _without_room(
     text = f"{model.name} has no layout that fits on {there}: {states_named} alone take "
     text += f"{size_text(states)}, where all GPUs together have {size_text(room.devices * room.memory_bytes)}"
     yield text + (f"; fewer than {enough:,} nodes cannot do" if enough < _MOST_NODES else "")
+    excess = host_excess(model, gpu, request) if may_be_on_host(runtime, request, hardware.training) else None
+    if excess is not None and _without_optimizer(room).fits():
+        yield f"without the optimizer's state it may fit, but {excess}"
 
 
 _MOST_NODES = 2**14
@@ -204,10 +207,8 @@ def _room(model: ModelConfig, training: Training, gpu: Gpu, request: EstimateReq
     if request.lora:
         architecture = with_adapters(architecture, request.lora)
     degrees = {t for of_kind in degrees_of(architecture.kinds, request.domain_of(gpu)).values() for t in of_kind}
-    if may_be_on_host(runtime, request, training) and host_excess(model, gpu, request) is None:
-        training = training.model_copy(update={"optimizer_bytes": 0.0})
     reserve = DEFAULT.reserve_bytes(gpu.device_bytes) if request.reserve_bytes is None else request.reserve_bytes
-    return _Room(
+    room = _Room(
         architecture=architecture,
         training=training,
         degrees=tuple(sorted(degrees)) if runtime.tensor_parallelism else (1,),
@@ -218,3 +219,10 @@ def _room(model: ModelConfig, training: Training, gpu: Gpu, request: EstimateReq
         offload=request.offer.offload,
         microbatches=max(1, (request.batch or model.batch) // samples),
     )
+    on_host = may_be_on_host(runtime, request, training) and host_excess(model, gpu, request) is None
+    return _without_optimizer(room) if on_host else room
+
+
+def _without_optimizer(room: _Room) -> _Room:
+    """With the optimizer's state in host memory."""
+    return replace(room, training=room.training.model_copy(update={"optimizer_bytes": 0.0}))
