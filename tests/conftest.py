@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -64,9 +65,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
     """The Ray that files share ends with the last of them: it takes processor time while nobody asks for anything."""
     result = yield
-    if shares_ray(item.path) and not (nextitem is not None and shares_ray(nextitem.path)):
-        import ray
-
+    ray = sys.modules.get("ray")
+    if ray is not None and shares_ray(item.path) and not (nextitem is not None and shares_ray(nextitem.path)):
         ray.shutdown()
     return result
 

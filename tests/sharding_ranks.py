@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from tests.run_support import loopback
+from tests.run_support import imported, loopback
 from tests.scheme_modules import TOKENS, WIDTH, Separate
 
 
-def trained(rank: int, file: str, port: int) -> None:
-    """Three steps of training; the greatest difference of a loss or gradient is written next to the file."""
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": loopback()}
+def main(job_file: str, rank: int) -> None:
+    """Three steps of training, for tests.ranks; the result is the greatest difference of a loss or gradient."""
+    read: dict[str, Any] = json.loads(Path(job_file).read_text())
+    file = Path(read["file"])
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(read["port"]), "GLOO_SOCKET_IFNAME": loopback()}
     torch.set_num_threads(1)
     torch._utils._get_available_device_type = lambda: "cpu"  # torchtitan takes GPUs for there where nothing is
     dist.init_process_group("gloo", rank=rank, world_size=2)
@@ -29,14 +32,9 @@ def trained(rank: int, file: str, port: int) -> None:
     torch.manual_seed(0)
     layer, x = Separate().double(), torch.randn(2, TOKENS, WIDTH, dtype=torch.float64)
     one = copy.deepcopy(layer)
-    spec = importlib.util.spec_from_file_location("sharding", file)
-    assert spec is not None
-    assert spec.loader is not None
-    exported = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(exported)
-    exported.shard(layer)
+    imported(file).shard(layer)
     layer.parallelize(dims)  # type: ignore[operator]
-    tokens = "in_src_shardings={'x': S(1)}" in Path(file).read_text().replace('"', "'")
+    tokens = "in_src_shardings={'x': S(1)}" in file.read_text().replace('"', "'")
     optimizers, worst = [torch.optim.SGD(of.parameters(), 0.1) for of in (one, layer)], 0.0
     for _ in range(3):
         found = layer(x.chunk(2, 1)[rank] if tokens else x).square().mean()
@@ -55,5 +53,4 @@ def trained(rank: int, file: str, port: int) -> None:
             optimizer.step()
             optimizer.zero_grad()
     dist.destroy_process_group()
-    if rank == 0:
-        Path(f"{file}.worst").write_text(repr(worst))
+    Path(read["results"], f"{rank}.json").write_text(json.dumps(worst))

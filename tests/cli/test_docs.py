@@ -23,13 +23,16 @@ NEEDS_TORCH = {"pytorch-model.md"}
 
 LONG = {
     "llama3-70b.md",
+    "certificate.md",
     "compare.md",
     "frontier.md",
+    "infeasible.md",
     "mixed-cluster.md",
     "nvl72.md",
     "plan.md",
     "pytorch-model.md",
     "runtime.md",
+    "sweep.md",
     "too-wide.md",
     "two-sites.md",
 }

@@ -17,6 +17,7 @@ import piper_ray
 from piper_ray.cli import main
 from piper_ray.cli.interrupts import Interrupts
 from piper_ray.evaluate import evaluate
+from piper_ray.model.events import IncumbentFound
 from piper_ray.model.stop import Stop, StopSearch
 from tests.cli_cases import ROOT, run, without_notes, write_small
 from tests.interrupt_support import HANG_S, SIGNALS, long_solve, started, wait_for, write_long
@@ -51,7 +52,7 @@ def test_a_search_ends_with_its_plan_and_its_checkpoint(
 ) -> None:
     out, kept = tmp_path / "plan.json", tmp_path / "kept"
     with started("solve", long, "--json", "--out", out, "--checkpoint", kept, *supervised) as process:
-        wait_for(process, "   2  ")  # the second evaluation is on record
+        wait_for(process, "   1  ")  # the first evaluation is on record
         process.send_signal(number)
         output, _ = process.communicate(timeout=HANG_S)
         assert process.returncode == 128 + number
@@ -61,7 +62,8 @@ def test_a_search_ends_with_its_plan_and_its_checkpoint(
 
     def listener(event: object) -> None:
         told.append(str(getattr(event, "text", "")))
-        stop.request()
+        if isinstance(event, IncumbentFound):
+            stop.request()
 
     piper_ray.solve(long_solve(), checkpoint=kept, listener=listener, stop=stop)
     assert any("evaluations are on record" in text for text in told), told

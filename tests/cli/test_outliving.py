@@ -152,7 +152,7 @@ def test_signals_are_passed_on(long: Path, tmp_path: Path) -> None:
     """As a supervisor passes on each of them: test_supervise.py."""
     number, out = signal.SIGTERM, tmp_path / "plan.json"
     with started("solve", long, "--json", "--out", out, "--address", "local") as process:
-        wait_for(process, "   2  ")
+        wait_for(process, "   1  ")
         process.send_signal(number)
         output, _ = process.communicate(timeout=HANG_S)
         assert process.returncode == 128 + number

@@ -57,6 +57,7 @@ def test_a_faster_link_between_kinds_than_within_each() -> None:
         assert_best(replace(made, cluster=Cluster.of_kinds(made.cluster.kinds, 100.0)))
 
 
+@pytest.mark.long
 def test_nodes_with_a_link_of_their_own() -> None:
     for made in small(range(16)):
         kinds = [

@@ -83,6 +83,7 @@ def test_the_plan_is_that_of_the_whole_lattice(instance: Instance, monkeypatch: 
     assert found.time_per_sample_s == pytest.approx(whole.time_per_sample_s, rel=2e-9)
 
 
+@pytest.mark.long
 def test_too_many_of_these_leave_a_plan_and_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     instance = two_towers(12, devices=7, memory_bytes=50.0)
     whole = piper_ray.solve(instance, options=ONE_THREAD)

@@ -103,6 +103,7 @@ def test_devices_that_share_an_expert_are_tried_and_nothing_is_slower_for_it(tmp
     assert found.best.step_s <= propose(fewer).best.step_s * (1.0 + 1e-4)
 
 
+@pytest.mark.long
 def test_shared_experts_are_launched_as_they_are_priced(tmp_path: Path) -> None:
     """A plan of each spread, through its files and back."""
     asked = demand(tmp_path, ROUTED, RuntimeName.MEGATRON)

@@ -46,6 +46,7 @@ def test_the_rows_are_the_yardsticks() -> None:
     ]
 
 
+@pytest.mark.long
 def test_known_values_are_those_of_the_published_implementation() -> None:
     published = {
         (golden.workload, golden.instance.devices, golden.instance.microbatches, golden.instance.memory_bytes): golden

@@ -192,6 +192,7 @@ def test_short_ones_are_measured_in_turns_and_long_ones_once(monkeypatch: pytest
     assert workers.log == ["this 100", "v1 100", "this forecast"]
 
 
+@pytest.mark.long
 def test_what_compiles_on_the_way_is_measured_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     workers = Workers(monkeypatch, {"this": 20.0}, compiling=1)
     compare([subject()], [HERE], Compared({}), list[str]().append)

@@ -98,6 +98,7 @@ def test_one_run_tells_of_one_constant_and_none_of_a_machine_as_the_tables_have_
     assert fitted(tmp_path, {}, LAYOUTS).factors == {}
 
 
+@pytest.mark.long
 def test_an_outlier_among_three_runs_changes_nothing(tmp_path: Path) -> None:
     """It would change the links in the first case, and work in the second. In the third all are off by what layouts of
     one machine may be."""

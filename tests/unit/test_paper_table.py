@@ -50,6 +50,7 @@ def assert_as_brute_force(instance: Instance, restrictions: Restrictions | None 
     return table
 
 
+@pytest.mark.long
 def test_brute_force_is_as_good_as_any_plan_that_evaluates() -> None:
     feasible = 0
     for seed in range(60):

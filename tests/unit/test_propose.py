@@ -221,6 +221,7 @@ def test_more_never_hurts(proposal: FoundPlans) -> None:
     assert max(more.found.step_s, faster.found.step_s) <= proposal.best.step_s * (1.0 + 1e-4)
 
 
+@pytest.mark.long
 def test_devices_that_a_batch_does_not_divide_among_are_told(tmp_path: Path) -> None:
     """Of 3 devices 2 are used where no d that divides the batch is 3, with one rank; 15 samples or 18 use all."""
     tied = tmp_path / "config.json"

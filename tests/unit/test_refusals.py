@@ -84,9 +84,10 @@ def test_where_it_refuses_there_is_no_plan(model: str, per_node: int) -> None:
         assert piper_ray.solve(instance, restrictions=rules, threads=1).status is Status.INFEASIBLE
 
 
-def test_nothing_is_refused_that_ran() -> None:
+@pytest.mark.parametrize("name", long_after(1, ["memory", "published", "moe"]))
+def test_nothing_is_refused_that_ran(name: str) -> None:
     seen = 0
-    for run in (run for name in ("published", "moe", "memory") for run in read_runs(DATA / "runs" / f"{name}.json")):
+    for run in read_runs(DATA / "runs" / f"{name}.json"):
         try:
             laid = laid_out(run, HARDWARE)
         except NotExpressible:
@@ -102,4 +103,4 @@ def test_nothing_is_refused_that_ran() -> None:
         found = reasons_against(laid.model, HARDWARE, str(run.gpu), request, runtime)
         assert [reason for reason in found if "no layout" in reason] == [], run.id
         seen += 1
-    assert seen > 120
+    assert seen > 50

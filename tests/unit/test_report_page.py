@@ -216,6 +216,7 @@ def test_terms_of_a_step_are_those_that_the_plan_was_made_with() -> None:
     )
 
 
+@pytest.mark.long
 def test_rules_of_a_plan_are_told() -> None:
     instance = chain([3.0, 6.0, 3.0], microbatches=8)
     plan = dataclasses.replace(cut([1] * 3, [1, 2, 1]), keeps_order=True, in_flight=(5, 2, 1))
@@ -287,6 +288,7 @@ def _brute_force(steps: MemorySteps, until_s: float, columns: int) -> list[float
     return found
 
 
+@pytest.mark.long
 def test_columns_show_the_most_that_is_held() -> None:
     rng = random.Random(2)
     for _ in range(50):

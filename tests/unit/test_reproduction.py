@@ -110,6 +110,7 @@ def test_no_planner_beats_piper(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(findings.pictures) == {"throughput-n512", "share-n512"}
 
 
+@pytest.mark.long
 def test_the_command_needs_nothing_but_the_checkout(tmp_path: Path) -> None:
     app = typer.Typer()
     app.command()(main)
@@ -121,6 +122,7 @@ def test_the_command_needs_nothing_but_the_checkout(tmp_path: Path) -> None:
     assert "eft out" not in text
 
 
+@pytest.mark.long
 def test_staircases_have_every_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staircases, "_MOST", 40)
     monkeypatch.setattr(staircases, "_MICROBATCHES", (512,))

@@ -38,6 +38,7 @@ def answers(folder: Path, schedules: tuple[str, ...]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in run.stdout.splitlines()]
 
 
+@pytest.mark.long
 def test_answers_are_bits_and_refusals_are_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one, two, flushed, _, refused, _ = answers(tmp_path, ("2bw", "1f1b", "no-such"))
     solution = piper_ray.solve(tmp_path / "chain.json", schedule="2bw")

@@ -52,9 +52,13 @@ def by_family(
 
 @pytest.mark.parametrize("family", long_after(1, _FAMILIES))
 def test_schemes_train_as_one_process_does(by_family: dict[str, list[SchemeOutcome]], family: str) -> None:
-    assert by_family[family]
-    for one in by_family[family]:
+    """Each begins with the same weights."""
+    found = by_family[family]
+    losses = {one.layer: one.losses for one in found}
+    assert losses
+    for one in found:
         assert len(set(one.losses)) == 3
+        assert one.losses == pytest.approx(losses[one.layer], rel=1e-9)
         assert max(one.loss_difference, one.gradient_difference) < _EXACT, one
 
 

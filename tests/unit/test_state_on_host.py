@@ -82,6 +82,7 @@ def test_one_more_axis_is_never_slower_and_is_all_there_is_where_nothing_else_fi
         export_plan(instance, plan, schedule, Target.TORCHTITAN, 1)
 
 
+@pytest.mark.long
 def test_nodes_hold_what_ranks_have_there(tmp_path: Path) -> None:
     found = propose(asked(tight(tmp_path)))
     best, own = found.best, found.demand

@@ -41,6 +41,7 @@ def taken(done: int, left: int, killed_at: int, joined_at: int) -> StudyRun:
     )
 
 
+@pytest.mark.long
 def test_a_page_of_two_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "_HERE_S", math.inf)
     source = write_plans(tmp_path, SWEEP)

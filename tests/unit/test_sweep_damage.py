@@ -190,8 +190,10 @@ def test_other_damage_is_noticed_too(storage: Path, damaged: Callable[[Path], No
     assert list(raised.value.damage) == damage
 
 
-@pytest.mark.parametrize("damaged", long_after(5, DAMAGES), ids=lambda damage: damage.__name__)
-def test_what_is_lost_is_told_and_solved_again(tmp_path: Path, damaged: Callable[[Path], None]) -> None:
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Rows]:
+    """A sweep's file, its dataset in many parts, and what is in it."""
+    folder = tmp_path_factory.mktemp("swept")
     text = """
 [workloads]
 a = "chain.json"
@@ -202,12 +204,20 @@ microbatches = 4
 memory = 40
 bandwidth = 4
 """
-    source = write_small(tmp_path, text)
+    source = write_small(folder, text)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("piper_ray.sweep.run._WRITE_EVERY_S", 0.0)
         patch.setattr(Dataset, "compact", lambda _self: None)
-        run_sweep(source, tmp_path / "d")
-    truth = content(tmp_path / "d")
+        run_sweep(source, folder / "d")
+    return source, folder / "d", content(folder / "d")
+
+
+@pytest.mark.parametrize("damaged", long_after(5, DAMAGES), ids=lambda damage: damage.__name__)
+def test_what_is_lost_is_told_and_solved_again(
+    swept: tuple[Path, Path, Rows], tmp_path: Path, damaged: Callable[[Path], None]
+) -> None:
+    source, dataset, truth = swept
+    shutil.copytree(dataset, tmp_path / "d")
     damaged(tmp_path / "d")
     with pytest.raises(CheckpointRefused, match="add --resume"):
         run_sweep(source, tmp_path / "d")
