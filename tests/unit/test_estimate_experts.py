@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import product
 
@@ -96,6 +97,8 @@ def test_what_is_said_of_experts_changes_what_they_take() -> None:
     for wrong in ({"overlaps": ("expert",)}, {"dispatcher": "post"}):
         with pytest.raises(UsageError, match="expected one of"):
             exposed_s(**wrong)
+    with pytest.raises(UsageError, match="--expert-imbalance inf: expected at most 100,000"):
+        exposed_s(expert_imbalance=math.inf)
 
 
 def idle_s(experts: int = 8, **changes: object) -> float:

@@ -287,6 +287,7 @@ def test_a_given_layout_is_priced_by_the_same_figures(layout: dict[str, object],
         (Offer(contexts=(1, 2)), read_model("resnet50"), "has no attention over a sequence"),
         (Offer(experts=(3,)), mixtral(), "--expert-parallel 3: the 16 experts of"),
         (Offer(experts=(8,)), read_model("llama3-8b"), "--expert-parallel: llama3-8b has no experts"),
+        (Offer(experts=(4,), expert_tensor=5), mixtral(), "--expert-tensor-parallel 5: the inner width of"),
     ],
 )
 def test_what_a_model_cannot_have_is_refused(offer: Offer, model: ModelConfig, words: str) -> None:

@@ -134,6 +134,9 @@ class EstimateRequest:
         software = software.overlapping(overlaps_named(self.overlaps)).model_copy(update=changed)
         stack = replace(stack_of(gpu, software, precision, self.domain_of(gpu)), devices=self.devices_of(gpu))
         if self.expert_imbalance is not None:
+            if self.expert_imbalance > limits.DEVICES:
+                most = f"at most {limits.DEVICES:,}, as no GPU has more than the tokens of all"
+                raise UsageError(f"--expert-imbalance {self.expert_imbalance:g}: expected {most}")
             stack = replace(stack, imbalance=self.expert_imbalance)
         return self.calibration.applied(stack)
 

@@ -20,7 +20,7 @@ from piper_ray.workloads.estimate.runtimes import DEFAULT, Loss, Traits
 
 _NUMBER_BYTES = 2.0
 
-_LOGITS, _SUMMED_LOGITS = 2.0, 3.0
+_LOGIT_COPIES, _DIVIDED_LOGIT_COPIES = 2.0, 3.0
 """Tensors of fp32 logits that PyTorch's cross_entropy makes in its backward pass beside the softmax that it kept: the
 gradients of the loss and of the softmax; one more where loss_parallel divides the vocabulary (both counted in 2.6)."""
 
@@ -43,8 +43,8 @@ def backward_bytes(kind: LayerKind, mode: LayerMode, loss: Loss = Loss.IN_PLACE)
         if operator.name == LOSS:
             # Kept in fp32, or in half precision where the gradient takes that place until the projection is through.
             handed = 0.0 if loss is Loss.FUSED else kept / 2.0
-            made = _SUMMED_LOGITS if mode.degree > 1 else _LOGITS
-            extra = made * kept - handed if loss is Loss.SEPARATE else 0.0
+            copies = _DIVIDED_LOGIT_COPIES if mode.degree > 1 else _LOGIT_COPIES
+            extra = copies * kept - handed if loss is Loss.SEPARATE else 0.0
             kept, logits = (0.0, kept / 2.0) if loss is Loss.FUSED else (kept, 0.0)
         else:
             handed, extra = _gradient_bytes(operator, kind, mode, arriving)

@@ -44,6 +44,11 @@ def require_offered(architecture: Architecture, offer: Offer) -> None:
                     f"--expert-parallel {ranks}: the {kind.value('E'):,.0f} experts of {kind.name} cannot be divided "
                     "evenly among that many ranks"
                 )
+        if kind.symbols.get("m", 0) % offer.expert_tensor:
+            raise UsageError(
+                f"--expert-tensor-parallel {offer.expert_tensor}: the inner width of {kind.name}'s experts, "
+                f"{kind.value('m'):,.0f}, cannot be divided evenly among that many GPUs"
+            )
 
 
 def attends(kind: LayerKind) -> bool:
