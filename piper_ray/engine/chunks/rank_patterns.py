@@ -26,7 +26,7 @@ from piper_ray.engine.kernels.types import FloatArray, IndexArray
 _Bools = npt.NDArray[np.bool_]
 _Seconds = tuple[FloatArray, FloatArray]
 
-_MOST_CONTENTS = 200
+_MOST_CONTENTS = 500
 _MOST_PATTERNS = 50_000
 """Of a chunk, and of a rank, before those that do not count are left out."""
 
@@ -74,7 +74,7 @@ class RankPatterns:
 
     first: int64[p], the first pattern of each rank. rank: int64[patterns]. layers: int64[patterns, v, options], how
     many run each option of a kind in each chunk of the rank. passes_s: float64[patterns, v, PASSES], without transfers.
-    sync_s: float64[patterns]. crossing_s: as in ``ShapeLimits``.
+    sync_s: float64[patterns]. crossing_s: as in ``ShapeLimits``. target_s: plans that take as long may be left out.
     """
 
     program: ChunkProgram
@@ -86,6 +86,7 @@ class RankPatterns:
     layers: IndexArray
     passes_s: FloatArray
     sync_s: FloatArray
+    target_s: float
 
     @classmethod
     def of(
@@ -112,11 +113,11 @@ class RankPatterns:
                 later_s = program.microbatches * chunk_s[stages[turn + 1 :]].sum()
                 kept = fits & (busy_s + sync_s + later_s < target_s)
                 chunks, takes, sync_s = chunks[kept], takes[kept], sync_s[kept]
+            if not len(chunks):
+                return None
             seconds = takes[..., FIGURE.forward_s : FIGURE.weight_s + 1]
             of_kinds = np.add.reduceat(chunks.sum(axis=1), kinds.option_start[:-1], axis=1)
             best = _undominated(np.column_stack([seconds.reshape(len(chunks), -1), sync_s, -of_kinds]))
-            if not best.size:
-                return None
             found.append((chunks[best], seconds[best], sync_s[best]))
         counts = [len(chunks) for chunks, *_ in found]
         return cls(
@@ -129,6 +130,7 @@ class RankPatterns:
             np.concatenate([one for one, *_ in found]),
             np.concatenate([one for _, one, _ in found]),
             np.concatenate([one for *_, one in found]),
+            target_s,
         )
 
     @cached_property
@@ -192,7 +194,8 @@ class RankPatterns:
 @dataclass(frozen=True)
 class _Part:
     """Plans of the allowed patterns. rows: the paths that its prices are of, or its parent's. shares: the last
-    fractional plan's, float64[patterns]. rounds: so far. is_best: whether no other round raises its bound."""
+    fractional plan's, float64[patterns]. rounds: so far. is_best: whether no other round raises its bound.
+    is_single: whether each rank has one pattern alone."""
 
     lower_s: float
     allowed: _Bools
@@ -200,6 +203,7 @@ class _Part:
     shares: FloatArray
     rounds: int = 0
     is_best: bool = False
+    is_single: bool = False
 
 
 @dataclass
@@ -227,10 +231,11 @@ class PatternSearch:
     def improve(self, rounds: int, target_s: float) -> None:
         """Looks at the part of the least bound: solves its program again and again with longer paths, then tells its
         plans apart. All that takes at most ``rounds`` solutions."""
+        target_s = min(target_s, self.patterns.target_s)
         while self.parts and rounds > 0 and len(self.parts) <= _MOST_PARTS:
             index = min(range(len(self.parts)), key=lambda n: self.parts[n].lower_s)
             part, enough_s = self.parts[index], min(target_s, self.value_s)
-            if part.lower_s >= enough_s * (1.0 - PROOF):
+            if part.is_single or part.lower_s >= enough_s * (1.0 - PROOF):
                 break
             if part.is_best or part.rounds >= _ROUNDS_OF_A_PART:
                 self.parts[index : index + 1] = self._told_apart(part)
@@ -274,9 +279,9 @@ class PatternSearch:
         return _Part(lower_s, part.allowed, rows, shares, part.rounds + used, is_best)
 
     def _told_apart(self, part: _Part) -> list[_Part]:
-        """Parts that hold all plans of this one together but those of one pattern for each rank: by the turn whose
-        ranks are the least decided, else by a rank's pattern."""
-        patterns, shares = self.patterns, part.shares
+        """Parts that hold all plans of this one together: by the turn whose ranks are the least decided, else by a
+        rank's pattern."""
+        patterns, shares = self.patterns, part.shares * part.allowed
         slow = patterns.slow(part.allowed)
         slow_share = np.add.reduceat(shares[:, None] * slow, patterns.first)  # [p, v]
         undecided = np.minimum(slow_share, 1.0 - slow_share).sum(axis=0)
@@ -289,7 +294,9 @@ class PatternSearch:
         else:
             several = np.add.reduceat(part.allowed.astype(np.int64), patterns.first)[patterns.rank] > 1
             if not several.any():
-                return []
+                # Plans that these patterns stand for may have fewer layers, and are not known then.
+                takes_s, _ = self._longest(patterns.seconds(part.allowed.astype(np.float64)))
+                return [replace(part, lower_s=max(part.lower_s, takes_s * (1.0 - _ROUNDING)), is_single=True)]
             apart = np.where(several & part.allowed, np.abs(shares - 0.5), np.inf)
             one = int(apart.argmin())
             is_one = np.arange(shares.size) == one
@@ -350,7 +357,7 @@ def _contents(kinds: LayerKinds, limits: ShapeLimits, stage: int, room_s: float)
     found = np.zeros((1, kinds.figures.shape[0]), np.int64)
     for kind in np.flatnonzero(inside).tolist():
         options = np.arange(kinds.option_start[kind], kinds.option_start[kind + 1])
-        each = []
+        each: list[IndexArray] = []
         for count in [int(kinds.layers[kind])] if alone[kind] else range(min(most, int(in_room[kind])) + 1):
             if len(each) > _MOST_CONTENTS:
                 return None
@@ -362,7 +369,8 @@ def _contents(kinds: LayerKinds, limits: ShapeLimits, stage: int, room_s: float)
             return None
         found = np.repeat(found, len(each), axis=0) + np.tile(np.array(each), (len(found), 1))
     counts = found.sum(axis=1)
-    return found[(counts >= least) & (counts <= most)]
+    fitting: IndexArray = found[(counts >= least) & (counts <= most)]
+    return fitting
 
 
 def _ranges(kinds: LayerKinds) -> tuple[list[int], list[int]]:

@@ -364,8 +364,17 @@ class Relaxation:
             return None
         kinds = self.kinds
         if not kinds.counted[-1]:  # what stands for transfers
-            options = kinds.option_start[-2]
-            kinds = LayerKinds(*(x[:-1] for x in kinds[:6]), kinds.figures[:options], kinds.units[:options])
+            options = int(kinds.option_start[-2])
+            kinds = kinds._replace(
+                layers=kinds.layers[:-1],
+                counted=kinds.counted[:-1],
+                first_chunk=kinds.first_chunk[:-1],
+                last_chunk=kinds.last_chunk[:-1],
+                side=kinds.side[:-1],
+                option_start=kinds.option_start[:-1],
+                figures=kinds.figures[:options],
+                units=kinds.units[:options],
+            )
         return RankPatterns.of(self.program, self.limits, kinds, self.members[: kinds.layers.size], self.target_s)
 
     def _program(self) -> ShareProgram:
