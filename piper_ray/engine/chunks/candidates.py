@@ -164,12 +164,16 @@ class Candidates:
 
     def chosen(self, search: PatternSearch) -> dict[int, Candidate]:
         """The quickest plan of a search of patterns, as in ``like``. None where recomputation is a choice of all
-        layers or of chunks, which patterns do not know."""
-        if search.chosen is None or len(self._models) > 1:
+        layers or of chunks, or layers read others behind them, as patterns do not know this."""
+        plan = None if search.chosen is None else search.patterns.plan(search.chosen)
+        tables = self._task.choices[0]
+        if plan is None or len(self._models) > 1:
             return {}
-        chunk_of, choice = search.patterns.chunk_of, search.patterns.choice(search.chosen)
+        chunk_of, choice = plan[0], plan[1] + tables.option_start[:-1]
+        if (_in_order(chunk_of, tables.order.predecessors) != chunk_of).any():
+            return {}
         value_s = batch_seconds(self._models[0], chunk_of, choice, np.empty(self._program.kind.size + 1))
-        return {0: Candidate(self._task, self._task.choices[0], chunk_of, choice, float(value_s))}
+        return {0: Candidate(self._task, tables, chunk_of, choice, float(value_s))}
 
     def take(self, found: Mapping[int, Candidate]) -> None:
         """Keeps those that are the best of their choice."""

@@ -8,7 +8,7 @@ import highspy
 import numpy as np
 import numpy.typing as npt
 
-from piper_ray.engine.chunks.rank_patterns import RankPatterns, Rows
+from piper_ray.engine.chunks.rank_patterns import PatternPrices, RankPatterns, Rows
 from piper_ray.engine.kernels.types import FloatArray
 
 _ROUND = 20_000
@@ -23,28 +23,34 @@ class PatternShares(NamedTuple):
 
 
 class PatternProgram:
-    """Columns: patterns, and the batch. Rows: of each rank the shares are 1 together; then paths, as they are added.
+    """Columns: patterns, and the batch. Rows: of each rank the shares are 1 together; of each kind no layer lacks; then
+    paths, as they are added. prices: of the last solution.
 
     worked: as in ``ShareProgram``.
     """
 
     def __init__(self, patterns: RankPatterns, allowed: npt.NDArray[np.bool_], rows: Rows) -> None:
-        self._size, self._ranks = patterns.rank.size, patterns.first.size
+        self._size, self._ranks, kinds = patterns.rank.size, patterns.first.size, patterns.kinds.layers.size
+        self._fixed_rows = self._ranks + kinds
         self._highs = highspy.Highs()  # type: ignore[no-untyped-call]
         self._highs.silent()
         self._highs.setOptionValue("threads", 1)
         self.worked = 0
-        self.weights: FloatArray | None = None
+        self.prices: PatternPrices | None = None
         columns = np.arange(self._size + 1)
         lp = highspy.HighsLp()
-        lp.num_col_, lp.num_row_ = self._size + 1, self._ranks
+        lp.num_col_, lp.num_row_ = self._size + 1, self._fixed_rows
         lp.col_cost_ = (columns == self._size).astype(np.float64)
         lp.col_lower_ = np.zeros(self._size + 1)
         lp.col_upper_ = np.append(np.where(allowed, np.inf, 0.0), np.inf)
-        lp.row_lower_ = lp.row_upper_ = np.ones(self._ranks)
+        ones, all_layers = np.ones(self._ranks), patterns.kinds.layers.astype(np.float64)
+        lp.row_lower_ = np.concatenate([ones, all_layers])
+        lp.row_upper_ = np.concatenate([ones, np.full(kinds, np.inf)])
+        entries = np.column_stack([patterns.rank[:, None] == np.arange(self._ranks), patterns.of_kinds])
+        column, row = np.nonzero(entries)
         lp.a_matrix_.format_ = highspy.MatrixFormat.kColwise
-        lp.a_matrix_.start_ = np.append(columns, self._size)
-        lp.a_matrix_.index_, lp.a_matrix_.value_ = patterns.rank, np.ones(self._size)
+        lp.a_matrix_.start_ = np.searchsorted(column, np.arange(self._size + 2))
+        lp.a_matrix_.index_, lp.a_matrix_.value_ = row, entries[column, row].astype(np.float64)
         self._highs.passModel(lp)
         self._scale_s = float(rows.added_s.max())
         self.add(rows)
@@ -67,6 +73,7 @@ class PatternProgram:
             return None
         solution = self._highs.getSolution()
         values = np.array(solution.col_value)
-        weights = np.maximum(0.0, np.array(solution.row_dual)[self._ranks :])
-        self.weights = weights / weights.sum()
+        duals = np.maximum(0.0, np.array(solution.row_dual))
+        layer, path = duals[self._ranks : self._fixed_rows], duals[self._fixed_rows :]
+        self.prices = PatternPrices(path / path.sum(), layer * (self._scale_s / path.sum()))
         return PatternShares(float(values[-1]) * self._scale_s, values[:-1])

@@ -1,32 +1,34 @@
-"""A bound for plans whose chunks have given layers: each rank chooses one pattern.
+"""A bound where ranks have few layers: each rank chooses one pattern.
 
-A pattern gives each layer of a rank an option. Only those count that fit the rank's memory, and of two patterns that
-one which takes no longer anywhere. A linear program mixes the patterns of each rank (``pattern_program``), so it knows
-that a rank's memory holds whole choices, which shares of options do not know. Plans are told apart by turns: either all
-chunks of a turn are as fast as they can be, or rank r is the first one whose chunk is not. Such cases say much, because
-a turn goes at the pace of its slowest chunk.
+A pattern says how many layers of each kind run with which option in each chunk of a rank. Only those count that fit the
+rank's memory, and of two patterns that have as many layers the one which takes no longer anywhere. A linear program
+mixes the patterns of each rank (``pattern_program``) so that all layers are there. So it knows that layers and choices
+are whole, which shares of layers do not know. Plans are told apart by turns: either all chunks of a turn are as fast as
+they can be, or rank r is the first one whose chunk is not. Such cases say much, because a turn goes at the pace of its
+slowest chunk.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import combinations_with_replacement, pairwise
+from functools import cached_property
+from itertools import combinations_with_replacement
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from piper_ray.cost.tolerances import PROOF
-from piper_ray.engine.chunks.tasks import Task
-from piper_ray.engine.kernels.chunk_bound import FIGURE, Paths
+from piper_ray.engine.kernels.chunk_bound import FIGURE, LayerKinds, Paths, ShapeLimits
 from piper_ray.engine.kernels.chunk_program import PASSES, ChunkProgram, critical_path, simulate_chunks
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
 
 _Bools = npt.NDArray[np.bool_]
 _Seconds = tuple[FloatArray, FloatArray]
 
-_MOST_PATTERNS = 1_024
-"""Of a rank, before those that do not count are left out."""
+_MOST_CONTENTS = 500
+_MOST_PATTERNS = 50_000
+"""Of a chunk, and of a rank, before those that do not count are left out."""
 
 _MOST_PARTS = 2_000
 """Open parts of a search."""
@@ -41,6 +43,13 @@ _NEAR = 1e-6
 """A path that is longer than the batch by no more, relative, is not added; parts this near to 0 or 1 are whole."""
 
 _A_LITTLE_SLOWER = 1.0 + 1e-9
+
+
+class PatternPrices(NamedTuple):
+    """path: float64[paths], at least 0, 1 together. layer: float64[kinds], seconds, at least 0."""
+
+    path: FloatArray
+    layer: FloatArray
 
 
 class Rows(NamedTuple):
@@ -61,67 +70,88 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class RankPatterns:
-    """Of all ranks, one rank after the other.
+    """Of all ranks, one rank after the other. kinds: with ``members``, the positions of their layers.
 
-    first: int64[p], the first of each rank. rank: int64[patterns]. passes_s: float64[patterns, v, PASSES], of the
-    chunks of the rank by turn, without transfers. sync_s: float64[patterns]. options: of each pattern, the options of
-    the rank's layers, which ``layers`` lists for each rank. crossing_s: float64[s], the least that each chunk sends and
-    receives, in either direction. chunk_of: int64[n], of each layer.
+    first: int64[p], the first pattern of each rank. rank: int64[patterns]. layers: int64[patterns, v, options], how
+    many run each option of a kind in each chunk of the rank. passes_s: float64[patterns, v, PASSES], without transfers.
+    sync_s: float64[patterns]. crossing_s: as in ``ShapeLimits``. target_s: plans that take as long may be left out.
     """
 
     program: ChunkProgram
+    kinds: LayerKinds
+    members: list[IndexArray]
     crossing_s: FloatArray
     first: IndexArray
     rank: IndexArray
+    layers: IndexArray
     passes_s: FloatArray
     sync_s: FloatArray
-    options: tuple[IndexArray, ...]
-    layers: tuple[IndexArray, ...]
-    chunk_of: IndexArray
+    target_s: float
 
     @classmethod
-    def of(cls, task: Task, program: ChunkProgram, chunk_of: IndexArray) -> RankPatterns | None:
-        """chunk_of: int64[n], of each layer the chunk. None if a rank has too many patterns, or none that fits."""
-        figures, start = task.tables.figures(task.data_parallel_degree), task.tables.option_start
-        listed: list[tuple[FloatArray, FloatArray, IndexArray]] = []
-        layers: list[IndexArray] = []
-        for rank, (first, end) in enumerate(pairwise(program.held_start.tolist())):
-            own = np.flatnonzero(program.rank_of[chunk_of] == rank)
-            turns = program.turn_of[chunk_of[own]]
-            options = _combinations(figures, start, own, turns)
-            if options is None:
+    def of(
+        cls, program: ChunkProgram, limits: ShapeLimits, kinds: LayerKinds, members: list[IndexArray], target_s: float
+    ) -> RankPatterns | None:
+        """Patterns of plans that take less than ``target_s``. None if they are too many, or a rank has none."""
+        figures, found = kinds.figures, []
+        chunk_s = _least_seconds(kinds, program.rank_of.size)
+        for rank, stages in enumerate(program.stage_of.tolist()):
+            first, end = program.held_start[rank : rank + 2]
+            held, chunks = program.held[first:end].astype(np.float64), np.zeros((1, 0, figures.shape[0]), np.int64)
+            for turn, stage in enumerate(stages):
+                room_s = target_s / program.microbatches - (chunk_s[stages].sum() - chunk_s[stage])
+                alternatives = _contents(kinds, limits, stage, room_s)
+                if alternatives is None or len(chunks) * len(alternatives) > _MOST_PATTERNS:
+                    return None
+                more = np.tile(alternatives, (len(chunks), 1))[:, None]
+                chunks = np.concatenate([np.repeat(chunks, len(alternatives), axis=0), more], axis=1)
+                takes = chunks @ figures  # [patterns, chunks so far, figures]
+                activations = takes[..., FIGURE.activation] @ held[:, : turn + 1].T
+                fits = activations.max(axis=1) + takes[..., FIGURE.fixed].sum(axis=1) <= limits.memory_bytes
+                busy_s = program.microbatches * takes[..., FIGURE.forward_s : FIGURE.weight_s + 1].sum(axis=(1, 2))
+                sync_s = takes[..., FIGURE.weights].sum(axis=1) * limits.sync_s_per_byte
+                later_s = program.microbatches * chunk_s[stages[turn + 1 :]].sum()
+                kept = fits & (busy_s + sync_s + later_s < target_s)
+                chunks, takes, sync_s = chunks[kept], takes[kept], sync_s[kept]
+            if not len(chunks):
                 return None
-            rows = figures[options]  # [patterns, layers, COLUMNS]
-            by_turn = (turns == np.arange(program.stage_of.shape[1])[:, None]).astype(np.float64)
-            in_chunks = np.einsum("tl,nlc->ntc", by_turn, rows)
-            held = in_chunks[..., FIGURE.activation] @ program.held[first:end].T.astype(np.float64)
-            fits = held.max(axis=1) + rows[..., FIGURE.fixed].sum(axis=1) <= task.memory_bytes
-            seconds = in_chunks[fits][..., FIGURE.forward_s : FIGURE.weight_s + 1]
-            sync_s = rows[fits][..., FIGURE.weights].sum(axis=1) * task.sync_s_per_byte
-            kept = _undominated(np.column_stack([seconds.reshape(sync_s.size, -1), sync_s]))
-            if not kept.size:
-                return None
-            listed.append((seconds[kept], sync_s[kept], options[fits][kept]))
-            layers.append(own)
-        counts = [one.size for _, one, _ in listed]
+            seconds = takes[..., FIGURE.forward_s : FIGURE.weight_s + 1]
+            of_kinds = np.add.reduceat(chunks.sum(axis=1), kinds.option_start[:-1], axis=1)
+            best = _undominated(np.column_stack([seconds.reshape(len(chunks), -1), sync_s, -of_kinds]))
+            found.append((chunks[best], seconds[best], sync_s[best]))
+        counts = [len(chunks) for chunks, *_ in found]
         return cls(
             program,
-            _crossing_s(task, program, chunk_of),
+            kinds,
+            members,
+            limits.crossing_s,
             np.cumsum([0, *counts[:-1]]),
             np.repeat(np.arange(len(counts)), counts),
-            np.concatenate([one for one, *_ in listed]),
-            np.concatenate([one for _, one, _ in listed]),
-            tuple(row for *_, one in listed for row in one),
-            tuple(layers),
-            chunk_of,
+            np.concatenate([one for one, *_ in found]),
+            np.concatenate([one for _, one, _ in found]),
+            np.concatenate([one for *_, one in found]),
+            target_s,
         )
 
-    def choice(self, chosen: IndexArray) -> IndexArray:
-        """int64[n], of each layer the option. chosen: int64[p], the pattern of each rank."""
-        found = np.empty(self.chunk_of.size, np.int64)
-        for layers, pattern in zip(self.layers, chosen.tolist(), strict=True):
-            found[layers] = self.options[pattern]
+    @cached_property
+    def of_kinds(self) -> IndexArray:
+        """int64[patterns, kinds], how many layers of each kind a pattern has."""
+        found: IndexArray = np.add.reduceat(self.layers.sum(axis=1), self.kinds.option_start[:-1], axis=1)
         return found
+
+    def plan(self, chosen: IndexArray) -> tuple[IndexArray, IndexArray] | None:
+        """int64[n] each: of each layer the chunk, and the option among its own. chosen: int64[p], the pattern of each
+        rank. None if these have more or fewer layers than there are."""
+        if (self.of_kinds[chosen].sum(axis=0) != self.kinds.layers).any():
+            return None
+        rank_of, turn_of = self.program.rank_of, self.program.turn_of
+        by_stage = self.layers[chosen][rank_of, turn_of]  # [s, options]
+        chunk_of, choice = np.empty((2, sum(map(len, self.members))), np.int64)
+        for positions, start, end in zip(self.members, *_ranges(self.kinds), strict=True):
+            stage, option = np.nonzero(by_stage[:, start:end])
+            often = by_stage[stage, start + option]
+            chunk_of[positions], choice[positions] = np.repeat(stage, often), np.repeat(option, often)
+        return chunk_of, choice
 
     def rows(self, paths: Paths) -> Rows:
         """Of these paths."""
@@ -137,14 +167,21 @@ class RankPatterns:
         passes_s[:, :2] += self.crossing_s[:, None]
         return passes_s, np.bincount(self.rank, shares * self.sync_s, self.first.size).astype(np.float64)
 
-    def bound_s(self, weights: FloatArray, rows: Rows, allowed: _Bools) -> float:
-        """No plan of the allowed patterns takes less. weights: float64[paths], at least 0; their sum is 1.
+    def have_room(self, allowed: _Bools) -> bool:
+        """Whether each rank has an allowed pattern, and of no kind these have less layers than there are."""
+        most = np.maximum.reduceat(np.where(allowed[:, None], self.of_kinds, -1), self.first)
+        return bool((most >= 0).all() and (most.sum(axis=0) >= self.kinds.layers).all())
 
-        A batch takes as long as each path, so as long as their mean, which is a sum over ranks.
+    def bound_s(self, prices: PatternPrices, rows: Rows, allowed: _Bools) -> float:
+        """No plan of the allowed patterns takes less.
+
+        A batch takes as long as each path, so as long as their mean, which is a sum over ranks. All layers are there,
+        so the price of each may be added for all of them and taken from each pattern that has it.
         """
-        cost_s = np.where(allowed, weights @ rows.added_s, np.inf)
-        total_s = float(np.minimum.reduceat(cost_s, self.first).sum() + weights @ rows.fixed_s)
-        return total_s * (1.0 - _ROUNDING)
+        cost_s = np.where(allowed, prices.path @ rows.added_s - self.of_kinds @ prices.layer, np.inf)
+        layers_s = float(self.kinds.layers @ prices.layer)
+        total_s = float(np.minimum.reduceat(cost_s, self.first).sum() + prices.path @ rows.fixed_s)
+        return total_s + layers_s - _ROUNDING * (abs(total_s) + 2.0 * layers_s)
 
     def slow(self, allowed: _Bools) -> _Bools:
         """bool[patterns, v]: where a chunk takes longer than with another allowed pattern of the rank."""
@@ -157,7 +194,8 @@ class RankPatterns:
 @dataclass(frozen=True)
 class _Part:
     """Plans of the allowed patterns. rows: the paths that its prices are of, or its parent's. shares: the last
-    fractional plan's, float64[patterns]. rounds: so far. is_best: whether no other round raises its bound."""
+    fractional plan's, float64[patterns]. rounds: so far. is_best: whether no other round raises its bound.
+    is_single: whether each rank has one pattern alone."""
 
     lower_s: float
     allowed: _Bools
@@ -165,6 +203,7 @@ class _Part:
     shares: FloatArray
     rounds: int = 0
     is_best: bool = False
+    is_single: bool = False
 
 
 @dataclass
@@ -192,10 +231,11 @@ class PatternSearch:
     def improve(self, rounds: int, target_s: float) -> None:
         """Looks at the part of the least bound: solves its program again and again with longer paths, then tells its
         plans apart. All that takes at most ``rounds`` solutions."""
+        target_s = min(target_s, self.patterns.target_s)
         while self.parts and rounds > 0 and len(self.parts) <= _MOST_PARTS:
             index = min(range(len(self.parts)), key=lambda n: self.parts[n].lower_s)
             part, enough_s = self.parts[index], min(target_s, self.value_s)
-            if part.lower_s >= enough_s * (1.0 - PROOF):
+            if part.is_single or part.lower_s >= enough_s * (1.0 - PROOF):
                 break
             if part.is_best or part.rounds >= _ROUNDS_OF_A_PART:
                 self.parts[index : index + 1] = self._told_apart(part)
@@ -232,16 +272,16 @@ class PatternSearch:
                 rows = rows.with_more(longer)
         self.worked += program.worked
         lower_s = part.lower_s
-        if program.weights is not None:
-            priced, new = slice(program.weights.size), slice(program.weights.size, None)
-            lower_s = max(lower_s, patterns.bound_s(program.weights, rows.of(priced), part.allowed))
-            rows = rows.of(np.flatnonzero(program.weights > 0.0)).with_more(rows.of(new))
+        if (prices := program.prices) is not None:
+            priced, new = slice(prices.path.size), slice(prices.path.size, None)
+            lower_s = max(lower_s, patterns.bound_s(prices, rows.of(priced), part.allowed))
+            rows = rows.of(np.flatnonzero(prices.path > 0.0)).with_more(rows.of(new))
         return _Part(lower_s, part.allowed, rows, shares, part.rounds + used, is_best)
 
     def _told_apart(self, part: _Part) -> list[_Part]:
-        """Parts that hold all plans of this one together but those of one pattern for each rank: by the turn whose
-        ranks are the least decided, else by a rank's pattern."""
-        patterns, shares = self.patterns, part.shares
+        """Parts that hold all plans of this one together: by the turn whose ranks are the least decided, else by a
+        rank's pattern."""
+        patterns, shares = self.patterns, part.shares * part.allowed
         slow = patterns.slow(part.allowed)
         slow_share = np.add.reduceat(shares[:, None] * slow, patterns.first)  # [p, v]
         undecided = np.minimum(slow_share, 1.0 - slow_share).sum(axis=0)
@@ -254,20 +294,24 @@ class PatternSearch:
         else:
             several = np.add.reduceat(part.allowed.astype(np.int64), patterns.first)[patterns.rank] > 1
             if not several.any():
-                return []
+                # Plans that these patterns stand for may have fewer layers, and are not known then.
+                takes_s, _ = self._longest(patterns.seconds(part.allowed.astype(np.float64)))
+                return [replace(part, lower_s=max(part.lower_s, takes_s * (1.0 - _ROUNDING)), is_single=True)]
             apart = np.where(several & part.allowed, np.abs(shares - 0.5), np.inf)
             one = int(apart.argmin())
             is_one = np.arange(shares.size) == one
             without = [is_one, (patterns.rank == patterns.rank[one]) & ~is_one]
         found = (replace(part, allowed=part.allowed & ~left_out, rounds=0, is_best=False) for left_out in without)
-        return [x for x in found if np.logical_or.reduceat(x.allowed, patterns.first).all()]
+        return [x for x in found if patterns.have_room(x.allowed)]
 
     def _keep(self, shares: FloatArray) -> None:
         """Tries the plan in which each rank has the pattern of its largest share."""
         patterns = self.patterns
         by_rank = np.split(shares, patterns.first[1:])
         chosen = patterns.first + np.array([part.argmax() for part in by_rank])
-        value_s, _ = self._longest(patterns.seconds((np.bincount(chosen, minlength=shares.size)).astype(np.float64)))
+        if (patterns.of_kinds[chosen].sum(axis=0) != patterns.kinds.layers).any():
+            return
+        value_s, _ = self._longest(patterns.seconds(np.bincount(chosen, minlength=shares.size).astype(np.float64)))
         if value_s < self.value_s:
             self.value_s, self.chosen = value_s, chosen
 
@@ -283,40 +327,62 @@ class PatternSearch:
         return float(batch_s), self.patterns.rows(Paths(counts[: 1 + differ], rank[: 1 + differ]))
 
 
-def _combinations(figures: FloatArray, start: IndexArray, layers: IndexArray, turns: IndexArray) -> IndexArray | None:
-    """int64[patterns, layers]: all choices of options, where layers of a chunk that are alike come in one order only.
-    None if they are too many."""
-    found = np.zeros((1, 0), np.int64)
-    groups: dict[tuple[int, bytes], list[int]] = {}
-    for n, (x, turn) in enumerate(zip(layers.tolist(), turns.tolist(), strict=True)):
-        groups.setdefault((turn, figures[start[x] : start[x + 1]].tobytes()), []).append(n)
-    for members in groups.values():
-        options = int(start[layers[members[0]] + 1] - start[layers[members[0]]])
-        ways = np.array([*combinations_with_replacement(range(options), len(members))], np.int64)
-        if len(found) * len(ways) > _MOST_PATTERNS:
+def _least_seconds(kinds: LayerKinds, stages: int) -> FloatArray:
+    """float64[stages], what a microbatch takes in a chunk at least: layers that must be there, or else some layer."""
+    layer_s = _layer_seconds(kinds)
+    stage = np.arange(stages)[:, None]
+    inside = (kinds.first_chunk <= stage) & (stage <= kinds.last_chunk)
+    alone = inside & (kinds.first_chunk == kinds.last_chunk)
+    found: FloatArray = np.maximum((alone * kinds.layers) @ layer_s, np.where(inside, layer_s, np.inf).min(axis=1))
+    return found * (1.0 - _ROUNDING)
+
+
+def _layer_seconds(kinds: LayerKinds) -> FloatArray:
+    """float64[kinds], what a microbatch takes in a layer of each at least."""
+    seconds = kinds.figures[:, FIGURE.forward_s : FIGURE.weight_s + 1].sum(axis=1)
+    found: FloatArray = np.minimum.reduceat(seconds, kinds.option_start[:-1])
+    return found
+
+
+def _contents(kinds: LayerKinds, limits: ShapeLimits, stage: int, room_s: float) -> IndexArray | None:
+    """int64[contents, options]: what a chunk may have, how many layers with each option, if a microbatch takes at most
+    ``room_s``. None if that is too much."""
+    inside = (kinds.first_chunk <= stage) & (stage <= kinds.last_chunk)
+    alone = inside & (kinds.first_chunk == kinds.last_chunk)
+    least = max(1, int(limits.least_layers[stage]))
+    # No chunk has so many layers that others have too few.
+    spare = int(kinds.layers.sum() - np.maximum(limits.least_layers, 1.0).sum())
+    most = int(min(limits.most_layers[stage], least + spare))
+    in_room = np.minimum(room_s / np.maximum(_layer_seconds(kinds), 1e-300) * (1.0 + _ROUNDING), kinds.layers)
+    found = np.zeros((1, kinds.figures.shape[0]), np.int64)
+    for kind in np.flatnonzero(inside).tolist():
+        options = np.arange(kinds.option_start[kind], kinds.option_start[kind + 1])
+        each: list[IndexArray] = []
+        for count in [int(kinds.layers[kind])] if alone[kind] else range(min(most, int(in_room[kind])) + 1):
+            if len(each) > _MOST_CONTENTS:
+                return None
+            for way in combinations_with_replacement(options.tolist(), count):
+                each.append(np.bincount(way, minlength=found.shape[1]).astype(np.int64))
+                if len(each) > _MOST_CONTENTS:
+                    return None
+        if len(found) * len(each) > _MOST_CONTENTS:
             return None
-        ways += start[layers[members]]
-        found = np.column_stack([np.repeat(found, len(ways), axis=0), np.tile(ways, (len(found), 1))])
-    placed = np.empty_like(found)
-    placed[:, [n for members in groups.values() for n in members]] = found
-    return placed
+        found = np.repeat(found, len(each), axis=0) + np.tile(np.array(each), (len(found), 1))
+    counts = found.sum(axis=1)
+    fitting: IndexArray = found[(counts >= least) & (counts <= most)]
+    return fitting
+
+
+def _ranges(kinds: LayerKinds) -> tuple[list[int], list[int]]:
+    """Of the options of each kind: the first, and the end."""
+    return kinds.option_start[:-1].tolist(), kinds.option_start[1:].tolist()
 
 
 def _undominated(figures: FloatArray) -> IndexArray:
     """Rows that no other one is at most as large as everywhere; of equal rows the first."""
     kept: list[int] = []
-    for n in np.argsort(figures.sum(axis=1), kind="stable").tolist():
-        if not (figures[kept] <= figures[n]).all(axis=1).any():
-            kept.append(n)
+    left = np.argsort(figures.sum(axis=1), kind="stable")
+    while left.size:
+        kept.append(int(left[0]))
+        left = left[1:][(figures[left[1:]] < figures[left[0]]).any(axis=1)]
     return np.array(sorted(kept), np.int64)
-
-
-def _crossing_s(task: Task, program: ChunkProgram, chunk_of: IndexArray) -> FloatArray:
-    """As in ``RankPatterns``."""
-    found = np.zeros(program.rank_of.size)
-    for tail, head, sent_s, received_s in task.tables.edge_seconds():
-        a, b = chunk_of[tail], chunk_of[head]
-        if program.rank_of[a] != program.rank_of[b]:
-            found[a] += sent_s
-            found[b] += received_s
-    return found

@@ -34,8 +34,8 @@ _FEW_ROUNDS = 5
 _LITTLE = 0.01
 """Where this many rounds gain less than this part of what is missing to the target, the search pauses them."""
 
-_ROUNDS_OF_PATTERNS = 3
-"""A round of patterns takes a third of the time of a round of shares."""
+_ROUNDS_OF_PATTERNS = 5
+"""A round of patterns takes a fifth of the time of a round of shares."""
 
 _MOST_MOMENTS = 24
 """Of a rank, that its memory is looked at."""
@@ -359,15 +359,23 @@ class Relaxation:
         return self.task.lower_s <= 0.0 or self.lower_s >= self.target_s
 
     def _patterns(self) -> RankPatterns | None:
-        """None if some layer may be in several chunks, or there are too many patterns."""
-        kinds, chunk_of = self.exact_kinds, np.zeros(self.task.tables.order.size, np.int64)
-        if (kinds.counted * (kinds.last_chunk - kinds.first_chunk)).any() or self.case.hub is not None:
+        """None if there are too many, or a hub."""
+        if (self.kinds.side == chunk_bound.HUB).any() or not np.isfinite(self.target_s):
             return None
-        least, most = self.limits.least_layers, self.limits.most_layers
-        _, members = self.task.tables.kinds(self.task.data_parallel_degree, least, most, merged=False)
-        for positions, chunk in zip(members, kinds.first_chunk.tolist(), strict=False):  # as in ``chunk_of``
-            chunk_of[positions] = chunk
-        return RankPatterns.of(self.task, self.program, chunk_of)
+        kinds = self.kinds
+        if not kinds.counted[-1]:  # what stands for transfers
+            options = int(kinds.option_start[-2])
+            kinds = kinds._replace(
+                layers=kinds.layers[:-1],
+                counted=kinds.counted[:-1],
+                first_chunk=kinds.first_chunk[:-1],
+                last_chunk=kinds.last_chunk[:-1],
+                side=kinds.side[:-1],
+                option_start=kinds.option_start[:-1],
+                figures=kinds.figures[:options],
+                units=kinds.units[:options],
+            )
+        return RankPatterns.of(self.program, self.limits, kinds, self.members[: kinds.layers.size], self.target_s)
 
     def _program(self) -> ShareProgram:
         from piper_ray.engine.chunks.share_program import ShareProgram  # HiGHS is loaded where it is needed

@@ -1,0 +1,86 @@
+"""Patterns of ranks: every quick plan has some that are no worse, and their bound is the best plan's time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+import pytest
+
+import piper_ray
+from piper_ray.engine.chunks import nodes
+from piper_ray.engine.chunks.candidates import model_of
+from piper_ray.engine.chunks.rank_patterns import PatternSearch, RankPatterns
+from piper_ray.engine.chunks.relaxation import Relaxation
+from piper_ray.engine.chunks.share_program import ShareProgram
+from piper_ray.engine.kernels.chunk_bound import FIGURE
+from piper_ray.engine.kernels.chunk_moves import batch_seconds, fit_all
+from piper_ray.model.schedule import Schedule, ScheduleName
+from piper_ray.model.solution import Status
+from tests.chunks_brute_force import least_step_s
+from tests.instances import build, tmpc
+from tests.solver_support import ONE_THREAD
+from tests.unit.test_kernels_chunks import random_choice, random_chunks, some_tasks
+
+SCHEDULES = [Schedule(ScheduleName.INTERLEAVED, 2), Schedule(ScheduleName.ZB_H1), Schedule(ScheduleName.DUALPIPE_V)]
+PASSES = slice(FIGURE.forward_s, FIGURE.weight_s + 1)
+
+
+def test_each_rank_of_a_plan_has_a_pattern_that_is_no_worse_and_the_bound_is_not_above_it() -> None:
+    rng, seen, proved = Random(1), 0, 0
+    for _, task in some_tasks(range(40), SCHEDULES):
+        program = task.shape.program()
+        if program is None or len(task.choices) > 1:
+            continue
+        model = model_of(task, task.tables, program)
+        plans = []
+        for _ in range(5):
+            chunk_of, choice = random_chunks(task, rng), random_choice(task, rng)
+            if fit_all(model, chunk_of, choice):
+                value_s = batch_seconds(model, chunk_of, choice, np.empty(program.kind.size + 1))
+                plans.append((float(value_s), chunk_of, choice))
+        target_s = 1.001 * max((value_s for value_s, *_ in plans), default=0.0)
+        relaxation = Relaxation.of(task, program, target_s)
+        if not plans or relaxation is None or not relaxation.kinds.counted.all():
+            continue
+        kinds, members = relaxation.kinds, relaxation.members
+        patterns = RankPatterns.of(program, relaxation.limits, kinds, members, target_s)
+        if patterns is None:  # too many
+            continue
+        for value_s, chunk_of, choice in plans:
+            for rank, stages in enumerate(program.stage_of):
+                rows = model.layers.figures[choice]
+                seconds = np.array([rows[chunk_of == k, PASSES].sum(axis=0) for k in stages])
+                layers = [np.isin(chunk_of[positions], stages).sum() for positions in members]
+                sync_s = task.sync_s_per_byte * rows[np.isin(chunk_of, stages), FIGURE.weights].sum()
+                no_worse = (patterns.rank == rank) & (patterns.sync_s <= sync_s + 1e-9)
+                no_worse &= (patterns.passes_s <= seconds + 1e-9).all(axis=(1, 2))
+                assert (no_worse & (patterns.of_kinds >= layers).all(axis=1)).any()
+                seen += 1
+            relaxation.improve(1)
+            search = PatternSearch.of(patterns, relaxation.paths)
+            search.improve(20, target_s)
+            assert search.lower_s <= value_s * (1.0 + 1e-9)
+            assert search.value_s >= search.lower_s * (1.0 - 1e-9)
+            proved += search.lower_s > task.lower_s
+    assert seen >= 60
+    assert proved >= 20
+
+
+@pytest.mark.parametrize("schedule", [Schedule(ScheduleName.INTERLEAVED, 2), Schedule(ScheduleName.ZB_V)], ids=str)
+def test_ranks_of_whole_choices_are_proved_without_shares_of_layers(
+    schedule: Schedule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four or five layers on two ranks, of which some can keep their activations. Nothing else is asked."""
+    monkeypatch.setattr(nodes, "_STEPS", {})
+    monkeypatch.setattr(ShareProgram, "solve", lambda *_: pytest.fail("shares of layers"))
+    for count, memory_bytes in ((4, 42.0), (4, 34.0), (5, 60.0)):
+        choices = {1: [tmpc(6, 0, 5, 6), replace(tmpc(8, 0, 1, 6, "light"), forward_s=2.0)]}
+        edges = {(x, x + 1): 0.5 for x in range(count - 1)}
+        instance = build(dict.fromkeys(range(count), choices), edges, devices=2, memory_bytes=memory_bytes)
+        least_s = least_step_s(instance, schedule)
+        found = piper_ray.solve(instance, schedule=schedule, options=ONE_THREAD)
+        assert least_s is not None
+        assert found.status is Status.OPTIMAL
+        assert found.time_per_sample_s == pytest.approx(least_s / instance.microbatches, rel=1e-9)
