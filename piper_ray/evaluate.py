@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from math import fsum
 from typing import TYPE_CHECKING, Literal
 
+from piper_ray.model.apart import parts_of
 from piper_ray.model.borders import lies_in_groups
 from piper_ray.model.cluster import Cluster, Link
 from piper_ray.model.constraints import SustainedRate
@@ -149,11 +150,14 @@ def evaluate(
     """
     instance = _checked(instance, plan, restrictions)
     under = Schedule.first_of(schedule, instance.schedule)
+    if plan.shares:
+        return _of_shares(instance, plan, restrictions, under, step)
     if not under.asynchronous:
         from piper_ray.simulate.run import SimulationOptions, simulate
 
         simulation = simulate(instance, plan, under, options=SimulationOptions.of(step))
         return evaluation_of(instance, plan, simulation, restrictions)
+    instance.require_one_site(f"schedule {under.name.value}")
     if step != StepTerms():
         raise UsageError(f"{under.name.value} has its own terms of a step; others are for schedules with a flush")
     given, instance = instance, as_planned(instance, plan)
@@ -175,6 +179,43 @@ def evaluate(
         raise InvalidPlan(violations)
     evaluation = _cost(instance, plan, choices, in_flight, memory_bytes, syncs_each_round=stashes)
     return replace(evaluation, schedule=under)
+
+
+def _of_shares(
+    instance: Instance, plan: Plan, restrictions: Restrictions, schedule: Schedule, step: StepTerms
+) -> Evaluation:
+    """Of pipelines of one kind each: the batch takes as long as the slowest kind. Stages' times are shares of it."""
+    found, violations = list[tuple[float, tuple[StageEvaluation, ...]]](), list[str]()
+    for part in parts_of(instance, plan):
+        if isinstance(part, str):
+            violations.append(part)
+            continue
+        try:
+            own = evaluate(part.instance, part.plan, restrictions=restrictions, schedule=schedule, step=step)
+        except InvalidPlan as error:
+            violations += (f"{part.kind}: {text}" for text in error.violations)
+            continue
+        count, share = len(plan.shares), part.instance.microbatches / instance.microbatches
+        stages = tuple(
+            replace(
+                stage,
+                time_s=share * stage.time_s,
+                compute_s=share * stage.compute_s,
+                communication_s=share * stage.communication_s,
+                resync_s=share * stage.resync_s,
+                devices=stage.devices // count,
+                data_parallel_degree=stage.data_parallel_degree // count,
+            )
+            for stage in own.stages
+        )
+        found.append((share * own.time_per_sample_s, stages))
+    if violations:
+        raise InvalidPlan(violations)
+    every = tuple(stage for _, stages in found for stage in stages)
+    slowest = max(range(len(every)), key=lambda place: every[place].time_s)
+    return Evaluation(
+        max(time_s for time_s, _ in found), plan.devices, plan.data_parallel_sum, every, slowest, schedule
+    )
 
 
 def evaluation_of(
@@ -469,7 +510,10 @@ def _through_bytes_per_s(links: Sequence[Link]) -> float:
 
 def replicas_bytes_per_s(cluster: Cluster, devices: int, d: int, t: int, stages: int | None = None) -> float:
     """Of a ring through d replicas, in a plan of so many devices; inf for one replica. stages: of a plan whose links
-    follow from where its stages lie."""
+    follow from where its stages lie. With several sites the replicas at each have that many links to the next."""
+    if cluster.between_bytes_per_s is not None and (count := len(cluster.sites)) > 0:
+        inside = replicas_bytes_per_s(cluster.at_site, devices // count, d // count, t, stages)
+        return min(inside, d // count * cluster.between_bytes_per_s)
     if stages is not None:
         return best_ring(cluster, d, t, stages, replicas_bytes_per_s)
     return _ring_bytes_per_s(links_holding(cluster, devices), d, t)

@@ -37,7 +37,8 @@ def simulated_plans(
 ) -> Iterator[tuple[float, tuple[int, int, tuple[Choice, ...]]]]:
     """Seconds of the step, d, t and the chunks, of all plans that fit."""
     restricted = restrictions != Restrictions()
-    for d in divisors(instance.microbatches):
+    sites = max(1, len(instance.cluster.sites))
+    for d in (d for d in divisors(instance.microbatches) if d % sites == 0):
         for t in instance.degrees:
             for p in range(1, min(instance.devices // (d * t), len(instance.layers) // schedule.v) + 1):
                 lists = lists_of(schedule, p, instance.microbatches // d)

@@ -129,7 +129,8 @@ def plan_batch_s(instance: Instance, plan: Plan, schedule: str, sync: float = 4.
 def _degrees(instance: Instance) -> Iterator[tuple[int, int]]:
     for d in range(1, instance.microbatches + 1):
         for t in instance.degrees:
-            if instance.microbatches % d == 0 and d * t <= instance.devices:
+            shares_out = d % max(1, len(instance.cluster.sites)) == 0
+            if shares_out and instance.microbatches % d == 0 and d * t <= instance.devices:
                 yield d, t
 
 

@@ -8,7 +8,7 @@ from fractions import Fraction
 from itertools import pairwise
 from random import Random
 
-from piper_ray.model.cluster import Link
+from piper_ray.model.cluster import Cluster, Link
 from piper_ray.model.instance import Instance
 
 
@@ -47,14 +47,30 @@ def groups(instance: Instance, devices: int, sending: int | None = None) -> list
     return found
 
 
+def one_site(instance: Instance) -> Instance:
+    """What of several sites is at one of them."""
+    whole = instance.cluster
+    return instance.replace(cluster=Cluster(whole.devices // len(whole.sites), whole.memory_bytes, whole.links))
+
+
+def through_sites(instance: Instance, near: int, within: Fraction) -> Fraction:
+    """A ring with so many of its replicas at each site, where it has that rate: each of them sends to the next site."""
+    out = near * Fraction(instance.cluster.between_bytes_per_s or 0)
+    return out if near == 1 else min(within, out)
+
+
 def between(instance: Instance, devices: int) -> Fraction:
     """The rates between the stages of a plan."""
+    if sites := len(instance.cluster.sites):
+        return between(one_site(instance), devices // sites)
     return groups(instance, devices)[-1][1]
 
 
 def borders(instance: Instance, stage_devices: int, stages: int) -> list[Fraction]:
     """What each border of a plan has, the last one first, where all stages have one d and one t: the rate of the least
     group that both stages are in, of those in which all stages of the plan lie whole, or which hold the plan."""
+    if sites := len(instance.cluster.sites):
+        return borders(one_site(instance), stage_devices // sites, stages)
     *inner, (_, outermost) = groups(instance, stages * stage_devices, stage_devices)
     whole = whole_groups(instance, stage_devices, stages)
     # Of groups in which stages do not lie whole all borders count as outside, and so of all smaller ones.
@@ -106,6 +122,8 @@ def ring(instance: Instance, devices: int, d: int, t: int) -> Fraction:
     Each of a ring's edges belongs to the smallest group that both of its ends surely share. Of one that leaves groups
     of n replicas there are n at once, one from each of their devices, as the shards go around in as many rings.
     """
+    if sites := len(instance.cluster.sites):
+        return through_sites(instance, d // sites, ring(one_site(instance), devices // sites, d // sites, t))
     *inner, outermost = groups(instance, devices)
     together = [surely_together([size for size, _ in inner[: level + 1]], d, t) for level in range(len(inner))]
     slowest, inside = None, 1
@@ -120,6 +138,9 @@ def ring_where_stages_lie(instance: Instance, d: int, t: int, stages: int) -> Fr
     """The same where all stages of a plan have these degrees: inside the least group in which all stages lie whole. If
     there is none, the best of all n, of which the largest group smaller than what holds the plan has n, group after
     group until no stage is left; n times what leads out of it, and what a ring of n has in it."""
+    if sites := len(instance.cluster.sites):
+        near = d // sites
+        return through_sites(instance, near, ring_where_stages_lie(one_site(instance), near, t, stages))
     *inner, (held, outermost) = groups(instance, stages * d * t)
     whole = whole_groups(instance, d * t, stages)
     if whole:

@@ -191,7 +191,8 @@ def levels_of(instance: Instance) -> list[Instance]:
     """Returns the instance on each group of devices with a link of its own, and on all devices."""
     if instance.cluster.kinds:
         return [instance]
-    sizes = [link.devices for link in instance.cluster.links if link.devices is not None]
+    sites = max(1, len(instance.cluster.sites))
+    sizes = [sites * link.devices for link in instance.cluster.links if link.devices is not None]
     smaller = [size for size in sizes if size < instance.devices]
     return [instance.replace(devices=size) for size in (*smaller, instance.devices)]
 

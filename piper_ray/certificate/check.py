@@ -121,6 +121,8 @@ class CertifiedBound:
 
         schedule, step: with which the plan is valued; None: those of the bound.
         """
+        if plan.shares:
+            return ("the plan has pipelines of one kind of devices each; it is of plans with one pipeline",)
         reasons = list(self.restrictions.violations(instance, plan))
         if schedule is not None and schedule.settled != self.schedule.settled:
             reasons.append(f"it is of plans under {self.schedule.text}, and the plan is valued under {schedule.text}")

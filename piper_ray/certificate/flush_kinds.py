@@ -32,8 +32,9 @@ def border_bytes_per_s(cluster: Cluster, one: str, neighbour: int, sending: int 
     link, other = divmod(neighbour, len(cluster.kind_names))
     if one != cluster.kind_names[other] and cluster.between_bytes_per_s is not None:
         return cluster.between_bytes_per_s
-    own = cluster.of_kind(one)
-    return reached_bytes_per_s(own, len(links_holding(own, own.devices)) - 1 - link, sending)
+    own = cluster.of_kind(one).at_site
+    here = None if sending is None else sending // max(1, len(cluster.sites))
+    return reached_bytes_per_s(own, len(links_holding(own, own.devices)) - 1 - link, here)
 
 
 @dataclass(frozen=True)
@@ -53,19 +54,20 @@ class AlikeRanks:
 def alike_ranks(cluster: Cluster, kind: int, schedule: Schedule, d: int, t: int, most: int) -> list[AlikeRanks]:
     """All numbers up to the most, in ascending order. The first of the groups also has none."""
     own, kinds = cluster.of_kind(cluster.kind_names[kind]), len(cluster.kind_names)
-    held = links_holding(own, own.devices)
+    site, sites = own.at_site, max(1, len(own.sites))
+    held = links_holding(site, site.devices)
     if len(held) == 1 or schedule.name not in FLUSHED or most == 0:
         ring = replicas_bytes_per_s(own, own.devices, d, t) if t > 0 else float("inf")
         return [AlikeRanks(range(most + 1), (kind,) * (most + 1), ring)]
 
     def links(stages: int) -> tuple[tuple[int, ...], float]:
         found = replicas_bytes_per_s(own, own.devices, d, t, stages)
-        return whole_groups(own, d * t, stages), found
+        return whole_groups(site, d * t // sites, stages), found
 
     found, least = list[AlikeRanks](), 0
     for (_, ring), numbers in groupby(range(1, most + 1), links):
         end = [*numbers][-1]
-        inwards = [kind + kinds * (len(held) - 1 - level) for level in border_levels(own, d * t, end)]
+        inwards = [kind + kinds * (len(held) - 1 - level) for level in border_levels(site, d * t // sites, end)]
         none = min(inwards, default=kind)
         found.append(AlikeRanks(range(least, end + 1), (none, *inwards, none), ring))
         least = end + 1

@@ -41,7 +41,7 @@ def export(planned: PlannedOptions, wanted: ExportOptions, nodes: NodeOption, sc
     from piper_ray.export.targets import export_plan
 
     plan_file = planned.plan_file
-    instance, plan, claims = planned.load_all()
+    instance, plan, claims = planned.load_at_sites()
     planned_for = scheduled.valued(claims.schedule or instance.schedule)
     if planned_for.asynchronous:
         name = planned_for.name.value

@@ -127,7 +127,7 @@ def _valued(
 ) -> tuple[Evaluation, Simulation | None]:
     """Values the plan by formulas where it never drains, else by events. Raises InvalidPlan with every rule that is
     broken."""
-    if schedule.asynchronous:
+    if schedule.asynchronous or plan.shares:
         evaluation = evaluate(instance, plan, schedule=schedule, step=step)
         return evaluation, piper_ray.simulate(instance, plan, schedule) if simulated else None
     simulation = piper_ray.simulate(instance, plan, schedule, options=SimulationOptions.of(step))
@@ -219,7 +219,7 @@ def simulate(planned: PlannedOptions, asked: SimulateOptions, charged: StepOptio
         from piper_ray.report.plots.style import refuse_other_formats
 
         refuse_other_formats(plot)
-    instance, plan, claims = planned.load_all()
+    instance, plan, claims = planned.load_at_sites()
     named = asked.scheduled(Schedule.first_of(claims.schedule, instance.schedule))
     options = asked.options(charged.terms(claims.step_under(named)))
 
@@ -360,7 +360,7 @@ def report(planned: PlannedOptions, page: PageOutput, scheduled: ScheduleOptions
     and --bandwidth as to solve.
     """
     refuse_unwritable("--out", page.out)
-    instance, plan, claims = planned.load_all()
+    instance, plan, claims = planned.load_at_sites()
     shown_for = scheduled.valued(claims.schedule or instance.schedule)
 
     from piper_ray.report.page.render import write_page

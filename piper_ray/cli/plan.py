@@ -113,7 +113,8 @@ class _Question:
         from piper_ray.workloads.schemes.tmpcs import SchemeOffer
 
         named, kinds = RUNTIMES[self.trained.runtime], self.kinds
-        named.require_kinds([*kinds])
+        if not self.modelled.site:
+            named.require_kinds([*kinds])
         schedules = schedules_of(named, self.trained.schedule, kinds=bool(kinds))
         request = self.request(model, hardware, gpu, nodes)
         gpus = {name: self.modelled.gpu_of(name) for name in kinds}
@@ -130,7 +131,14 @@ class _Question:
             schedules,
             self.charged.terms(),
             headroom=headroom,
-            further=FurtherKinds(next(iter(kinds)), tuple(others), between_bytes_per_s) if kinds else None,
+            further=FurtherKinds(
+                next(iter(kinds)),
+                tuple(others),
+                between_bytes_per_s,
+                at_sites=schedules_of(named, self.trained.schedule),
+            )
+            if kinds
+            else None,
             schemes=SchemeOffer(request.offer.zero == ALL_REPLICAS) if self.offered.schemes else None,
             tensor_parallel=self.offered.tensor_parallel,
             stages=self.offered.stages,

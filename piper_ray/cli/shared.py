@@ -77,6 +77,15 @@ class PlannedOptions(WorkloadOptions):
         instance = self.load()
         return instance, piper_ray.load_plan(self.plan_file, instance), plan_claims(self.plan_file)
 
+    def load_at_sites(self) -> tuple[Instance, Plan, PlanClaims]:
+        """The same; equal pipelines of equal kinds each are one plan at equal sites."""
+        from piper_ray.model.apart import as_sites
+
+        instance, plan, claims = self.load_all()
+        placed, plan = as_sites(instance, plan)
+        is_of_it = claims.digest == instance.digest
+        return placed, plan, replace(claims, digest=placed.digest) if is_of_it else claims
+
 
 @dataclass(frozen=True)
 class JsonOption:

@@ -116,7 +116,7 @@ class PlanOutput:
     out: Path | None = option("FILE", "Write the plan to FILE: Piper's JSON and our figures.", "-o", "--out")
     apart: bool = flag(
         "On devices of several kinds, also find the best pipelines of one kind each, with the microbatches shared out "
-        "among these, and say which is faster."
+        "among these. The faster plan is the answer; with --runtime, which launches no such plan, it is only told."
     )
     verbose: bool = flag("Show each step of the search as it comes, and all stages and ranks of the plan.")
 
@@ -299,6 +299,12 @@ def solve(
             with others_on_stderr(json):
                 solution = current().run(search)
         outliving.end()
+    in_haste = solution.stopped_by is not None and solution.stopped_by.in_haste
+    alone, apart = solution, None
+    if written.apart and not in_haste:
+        apart = for_runtime.find_apart(instance, kept.restrictions(), Schedule.of(asked), step, options)
+        if apart is not None and own_runtime is None:  # no runtime launches such plans
+            solution = apart.instead_of(solution, instance.microbatches)
     with working("simulating the plan"):
         simulation = simulate_own_plan(instance, solution)
     evaluation = check_own_plan(instance, solution, restrictions, simulation)
@@ -322,7 +328,6 @@ def solve(
             screen.print()
             print_simulation(screen, instance, simulation, most)
     more: dict[str, object] = {}
-    in_haste = solution.stopped_by is not None and solution.stopped_by.in_haste
     if own_runtime is not None and not in_haste:
         free = own_runtime.without_rules(instance, solution, options)
         print_lines(screen, own_runtime.receives_lines(instance, solution, simulation))
@@ -331,7 +336,7 @@ def solve(
         )
         more["runtime"] = own_runtime.document(solution, free)
     if wanted.plans > 1 and not in_haste:
-        others = for_runtime.find_alternatives(instance, restrictions, asked, wanted, options, solution)
+        others = for_runtime.find_alternatives(instance, restrictions, asked, wanted, options, alone)
         screen.print()
         letters = own_runtime is None or own_runtime.runtime.letters
         for_runtime.print_alternatives(screen, instance, others, wanted.tolerance, letters=letters)
@@ -339,11 +344,10 @@ def solve(
         if out is not None:
             for_runtime.write_alternatives(out, instance, others, unwritten)
     if written.apart and not in_haste:
-        apart = for_runtime.find_apart(instance, kept.restrictions(), Schedule.of(asked), step, options)
-        print_lines(screen, apart_lines(instance, apart, solution))
+        print_lines(screen, apart_lines(instance, apart, alone))
         more["apart"] = apart_document(apart)
     if certificate is not None:
-        print_lines(screen, write_own_certificate(certificate, instance, solution, restrictions, options, unwritten))
+        print_lines(screen, write_own_certificate(certificate, instance, alone, restrictions, options, unwritten))
     if json:
         from piper_ray.report.document import solution_document, to_text
 
@@ -362,6 +366,8 @@ def solve(
 def simulate_own_plan(instance: Instance, solution: Solution) -> Simulation | None:
     """The plan, run under the schedule that it is for; None where nobody waits for it: as after an interrupt."""
     if solution.plan is None or (solution.stopped_by is not None and solution.stopped_by.in_haste):
+        return None
+    if solution.plan.shares:
         return None
     try:
         return piper_ray.simulate(
@@ -384,8 +390,9 @@ def check_own_plan(
     """
     if solution.plan is None:
         return None
-    if solution.schedule.asynchronous:
-        evaluation = evaluate(instance, solution.plan, restrictions=restrictions, schedule=solution.schedule)
+    if solution.schedule.asynchronous or solution.plan.shares:
+        plan, under = solution.plan, solution.schedule
+        evaluation = evaluate(instance, plan, restrictions=restrictions, schedule=under, step=solution.step)
     elif simulation is not None:
         evaluation = evaluation_of(instance, solution.plan, simulation, restrictions)
     else:

@@ -96,6 +96,8 @@ def solve(
     planned_for = Schedule.first_of(asked)
     if planned_for.name not in FLUSHED | {ScheduleName.TWO_BW}:
         instance.require_one_kind(f"plans for schedule {planned_for.name.value}")
+    if planned_for.asynchronous:
+        instance.require_one_site(f"plans for schedule {planned_for.name.value}")
     with compiling_told(listener):
         request = SolveRequest(instance, restrictions, options, backend, listener, stop or Stop(), step, kept=kept)
         if not isinstance(given, Instance):

@@ -8,7 +8,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from piper_ray.model.constraints import FilledPipeline, TensorParallelDegrees, WholeExpertGroups, choices_made
+from piper_ray.model.constraints import (
+    FilledPipeline,
+    TensorParallelDegrees,
+    WholeExpertGroups,
+    WholeNodesAtSites,
+    choices_made,
+)
 from piper_ray.model.errors import UnsupportedPlan
 from piper_ray.model.figures import printable
 from piper_ray.model.instance import Instance, Tmpc
@@ -56,6 +62,13 @@ class ExportJob:
             for gpus, used, shared in shared_groups(self.plan, self.schedule, self.instance.cluster, kind)
             if ranks > shared and (ranks % (shared or 1) or gpus > used)
         ]
+
+    @property
+    def nodes_at_sites(self) -> str:
+        """``2 at east, the next 2 at west``: the sites of each pipeline rank's nodes, if there are several."""
+        mesh, sites = self.meshes[0], self.instance.cluster.sites
+        each = mesh.nodes // mesh.ranks // max(1, len(sites))
+        return ", the next ".join(f"{each} at {printable(site)}" for site in sites)
 
     @property
     def data_parallel(self) -> int:
@@ -380,6 +393,7 @@ def make_job(instance: Instance, plan: Plan, schedule: Schedule, runtime: Runtim
     that is broken, and UnsupportedPlan with everything that the runtime cannot run.
     """
     runtime.require_schedule(schedule.name)
+    plan.require_one_pipeline(f"launch files for {runtime.title}")
     stages_of(instance, replace(plan, keeps_order=True), schedule)  # raises if a rule is broken
     job = ExportJob(instance, plan, schedule, runtime, gpus_per_node)
     unsupported = [*runtime.same_degrees(instance).violations(instance, plan)] or [*_unsupported(job)]
@@ -409,6 +423,8 @@ def _unsupported(job: ExportJob) -> Iterator[str]:
         yield f"{job.schedule.v} chunks on a single rank are no pipeline; such a plan is one of one stage"
     yield from replace(runtime.setting, by_layer=True).violations(instance, plan)
     yield from WholeExpertGroups().violations(instance, plan)
+    if sites := instance.cluster.sites:
+        yield from WholeNodesAtSites(len(sites), job.gpus_per_node).violations(instance, plan)
     for kind, node in node_sizes(instance, job.gpus_per_node).items():
         nodes = sum(mesh.nodes for mesh in job.meshes if mesh.kind == kind)
         if kind and nodes * node > instance.cluster.of_kind(kind).devices:

@@ -29,12 +29,13 @@ def lies_in_groups(cluster: Cluster, plan: Plan, schedule: Schedule) -> bool:
 
 
 def stage_borders(cluster: Cluster, plan: Plan, schedule: Schedule) -> tuple[StageBorder, ...]:
-    """Of each two neighbouring stages, front to back. None where all have one link, or ranks hold several stages.
+    """Of each two neighbouring stages, front to back. None where all have one link, ranks hold several stages, or
+    pipelines are of one kind each.
 
     What goes to a stage further on is charged at the outermost link.
     """
     stages = plan.stages
-    if schedule.v > 1 or (len(cluster.links) == 1 and not cluster.kinds):
+    if plan.shares or schedule.v > 1 or (len(cluster.links) == 1 and not cluster.kinds):
         return ()
     kinds = [stage.kind for stage in stages]
     in_groups, found = lies_in_groups(cluster, plan, schedule), []

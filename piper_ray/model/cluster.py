@@ -25,7 +25,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from itertools import combinations_with_replacement
 from typing import TYPE_CHECKING, ClassVar, TypeVar
@@ -101,7 +101,11 @@ class Cluster:
 
     kinds: the kinds of devices, each with its own memory and links (``Cluster.of_kinds``), if there are several. Then
     ``links`` has the fastest of their last links, and memory_bytes is the largest. between_bytes_per_s: the rate
-    between stages on different kinds.
+    between stages on different kinds, or of a device between sites.
+
+    sites: the names of equal sites, if the devices are at several. Each has an equal part of the devices, joined by
+    ``links``, and pipelines of its own: a part of each stage's replicas. Gradients are summed by rings through all
+    sites.
 
     >>> cluster = Cluster(16, "80GB", (Link("900GB/s", 8), Link("50GB/s")))
     >>> cluster.bandwidth_bytes_per_s, cluster.holding(8).bandwidth_bytes_per_s
@@ -116,12 +120,13 @@ class Cluster:
     node_devices: int | None = None
     kinds: tuple[DeviceKind, ...] = ()
     between_bytes_per_s: float | None = None
+    sites: tuple[str, ...] = ()
     packed: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         convert_fields(self, count, "devices", "node_devices")
         convert_fields(self, size, "memory_bytes")
-        convert_fields(self, as_tuple, "links", "kinds")
+        convert_fields(self, as_tuple, "links", "kinds", "sites")
         if self.between_bytes_per_s is not None:
             convert_fields(self, rate, "between_bytes_per_s")
 
@@ -160,6 +165,21 @@ class Cluster:
     def with_memory(self, change: Callable[[float], float]) -> Cluster:
         """Changes the memory of each device. change: gives the new bytes from the present ones."""
         return self.each_kind(lambda own: replace(own, memory_bytes=change(own.memory_bytes)))
+
+    @cached_property
+    def at_site(self) -> Cluster:
+        """The devices of one of several sites; the cluster itself if it is at one.
+
+        >>> Cluster(64, "80GB", [Link("50GB/s")], sites=("east", "west"), between_bytes_per_s="1GB/s").at_site.devices
+        32
+        """
+        if not self.sites:
+            return self
+        return replace(self, devices=self.devices // len(self.sites), sites=(), between_bytes_per_s=None)
+
+    def each_site(self, count: int) -> int:
+        """How many of so many devices, or replicas, are at each site, if all have equally many."""
+        return -(-count // (len(self.sites) or 1))
 
     @property
     def alike(self) -> tuple[Cluster, ...]:
@@ -215,7 +235,7 @@ class Cluster:
 
     def level_holding(self, devices: int) -> int:
         """The number of the link of the smallest group that holds this many devices."""
-        return bisect_left(self._groups, devices)
+        return bisect_left(self._groups, self.each_site(devices))
 
     def levels(self) -> tuple[Cluster, ...]:
         """The clusters to search so that every plan is found at its own cost: one for each group smaller than the
@@ -227,31 +247,35 @@ class Cluster:
             return (self,)
         found: list[Cluster] = []
         for index, link in enumerate(self.links):
-            if link.devices is None or link.devices >= self.devices:
+            if link.devices is None or link.devices >= self.at_site.devices:
                 whole = self if index == len(self.links) - 1 else self._within(index)
                 return (*found, whole.spread())
-            found.append(replace(self._within(index), devices=link.devices).spread())
+            found.append(replace(self._within(index), devices=link.devices * (len(self.sites) or 1)).spread())
         raise AssertionError("the last link joins all devices")
 
     def spread(self) -> Cluster:
         """The same cluster without the assumption that a plan lies in a smaller group if it fits."""
         if len(self.links) == 1:
             return self
-        return SpreadCluster(self.devices, self.memory_bytes, self.links, self.node_devices)
+        return SpreadCluster(**{one.name: getattr(self, one.name) for one in fields(self)})
 
     def replicas_link(self, data_parallel_degree: int, tensor_parallel_degree: int, stages: int | None = None) -> Link:
         """What a ring through the d replicas of a stage, t devices each, has: t rings in all, one for each shard.
 
-        None is slower than the last link. stages: of a plan with one d and one t under a flush. A stage may lie whole
-        in a group (``border_periods``), or n of its replicas in each, where groups have room for the whole plan so.
+        Within a site none is slower than the last link. stages: of a plan with one d and one t under a flush. A stage
+        may lie whole in a group (``border_periods``), or n of its replicas in each, where groups have room for the
+        whole plan so.
 
         >>> racks = Cluster(4 * 72, "186GB", (Link("1800GB/s", 72), Link("100GB/s")))
         >>> [racks.replicas_link(d, 8, stages=1).bandwidth_bytes_per_s / 1e9 for d in (8, 32)]  # 64 of 72
         [1800.0, 800.0]
         """
+        d, t = data_parallel_degree, tensor_parallel_degree
+        if self.sites and self.between_bytes_per_s is not None:
+            own = self.at_site.replicas_link(self.each_site(d), t, stages).bandwidth_bytes_per_s
+            return _link_at(ring_bytes_per_s(d, self.each_site(d), own, self.between_bytes_per_s))
         if len(self.links) == 1:
             return self.links[0]
-        d, t = data_parallel_degree, tensor_parallel_degree
         if stages is None:
             return _link_at(self._ring_bytes_per_s(len(self.links) - 1, d, t))
         return _link_at(self._packed_ring(d, t, stages)[0])
@@ -263,7 +287,7 @@ class Cluster:
         >>> Cluster(4 * 72, "186GB", (Link("1800GB/s", 72), Link("100GB/s"))).replicas_together(32, 8, stages=1)
         (72, 8)
         """
-        _, level, n = self._packed_ring(d, t, stages)
+        _, level, n = self.at_site._packed_ring(self.each_site(d), t, stages)
         return self.links[level].devices or self.devices, n
 
     def _packed_ring(self, d: int, t: int, stages: int) -> tuple[float, int, int]:
@@ -293,7 +317,7 @@ class Cluster:
         >>> cluster.border_periods(2, 8), cluster.border_periods(3, 4), cluster.border_periods(3, 5)
         ((4,), (2,), (0,))
         """
-        return _border_periods(self._groups, self.devices, stage_devices, stages)
+        return _border_periods(self._groups, self.at_site.devices, self.each_site(stage_devices), stages)
 
     def needed_devices(self, d: int, t: int, stages: int) -> int:
         """The least number of devices on which such a plan has the same links as on all of them: on fewer there may be
@@ -341,6 +365,7 @@ class Cluster:
     def level_bytes_per_s(self, level: int, sending: int | None = None) -> float:
         """The rate between devices whose smallest common group is that of link ``level``, if ``sending`` devices
         of each smaller group send at once; None: all."""
+        sending = None if sending is None else self.each_site(sending)
         shares = (link.share_bytes_per_s(sending) for link in self.links[:level])
         return min(self._own_bytes_per_s(level), *shares, math.inf)
 

@@ -362,6 +362,28 @@ class WholeExpertGroups(Constraint):
 
 
 @dataclass(frozen=True)
+class WholeNodesAtSites(Constraint):
+    """At each of several sites a stage has whole nodes of ``node`` devices, and whole groups that share experts. Then a
+    launch can number ranks as on one site, with the nodes of each stage listed site by site."""
+
+    sites: int
+    node: int
+
+    def admits_devices(self, devices: int, rows: Collection[Sequence[Tmpc]]) -> bool:
+        each, left = divmod(devices, self.sites)
+        return left == 0 and each % self.node == 0 and WholeExpertGroups().admits_devices(each, rows)
+
+    def violations(self, instance: Instance, plan: Plan) -> Iterator[str]:
+        for number, stage in enumerate(plan.stages, start=1):
+            row = [tmpc for _, _, tmpc in choices_made(instance, stage)]
+            if not self.admits_devices(stage.devices, [row]):
+                yield (
+                    f"stage {number}: its {stage.devices} devices are not whole nodes of {self.node}, with whole "
+                    f"groups that share experts, at each of {self.sites} sites"
+                )
+
+
+@dataclass(frozen=True)
 class FilledPipeline(Constraint):
     """Each replica has at least as many microbatches as its pipeline has ranks."""
 

@@ -422,6 +422,12 @@ class Instance:
         on = (self.cluster if cluster is None else cluster).changed(figures)
         return dataclasses.replace(self, cluster=on, batch=batch, schedule=under).checked_as(self)
 
+    def require_one_site(self, what: str) -> None:
+        """Raises UsageError for a cluster at several sites. what: what does not support these, in words."""
+        if self.cluster.sites:
+            takes = "1f1b and all others with a flush take them"
+            raise UsageError(f"{what}: not with pipelines at each of several sites; {takes}")
+
     def require_one_kind(self, what: str) -> None:
         """Raises UsageError for a cluster with several kinds of devices. what: what does not support these, in
         words."""
@@ -435,9 +441,9 @@ class Instance:
 
     @property
     def kind_word(self) -> str:
-        """``site`` if the kinds of devices are one GPU at several sites, else ``kind``."""
+        """``site`` if devices are at several sites, or their kinds are one GPU at several, else ``kind``."""
         of_one_gpu = self.model is not None and self.model.gpu not in ("", "several")
-        return "site" if self.cluster.kinds and of_one_gpu else "kind"
+        return "site" if self.cluster.sites or (self.cluster.kinds and of_one_gpu) else "kind"
 
     @property
     def devices(self) -> int:
@@ -590,6 +596,8 @@ class Instance:
         if self.cluster.kinds:
             kinds = [[x.name, *_cluster_figures(x.cluster)] for x in self.cluster.kinds]
             document.append([self.cluster.between_bytes_per_s, kinds])
+        if self.cluster.sites:
+            document.append([self.cluster.between_bytes_per_s, len(self.cluster.sites)])
         if self.tensors:
             document.append([[x.layers, x.forward_bytes + 0.0, x.backward_bytes + 0.0] for x in self.tensors])
         return hashlib.sha256(json.dumps(document, separators=(",", ":")).encode()).hexdigest()

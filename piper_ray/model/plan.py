@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby, pairwise
 
+from piper_ray.model.errors import UsageError
 from piper_ray.model.figures import html_table, plural, range_text
 from piper_ray.model.schedule import Schedule
 from piper_ray.model.units import as_tuple, convert_fields, count, counts, plain
@@ -49,7 +50,8 @@ class Plan:
 
     keeps_order: the stages are runs of the layers' order, and tensors are relayed through each stage that they skip
     (``in_order``). in_flight: the number of microbatches whose activations a replica of each stage keeps under an
-    asynchronous schedule; None: ceil(s / d).
+    asynchronous schedule; None: ceil(s / d). shares: if there are pipelines of one kind of devices each, the
+    microbatches of each kind, whose stages then come one after the other.
 
     >>> Plan((Stage((0,), 2, 1, {0: "plain"}), Stage((1,), 1, 4, {1: "plain"}))).devices
     6
@@ -58,9 +60,10 @@ class Plan:
     stages: tuple[Stage, ...]
     keeps_order: bool = False
     in_flight: tuple[int, ...] | None = None
+    shares: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
-        convert_fields(self, as_tuple, "stages")
+        convert_fields(self, as_tuple, "stages", "shares")
         convert_fields(self, plain, "keeps_order")
         if self.in_flight is not None:
             convert_fields(self, counts, "in_flight")
@@ -166,7 +169,16 @@ class Plan:
     def rule_dict(self) -> dict[str, object]:
         """The plan's fields other than its stages, where they differ from the default."""
         order: dict[str, object] = {"keeps_order": True} if self.keeps_order else {}
-        return order if self.in_flight is None else order | {"in_flight": list(self.in_flight)}
+        shared: dict[str, object] = {"microbatches": dict(self.shares)} if self.shares else {}
+        return order | shared | ({} if self.in_flight is None else {"in_flight": list(self.in_flight)})
+
+    def require_one_pipeline(self, what: str) -> None:
+        """Raises UsageError for pipelines of one kind each. what: what does not take these, in words."""
+        if self.shares:
+            raise UsageError(
+                f"{what}: not of a plan with pipelines of one kind of devices each, whose figures verify shows; "
+                "expected one with the same pipeline on all devices"
+            )
 
     def stage_dicts(self) -> list[dict[str, object]]:
         """The ``stages`` of that document."""

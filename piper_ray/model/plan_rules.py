@@ -139,12 +139,18 @@ def order_violations(instance: Instance, plan: Plan) -> list[str]:
 
 
 def device_violations(instance: Instance, plan: Plan, chunks: int = 1) -> list[str]:
-    """Sentences about more devices than the cluster has, of any kind.
+    """Sentences about more devices than the cluster has, of any kind, and about replicas that are not equally many at
+    each site.
 
     chunks: the number of chunks per rank, which share its devices.
     """
     kinds = instance.cluster.kinds
-    violations = []
+    sites = instance.cluster.sites
+    violations = [
+        f"stage {number}: its {stage.data_parallel_degree} replicas cannot be shared out equally to {len(sites)} sites"
+        for number, stage in enumerate(plan.stages, start=1)
+        if sites and stage.data_parallel_degree % len(sites)
+    ]
     used = plan.devices // chunks
     if used > instance.devices:
         violations.append(f"the plan uses {used} devices, {instance.devices} are there")

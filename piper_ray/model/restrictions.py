@@ -121,9 +121,11 @@ class Restrictions:
         return all(constraint.admits_devices(devices, rows) for constraint in self.constraints)
 
     def data_parallel_degrees(self, instance: Instance) -> list[int]:
-        """The degrees that a stage can have, ascending: divisors of N up to min(N, K) that all constraints admit."""
-        limit = instance.data_parallel_limit
-        return [d for d in divisors(instance.microbatches) if d <= limit and self.admits_data_parallel_degree(d)]
+        """The degrees that a stage can have, ascending: divisors of N up to min(N, K) that all constraints admit, and
+        with several sites multiples of their number."""
+        limit, each = instance.data_parallel_limit, len(instance.cluster.sites) or 1
+        found = (d for d in divisors(instance.microbatches) if d <= limit and d % each == 0)
+        return [d for d in found if self.admits_data_parallel_degree(d)]
 
     @property
     def roles(self) -> tuple[bool | None, ...]:

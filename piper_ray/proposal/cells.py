@@ -8,7 +8,7 @@ the search skips the cell.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
@@ -32,6 +32,7 @@ from piper_ray.model.solution import Solution, Status
 from piper_ray.model.stop import Stop, StoppedBy, StopSearch
 from piper_ray.proposal.demand import OVERLAPPED, PlanDemand, Proposed, uncollected
 from piper_ray.proposal.each_pass import solve_each_pass
+from piper_ray.proposal.layout_words import EACH_SITE
 from piper_ray.simulate.run import SimulationOptions, simulate
 from piper_ray.workloads.estimate.build import Estimate
 from piper_ray.workloads.estimate.host import with_state_on_host
@@ -152,17 +153,19 @@ class Cell:
     @property
     def text(self) -> str:
         where = ", optimizer state in host memory" if self.priced_on_host else ""
+        where += f", {EACH_SITE}" if self.estimate.instance.cluster.sites else ""
         return f"microbatches of {self.samples}, {self.schedule.value}, {self.setting.text}{where}"
 
 
 @dataclass(frozen=True)
 class Cells:
-    """cells: all cells except those that never beat another cell under any schedule. settings: for each microbatch
-    size, the modes of the kept and of the left-out cells. schedules: the schedules of the cells. refused: what was not
-    tried, and why. on_host: whether plans keep the optimizer's state in host memory; both values if both are tried."""
+    """cells: all cells except those that never beat another cell under any schedule. settings: microbatch sizes with
+    the schedules and the modes of the kept and of the left-out cells. schedules: those of the cells. refused: what was
+    not tried, and why. on_host: whether plans keep the optimizer's state in host memory; both values if both are
+    tried."""
 
     cells: tuple[Cell, ...]
-    settings: Mapping[int, Settings]
+    settings: tuple[tuple[int, tuple[ScheduleName, ...], Settings], ...]
     schedules: tuple[ScheduleName, ...]
     refused: tuple[str, ...] = ()
     on_host: tuple[bool, ...] = (False,)
@@ -170,20 +173,29 @@ class Cells:
     @property
     def count(self) -> int:
         """The number of all combinations."""
-        others = len(self.on_host) * sum(len(one.others) for one in self.settings.values())
-        return len(self.cells) + len(self.schedules) * others
+        others = sum(len(schedules) * len(one.others) for _, schedules, one in self.settings)
+        return len(self.cells) + len(self.on_host) * others
 
-    def on(self, changed: Cluster, *, roomier: bool = True) -> list[Cell]:
-        """The same cells on another cluster.
+    @classmethod
+    def of_ways(cls, ways: Sequence[Cells]) -> Cells:
+        """Those of several ways to place pipelines."""
+        cells, settings, schedules, refused = (
+            tuple(one for way in ways for one in getattr(way, name))
+            for name in ("cells", "settings", "schedules", "refused")
+        )
+        return cls(cells, settings, tuple(dict.fromkeys(schedules)), tuple(dict.fromkeys(refused)), ways[0].on_host)
+
+    def on(self, change: Callable[[Cluster], Cluster], *, roomier: bool = True) -> list[Cell]:
+        """The same cells on another cluster. change: makes it from the one that a cell is on.
 
         roomier: whether that cluster may have more of anything. If it only has less memory, the cells' lower bounds
         still hold.
         """
         found = list[Cell]()
-        for _, alike in groupby(self.cells, key=lambda one: (one.samples, one.schedule, one.on_host)):
+        for _, alike in groupby(self.cells, key=lambda one: (id(one.estimate), one.schedule, one.on_host)):
             before = list(alike)
             first = before[0]
-            instance = first.estimate.instance.replace(cluster=changed)
+            instance = first.estimate.instance.replace(cluster=change(first.estimate.instance.cluster))
             estimate, kinds = replace(first.estimate, instance=instance), replace(first.setting.kinds, whole=instance)
             settings = [replace(one.setting, kinds=kinds) for one in before]
             given = first.samples, first.schedule, estimate, first.restrictions, first.step
@@ -208,13 +220,14 @@ def cells_of(demand: PlanDemand, estimates: Mapping[int, Estimate]) -> Cells:
         schedules = [name for name in schedules if name not in CHUNKED]
     if demand.overlaps_experts and any(layer.experts for one in estimates.values() for layer in one.instance.layers):
         refused.append(OVERLAPPED)
-    found, modes = list[Cell](), dict[int, Settings]()
+    found, modes = list[Cell](), list[tuple[int, tuple[ScheduleName, ...], Settings]]()
     for samples, of_size in estimates.items():
         instance = of_size.instance
         rules = {name: demand.restrictions(instance, name) for name in schedules}
         if not rules:
             continue
-        settings = modes[samples] = settings_of(instance, next(iter(rules.values())))
+        settings = settings_of(instance, next(iter(rules.values())))
+        modes.append((samples, tuple(schedules), settings))
         on_host = partial(with_state_on_host, setting=of_size.setting)
         hosted = changed(settings.worth_a_solve, on_host) if demand.tries_host else []
         for name, restrictions in rules.items():
@@ -222,7 +235,7 @@ def cells_of(demand: PlanDemand, estimates: Mapping[int, Estimate]) -> Cells:
             found += Cell.of_each(settings.worth_a_solve, *given)
             found += Cell.of_each(hosted, *given, on_host=True)
     places = (False, True) if demand.tries_host else (bool(demand.request.optimizer_on_host),)
-    return Cells(tuple(found), modes, tuple(schedules), tuple(refused), places)
+    return Cells(tuple(found), tuple(modes), tuple(schedules), tuple(refused), places)
 
 
 @dataclass(frozen=True)
@@ -341,7 +354,7 @@ class CellSearch:
         within_s = self.within_s(cell)
         if cell.schedule in CHUNKED and self._passes_left <= 0 and not self._bounded:
             return False
-        if self._has_kinds and not self._may_go_on:
+        if cell.has_kinds and not self._may_go_on:
             return False
         under = cell.restrictions, Schedule.first_of(cell.schedule)
         if cell.lower_s < within_s < math.inf and not cell.setting.may_take(within_s / cell.microbatches, *under):

@@ -28,7 +28,7 @@ from piper_ray.workloads.estimate.config import ModelConfig
 from piper_ray.workloads.estimate.families import Microbatch
 from piper_ray.workloads.estimate.hardware import Gpu, Hardware
 from piper_ray.workloads.estimate.host import HOST_BYTES
-from piper_ray.workloads.estimate.kinds import joined
+from piper_ray.workloads.estimate.kinds import joined, with_sites
 from piper_ray.workloads.estimate.modes import degrees_of
 from piper_ray.workloads.estimate.refusals import host_excess, may_be_on_host
 from piper_ray.workloads.estimate.software import Overlap, Stack
@@ -64,15 +64,19 @@ def usual_batch(model: ModelConfig, devices: int) -> int:
 
 @dataclass(frozen=True)
 class FurtherKinds:
-    """Further kinds of GPUs, or further sites, of a cluster.
+    """Further kinds of GPUs, or further sites, of a cluster. apart: pipelines are at each of the sites, which are
+    equal; else they go through all.
 
     name: the name of the demand's own kind. others: the name, the GPU and the request of each further kind.
-    between_bytes_per_s: the rate between kinds; None: that of the slower network.
+    between_bytes_per_s: the rate between kinds; None: that of the slower network. at_sites: the schedules that are
+    tried with pipelines at each of several equal sites; none: those of the demand.
     """
 
     name: str
     others: tuple[tuple[str, str, EstimateRequest], ...]
     between_bytes_per_s: float | None = None
+    apart: bool = False
+    at_sites: tuple[ScheduleName, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -114,6 +118,21 @@ class PlanDemand:
             for name, gpu, one in further.others
         ]
         return ((further.name, self.gpu, own), *alike)
+
+    @property
+    def ways(self) -> tuple[PlanDemand, ...]:
+        """Pipelines through all kinds or sites, if the runtime has such; and pipelines at each site, if all are equal.
+        Sums of gradients in each pass are not priced between sites. Raises UsageError if there are none."""
+        further = self.further
+        if further is None or further.apart:
+            return (self,)
+        are_equal = all((gpu, one) == (self.gpu, self.request) for _, gpu, one in self.kinds)
+        if self.runtime.sums_each_pass or not are_equal:
+            self.runtime.require_kinds([name for name, _, _ in self.kinds])
+            return (self,)
+        through = (self,) if self.runtime.kinds else ()
+        schedules = further.at_sites or self.schedules
+        return (*through, replace(self, schedules=schedules, further=replace(further, apart=True)))
 
     @property
     def gpus_text(self) -> str:
@@ -207,8 +226,13 @@ class PlanDemand:
         request = replace(self.request, samples=samples, batch=self.request.batch if batch is None else batch)
         if self.stack is None:
             kinds = replace(self, request=request).kinds
-            of_kind = {name: estimate(self.model, self.hardware, gpu, one) for name, gpu, one in kinds}
-            made = joined(of_kind, None if self.further is None else self.further.between_bytes_per_s)
+            between_bytes_per_s = None if self.further is None else self.further.between_bytes_per_s
+            if self.further is not None and self.further.apart and between_bytes_per_s is not None:
+                site = estimate(self.model, self.hardware, self.gpu, request)
+                made = with_sites(site, [name for name, _, _ in kinds], between_bytes_per_s)
+            else:
+                of_kind = {name: estimate(self.model, self.hardware, gpu, one) for name, gpu, one in kinds}
+                made = joined(of_kind, between_bytes_per_s)
         else:
             made = estimate_on(self.stack, self.model, self.hardware, request)
         if self.schemes is not None:

@@ -22,6 +22,7 @@ _SHARING = {
 
 
 _ON_HOST = "optimizer on CPU"
+EACH_SITE = "pipelines at each site"
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,8 @@ class LayoutWords:
     microbatch: in samples. tensor: devices that share a layer, without the groups that share a sequence. expert: the
     most ranks over which a layer's experts are spread; t if nothing else is chosen; None: no layer has experts.
     dispatcher: how tokens reach experts, unless by all-to-all in a node. sharding: that of most layers. recomputation:
-    None if layers differ. tensor_of: the degree of each kind of devices that the plan uses, if they differ; then tensor
-    is the largest.
+    None if layers differ. each_site: whether there are pipelines at each of several sites. tensor_of: the degree of
+    each kind of devices that the plan uses, if they differ; then tensor is the largest.
     """
 
     microbatch: int
@@ -52,6 +53,7 @@ class LayoutWords:
     chunks: int
     tensor_of: tuple[tuple[str, int], ...] = ()
     dispatcher: str | None = None
+    each_site: bool = False
 
     @property
     def tensor_text(self) -> str:
@@ -88,7 +90,8 @@ class LayoutWords:
         if self.dispatcher is not None:
             degrees[-1] += f" ({self.dispatcher} dispatch)"
         more = [self.sharing, *["SP"] * self.sequence_parallel, self.scheduled, self.recomputed]
-        return ", ".join([*degrees, *more, *["activations offloaded"] * self.offload])
+        more += ["activations offloaded"] * self.offload + [EACH_SITE] * self.each_site
+        return ", ".join([*degrees, *more])
 
     @property
     def short(self) -> str:
@@ -97,7 +100,7 @@ class LayoutWords:
         said = [f"mbs {self.microbatch}", *(f"{name} {degree}" for name, degree in degrees.items() if degree > 1)]
         said += [self.sharing] * (self.optimizer_on_host or self.sharding is not Sharding.NONE) + [self.scheduled]
         said += [self.recomputed] * (self.recomputation != Recomputation.NONE)
-        return ", ".join([*said, *["offload"] * self.offload])
+        return ", ".join([*said, *["offload"] * self.offload, *[EACH_SITE] * self.each_site])
 
     def simpler_in(self, best: LayoutWords) -> list[str]:
         """What this plan does without, or has less of, compared with ``best``."""
@@ -153,6 +156,7 @@ def layout_words(one: Proposed) -> LayoutWords:
         chunks=schedule.v,
         tensor_of=tuple(tensor_of.items()) if len(set(tensor_of.values())) > 1 else (),
         dispatcher=_dispatcher(one, (expert or 1) * expert_tensor),
+        each_site=bool(one.instance.cluster.sites),
     )
 
 
@@ -193,6 +197,8 @@ def differences(one: LayoutWords, other: LayoutWords) -> str:
     if one.dispatcher != other.dispatcher:
         mine, theirs = (words.dispatcher or TokenDispatcher.ALL_TO_ALL.value for words in (one, other))
         found.append(f"{mine} dispatch, not {theirs}")
+    if one.each_site != other.each_site:
+        found.append(EACH_SITE if one.each_site else "pipelines through all sites")
     if one.offload != other.offload:
         found.append("activations offloaded" if one.offload else "nothing offloaded")
     return "; ".join(found) or "nothing but which layers a stage has"

@@ -199,7 +199,8 @@ def plan(
         host_memory_bytes=bytes_argument("host_memory_bytes", host_memory_bytes),
     )
     refuse_what_cannot_run(named, asked, table)
-    named.require_kinds([*kinds])
+    if site is None:
+        named.require_kinds([*kinds])
     given = {
         "context_parallel": context_parallel,
         "expert_parallel": expert_parallel,
@@ -223,12 +224,12 @@ def plan(
 
     (kind, own, request), *rest = map(on_kind, kinds)
     rate = None if between is None else parse_bytes_per_s(between)
-    further = FurtherKinds(kind, tuple(rest), rate) if rest else None
     if calibrate is not None:
         from piper_ray.calibrate.measurements import Estimated, calibrated
 
         request = calibrated(arguments.location("calibrate", calibrate), Estimated(read, table, own, request))
     only = None if schedule is None else arguments.choice("schedule", schedule, ScheduleName)
+    further = FurtherKinds(kind, tuple(rest), rate, at_sites=schedules_of(named, only)) if rest else None
     kept = usual_headroom(request) if headroom is None else headroom_of(headroom)
     planned = {}
     for name in names:

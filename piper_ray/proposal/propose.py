@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -132,13 +132,13 @@ def _proposed(
 ) -> FoundPlans:
     began_s = time.perf_counter()
     demand = demand.with_batch(tell)
-    stop.offer(lambda: FoundPlans(demand, (), Cells((), {}, ()), 0.0, (), 0.0))
-    estimates, refused = demand.estimates(stop.check)
-    cells = cells_of(demand, estimates)
+    stop.offer(lambda: FoundPlans(demand, (), Cells((), (), ()), 0.0, (), 0.0))
+    ways, cells = _ways_of(demand, stop)
+    refused = list(dict.fromkeys(text for way in ways for text in way.refused))
     refused += cells.refused
     for one in cells.refused:
         tell(one)
-    kept = list(filter(None, (_still(plan, demand, estimates) for plan in known)))
+    kept = [found for plan in known for way in ways if (found := _still(plan, way)) is not None]
     search = CellSearch(demand, cells.cells, stop, watch, listed, kept, threads=threads)
 
     def so_far() -> FoundPlans:
@@ -150,14 +150,29 @@ def _proposed(
     search.run()
     if not search.found:
         stop.check()
-        why = [] if demand.headroom.is_usual else why_none(demand, estimates, stop)
+        why = [] if demand.headroom.is_usual else why_none(demand, ways[0].estimates, stop)
         raise InfeasibleError("\n".join([demand.nothing_fits, *refused, *why]))
     return so_far()
 
 
-def _still(one: Proposed, demand: PlanDemand, estimates: Mapping[int, Estimate]) -> Proposed | None:
+@dataclass(frozen=True)
+class _Way:
+    """A way to place pipelines, with the estimates for it, and a text about sizes that are too large."""
+
+    demand: PlanDemand
+    estimates: Mapping[int, Estimate]
+    refused: Sequence[str]
+
+
+def _ways_of(demand: PlanDemand, stop: Stop[Any]) -> tuple[list[_Way], Cells]:
+    ways = [_Way(way, *way.estimates(stop.check)) for way in demand.ways]
+    return ways, Cells.of_ways([cells_of(way.demand, way.estimates) for way in ways])
+
+
+def _still(one: Proposed, way: _Way) -> Proposed | None:
     """A plan that was found for another demand, valued for this one; None if it does not fit."""
-    if one.samples not in estimates:
+    demand, estimates = way.demand, way.estimates
+    if one.samples not in estimates or one.instance.cluster.sites != estimates[one.samples].instance.cluster.sites:
         return None
     of_size, schedule = estimates[one.samples], one.solution.schedule
     if one.on_host and demand.tries_host:
@@ -183,15 +198,14 @@ def what_would_help(
     """The best plans with less or more memory, with faster links, with a batch that more numbers of GPUs divide, and in
     these precisions. If the user stops the search, what is still unknown is left out."""
     best, demand, stop = proposal.best, proposal.demand, Stop[Any]() if stop is None else stop
-    cluster = best.instance.cluster
-    changes = (
-        ("8 % less memory", cluster.with_memory(lambda own_bytes: 0.92 * own_bytes), False),
-        ("25 % more memory", cluster.with_memory(lambda own_bytes: 1.25 * own_bytes), True),
-        ("links of twice the rate", _with_faster_links(cluster), True),
+    changes: tuple[tuple[str, Callable[[Cluster], Cluster], bool], ...] = (
+        ("8 % less memory", lambda own: own.with_memory(lambda own_bytes: 0.92 * own_bytes), False),
+        ("25 % more memory", lambda own: own.with_memory(lambda own_bytes: 1.25 * own_bytes), True),
+        ("links of twice the rate", _with_faster_links, True),
     )
-    for what, changed, roomier in changes:
-        cells = proposal.cells.on(changed, roomier=roomier)
-        found = _best_of(demand, cells, _on(changed, proposal), stop, watch)
+    for what, change, roomier in changes:
+        cells = proposal.cells.on(change, roomier=roomier)
+        found = _best_of(demand, cells, _on(change, proposal), stop, watch)
         if stop.requested:
             return
         yield Help(what, found)
@@ -199,9 +213,9 @@ def what_would_help(
     few_ways = best.idle_devices or best.batch % odd_part(best.instance.devices)
     if few_ways and batch != best.batch and batch % samples == 0:
         found = _best_at(proposal, replace(demand.request, batch=batch), stop, watch)
-        change = Help(f"a batch of {batch:,}", found)
-        if change.samples_per_s > _BATCH_GAIN * best.batch / best.step_s and not stop.requested:
-            yield change
+        larger = Help(f"a batch of {batch:,}", found)
+        if larger.samples_per_s > _BATCH_GAIN * best.batch / best.step_s and not stop.requested:
+            yield larger
     for precision in precisions:
         found = _best_at(proposal, replace(demand.request, precision=precision), stop, watch)
         if not stop.requested:
@@ -220,18 +234,17 @@ def _best_at(proposal: FoundPlans, request: EstimateRequest, stop: Stop[Any], wa
     """The best plan in another precision or with another batch."""
     other = replace(proposal.demand, request=request)
     try:
-        estimates = other.estimates()[0]
-        cells = cells_of(other, estimates).cells
+        ways, cells = _ways_of(other, stop)
     except InfeasibleError:
         return None
-    known = filter(None, (_still(plan, other, estimates) for plan in proposal.found))
-    return _best_of(proposal.demand, cells, known, stop, watch)
+    known = [found for plan in proposal.found for way in ways if (found := _still(plan, way)) is not None]
+    return _best_of(proposal.demand, cells.cells, known, stop, watch)
 
 
-def _on(changed: Cluster, proposal: FoundPlans) -> Iterator[Proposed]:
+def _on(change: Callable[[Cluster], Cluster], proposal: FoundPlans) -> Iterator[Proposed]:
     """The found plans on a cluster with other memory or links, if they fit there."""
     for one in proposal.found:
-        same = one.on(one.instance.replace(cluster=changed), proposal.demand.step)
+        same = one.on(one.instance.replace(cluster=change(one.instance.cluster)), proposal.demand.step)
         if all(rank.peak_memory_bytes <= rank.memory_limit_bytes for rank in same.simulation.ranks):
             yield same
 

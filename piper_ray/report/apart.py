@@ -34,8 +34,6 @@ def apart_lines(instance: Instance, apart: KindsApart | None, solution: Solution
             f"  {printable(part.kind)}: {part.microbatches:,} of {microbatches:,} microbatches in "
             f"{time_text(part.batch_s, digits)}, {stages}, d x t: {part.plan.degrees_text}"
         )
-    if apart.sync_s:
-        yield f"  gradients of all kinds: {time_text(apart.sync_s, digits)}"
 
 
 def _beside(apart_s: float, own_s: float) -> str:
@@ -60,4 +58,4 @@ def apart_document(apart: KindsApart | None) -> dict[str, object] | None:
         }
         for part in apart.parts
     ]
-    return {"batch_s": apart.batch_s, "lower_bound_s": apart.least_s, "gradients_s": apart.sync_s, "kinds": parts}
+    return {"batch_s": apart.batch_s, "lower_bound_s": apart.least_s, "kinds": parts}

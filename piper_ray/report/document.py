@@ -43,7 +43,7 @@ def solution_document(
 ) -> Document:
     """Everything about a solve, with or without a plan. Times in s, sizes in bytes; null: not known or without end."""
     return {
-        **header("solution", instance),
+        **header("solution", instance, solution.plan),
         "restrictions": restrictions.to_dict(),
         "options": _plain(options),
         **solution.schedule.to_dict(),
@@ -76,7 +76,7 @@ def plan_document(
     time_s = {} if evaluation is None else {"time_per_sample_s": evaluation.time_per_sample_s}
     return {
         **_plan_with_figures(instance, plan, evaluation, schedule),
-        **header("plan", instance),
+        **header("plan", instance, plan),
         **time_s,
         **origin,
     }

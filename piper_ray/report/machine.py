@@ -16,7 +16,8 @@ _SIZE_BYTES = 1e9
 
 def machine_document(instance: Instance) -> list[_Facts]:
     """Of each kind of devices, or of all: its groups, the smallest first, and the seconds that a device takes for a
-    gigabyte: to hand it to the next stage, and to sum it over replicas of one device each, of a plan of one stage."""
+    gigabyte: to hand it to the next stage, and to sum it over replicas of one device each, of a plan of one stage. With
+    several sites groups are those of one, and rings go through all."""
     cluster = instance.cluster
     stages = 1 if Schedule.first_of(instance.schedule).name in FLUSHED else None
     found: list[_Facts] = []
@@ -69,7 +70,7 @@ def _group(own: Cluster, level: int) -> _Facts:
     lone_border_s_per_gb: where one of each does."""
     link, alone_bytes_per_s = own.links[level], own.level_bytes_per_s(level, 1)
     return {
-        "devices": min(link.devices or own.devices, own.devices),
+        "devices": min(link.devices or own.at_site.devices, own.at_site.devices),
         "bandwidth_bytes_per_s": alone_bytes_per_s,
         "uplink_bytes_per_s": link.uplink_bytes_per_s,
         "border_s_per_gb": _SIZE_BYTES / own.level_bytes_per_s(level),
@@ -94,4 +95,4 @@ def _rings(cluster: Cluster) -> list[int]:
     """Powers of two, full groups, and all devices."""
     sizes = {link.devices for link in cluster.links if link.devices is not None and link.devices <= cluster.devices}
     sizes |= {2**k for k in range(1, cluster.devices.bit_length())} | {cluster.devices}
-    return sorted(sizes - {1})
+    return sorted(size for size in sizes - {1} if size % (len(cluster.sites) or 1) == 0)

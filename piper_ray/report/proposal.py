@@ -157,7 +157,7 @@ def answer_lines(proposal: FoundPlans, figures: Figures) -> Iterator[str]:
         backed = ", ".join(f"{what} ({plural(count, 'run')})" for what, count in doubt.few.items())
         yield from _wrapped("doubt", f"hardly any measured run backs {backed}")
     yield from _wrapped("proof", proof_line(proposal))
-    if instance.cluster.kinds:
+    if instance.cluster.kinds and len(proposal.demand.ways) == 1:
         yield from _wrapped(
             "apart",
             "pipelines of one kind of GPU or one site each, with gradients summed between these, are not among them; "
@@ -426,7 +426,14 @@ def _other_row(one: Proposed, best: Proposed, words: LayoutWords) -> list[str]:
         *(str(number) for number in (own.context, own.pipeline, own.data)),
         "-" if own.expert is None else str(own.expert),
         schedule.replace(" ", NO_BREAK),
-        ", ".join([own.sharing.replace(" ", NO_BREAK), *["SP"] * own.sequence_parallel, *_recomputes(own)]),
+        ", ".join(
+            [
+                own.sharing.replace(" ", NO_BREAK),
+                *["SP"] * own.sequence_parallel,
+                *["at each site"] * own.each_site,
+                *_recomputes(own),
+            ]
+        ),
         held_text(one.simulation.peak_memory_bytes),
         "the plan" if one is best else ", ".join(simpler),
     ]

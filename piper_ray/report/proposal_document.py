@@ -51,7 +51,7 @@ def search_document(proposal: FoundPlans) -> dict[str, object]:
         "never_better": [
             {"microbatch": samples, "optimizer_on_host": on_host, "mode": mode.text, "than": better.text}
             for on_host in proposal.cells.on_host
-            for samples, settings in proposal.cells.settings.items()
+            for samples, _, settings in proposal.cells.settings
             for mode, better in settings.others
         ],
         "refused": list(proposal.refused),
@@ -117,6 +117,7 @@ def priced_document(one: Proposed, best: LayoutWords) -> dict[str, object]:
             **{name: getattr(words, name) for name in (*plain, "offload", "optimizer_on_host", "schedule", "chunks")},
             "sharing": words.sharing,
             "recomputation": words.recomputed,
+            "each_site": words.each_site,
         },
         "step_s": one.step_s,
         "batch": one.batch,

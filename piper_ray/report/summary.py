@@ -68,10 +68,14 @@ def instance_lines(instance: Instance) -> list[str]:
         f"tensor-parallel degrees {degrees or 'none'}"
     )
     head = f"Cluster   K = {instance.devices:,} devices, N = {batch_text(instance.batch)}"
-    kinds = instance.cluster.kinds
-    if not kinds:
-        return [workload, f"{head}, M = {memory_text(instance.memory_bytes)}, B = {links_text(instance.cluster)}"]
+    kinds, sites = instance.cluster.kinds, instance.cluster.sites
     between = given_size_text(instance.cluster.between_bytes_per_s or 0.0)
+    if not kinds:
+        own = f"{head}, M = {memory_text(instance.memory_bytes)}, B = {links_text(instance.cluster)}"
+        if not sites:
+            return [workload, own]
+        each = f"{instance.devices // len(sites):,} devices and pipelines of its own at each, B = {between}/s between"
+        return [workload, own, f"Sites     {', '.join(map(printable, sites))}: {each}"]
     label = f"{instance.kind_word.capitalize():10}"
     of_kinds = [
         f"{label}{printable(x.name)}: K = {x.cluster.devices:,}, M = {memory_text(x.cluster.memory_bytes)}, "

@@ -107,13 +107,14 @@ def shared_groups(plan: Plan, schedule: Schedule, cluster: Cluster, kind: str = 
     if schedule.name not in FLUSHED:
         return []
     first, count, found = stages[0], len(stages), []
+    devices = own.each_site(first.devices)
     for link, period in zip(own.links, own.border_periods(first.devices, count), strict=False):
-        if link.devices is not None and period > 0 and first.devices < link.devices:
-            found.append((link.devices, period * first.devices, period))
+        if link.devices is not None and period > 0 and devices < link.devices:
+            found.append((link.devices, period * devices, period))
     d, t = first.data_parallel_degree, first.tensor_parallel_degree
     group, n = own.replicas_together(d, t, count) if len(own.links) > 1 else (0, d)
     run = n * t
-    if 1 < n < d and group % run > 0:
+    if 1 < n < own.each_site(d) and group % run > 0:
         found.append((group, group // run * run, 0))
     return found
 
@@ -137,7 +138,7 @@ def _node_of(cluster: Cluster, given: int | None) -> int:
     found = given or cluster.node_devices or _domain(cluster) or USUAL_GPUS_PER_NODE
     if found < 1:
         raise UsageError(f"a node has at least one GPU, not {found}")
-    return min(found, cluster.devices)
+    return min(found, cluster.at_site.devices)
 
 
 def domain_of(instance: Instance, gpus_per_node: int) -> int:

@@ -27,6 +27,7 @@ from piper_ray.model.constraints import (
     StageCount,
     TensorParallelDegrees,
     WholeExpertGroups,
+    WholeNodesAtSites,
     WholePieces,
 )
 from piper_ray.model.errors import UsageError
@@ -37,7 +38,7 @@ from piper_ray.model.one_mode import OneMode
 from piper_ray.model.plan_rules import layers_in_order
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import CHUNKED, Schedule, ScheduleName
-from piper_ray.runtimes.meshes import Mesh
+from piper_ray.runtimes.meshes import Mesh, gpus_per_node_of
 from piper_ray.runtimes.pieces import pieces_of, require_chain
 
 
@@ -130,6 +131,8 @@ class Runtime:
         asked.append(TensorParallelDegrees(tuple(t for t in degrees if t <= instance.devices)))
         if self.setting.experts and any(layer.experts for layer in instance.layers):
             asked.append(WholeExpertGroups())
+        if sites := instance.cluster.sites:
+            asked.append(WholeNodesAtSites(len(sites), gpus_per_node_of(instance)))
         if self.blocks:
             divided = tuple(piece for piece in pieces_of(instance).members if len(piece) > 1)
             if divided:

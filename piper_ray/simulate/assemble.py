@@ -442,7 +442,7 @@ def transfer_bytes_per_s(cluster: Cluster, devices: int, one: str = "", other: s
     since some two neighbours have no faster one. one, other: the kinds of their devices, if there are several."""
     if one != other and cluster.between_bytes_per_s is not None:
         return cluster.between_bytes_per_s
-    _, bandwidth = _groups(cluster.of_kind(one), devices)[-1]
+    _, bandwidth = _groups(cluster.of_kind(one), devices // max(1, len(cluster.sites)))[-1]
     return bandwidth
 
 
@@ -451,6 +451,10 @@ def replicas_bytes_per_s(cluster: Cluster, devices: int, d: int, t: int, stages:
     several replicas share a node, each has a link out of it. inf for one replica. stages: of a plan whose links
     follow from where its stages lie.
     """
+    if cluster.sites and cluster.between_bytes_per_s is not None:
+        near = d // len(cluster.sites)  # of the ring's members, each with a link of its own to the next site
+        within = replicas_bytes_per_s(cluster.at_site, near * devices // d, near, t, stages)
+        return min(near * cluster.between_bytes_per_s, within)
     if stages is not None:
         return best_ring(cluster, d, t, stages, replicas_bytes_per_s)
     *inner, (_, between) = _groups(cluster, devices)

@@ -28,7 +28,8 @@ def plan_border_rates(cluster: Cluster, plan: Plan) -> list[float]:
 
 
 def border_rates(cluster: Cluster, stage_devices: int, stages: int) -> list[float]:
-    """Bytes per second at each border, the last one first."""
+    """Bytes per second at each border, the last one first; with several sites those of the pipelines at one."""
+    cluster, stage_devices = cluster.at_site, stage_devices // max(1, len(cluster.sites))
     levels = border_levels(cluster, stage_devices, stages)
     return [reached_bytes_per_s(cluster, level, stage_devices) for level in levels]
 

@@ -155,4 +155,8 @@ def simulate(
     check_plan(plan)
     arguments.of_kind("options", options, SimulationOptions, "a SimulationOptions")
     instance = formats.instance_of(instance)
-    return simulated(instance, plan, Schedule.first_of(schedule, instance.schedule), options)
+    under = Schedule.first_of(schedule, instance.schedule)
+    plan.require_one_pipeline("a simulation")
+    if under.asynchronous:
+        instance.require_one_site(f"schedule {under.name.value}")
+    return simulated(instance, plan, under, options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from itertools import product
 
@@ -11,45 +12,60 @@ import piper_ray
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
+from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import AllReduce, ScheduleName, StepTerms
 from piper_ray.planners.apart import kinds_apart
+from piper_ray.workloads.formats.plans import plan_document
 from tests.flush_brute_force import brute_force
 from tests.instances import random_instance
 from tests.kinds_brute_force import random_kinds
 from tests.lengths import long_after
 
 
-def alone(instance: Instance, kind: str, microbatches: int) -> Instance:
-    """The devices of one kind, by hand."""
+def alone(instance: Instance, kind: str, microbatches: int, kinds: int = 1) -> Instance:
+    """The devices of one kind, by hand: at as many equal sites as there are kinds, with the microbatches of all."""
     layers = [
         replace(
             layer,
-            tmpcs={t: tuple(replace(x, kind="") for x in row if x.kind == kind) for t, row in layer.tmpcs.items()},
+            tmpcs={
+                t: tuple(
+                    replace(x, kind="", least_data_parallel_degree=kinds * x.least_data_parallel_degree)
+                    for x in row
+                    if x.kind == kind
+                )
+                for t, row in layer.tmpcs.items()
+            },
         )
         for layer in instance.layers
     ]
     (own,) = (x.cluster for x in instance.cluster.kinds if x.name == kind)
-    batch = replace(instance.batch, microbatches=microbatches)
+    if kinds > 1:
+        names, rate = tuple(map(str, range(kinds))), instance.cluster.between_bytes_per_s
+        own = replace(own, devices=kinds * own.devices, sites=names, between_bytes_per_s=rate)
+    batch = replace(instance.batch, microbatches=kinds * microbatches)
     return Instance(layers, instance.edges, cluster=own, batch=batch, tensors=instance.tensors)
 
 
 def least_batch_s(instance: Instance, schedule: str) -> float | None:
     """Over all numbers of microbatches that each kind may have."""
     names, total = instance.cluster.kind_names, instance.microbatches
-    each_s: dict[tuple[str, int], float | None] = {}
-    for name, n in product(names, range(1, total + 1)):
-        found = brute_force(alone(instance, name, n), schedule)
-        each_s[name, n] = None if found is None else found.batch_s
-    weights = sum(min(t * x.weights_bytes for t, row in layer.tmpcs.items() for x in row) for layer in instance.layers)
+    each_s: dict[tuple[str, int, int], float | None] = {}
+    for name, n, kinds in product(names, range(1, total + 1), range(1, len(names) + 1)):
+        found = brute_force(alone(instance, name, n, kinds), schedule)
+        each_s[name, n, kinds] = None if found is None else found.batch_s
     values = []
     for split in product(range(total + 1), repeat=len(names)):
         used = [(name, n) for name, n in zip(names, split, strict=True) if n]
-        some_s = [each_s[one] for one in used]
+        some_s = [each_s[name, n, len(used)] for name, n in used]
         if sum(split) == total and None not in some_s:
-            fewest = min(instance.cluster.of_kind(name).devices for name, _ in used)
-            share = 4.0 * (len(used) - 1) / len(used) / (instance.cluster.between_bytes_per_s or 1.0)
-            values.append(max(x for x in some_s if x is not None) + share * weights / fewest)
+            values.append(max(x for x in some_s if x is not None))
     return min(values, default=None)
+
+
+def read_back(plan: Plan, instance: Instance) -> Plan:
+    document = json.loads(json.dumps(plan_document(instance, plan, None)))
+    assert document["schema_version"] == 2
+    return piper_ray.load_plan(document, instance)
 
 
 @pytest.mark.parametrize("schedule", long_after(1, ["1f1b", "gpipe"]))
@@ -66,11 +82,10 @@ def test_the_best_sharing_out(seeds: range, kinds: int, schedule: str) -> None:
             assert found.least_s == pytest.approx(expected_s, rel=1e-6)
             assert sum(part.microbatches for part in found.parts) == made.microbatches
             shared += len(found.parts) > 1
-            for part in found.parts:
-                valued = piper_ray.evaluate(
-                    alone(made, part.kind, part.microbatches), part.plan, schedule=schedule
-                ).time_per_sample_s
-                assert part.batch_s == pytest.approx(part.microbatches * valued, rel=1e-9)
+            valued = piper_ray.evaluate(made, found.plan, schedule=schedule)
+            assert valued.time_per_sample_s * made.microbatches == pytest.approx(expected_s, rel=1e-9)
+            assert [stage.devices for stage in valued.stages] == [stage.devices for stage in found.plan.stages]
+            assert read_back(found.plan, made) == found.plan
     assert shared
 
 

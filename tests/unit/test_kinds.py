@@ -201,7 +201,7 @@ def test_faults_of_objects() -> None:
         ({"between_bytes_per_s": None}, r"cluster.between_bytes_per_s: not a number"),
         ({"devices": 1000}, "cluster: figures that differ from those of its kinds"),
         ({"node_devices": 8}, "cluster: figures that differ from those of its kinds"),
-        ({"kinds": ()}, r"cluster.between_bytes_per_s: 1.0, a rate between kinds of devices; expected kinds too"),
+        ({"kinds": ()}, r"between_bytes_per_s: 1.0, a rate between kinds of devices or sites; expected kinds or"),
         ({"kinds": None}, r"cluster.kinds: not a tuple"),
     ],
 )

@@ -124,7 +124,7 @@ def test_older_documents_are_read() -> None:
         (lambda document: document.update(schema="a solution"), "schema"),
         (lambda document: document.update(schema="piper-ray/plan"), ""),
         (lambda document: document.pop("schema"), "schema"),
-        (lambda document: document.update(schema_version=2), "schema_version"),
+        (lambda document: document.update(schema_version=3), "schema_version"),
         (lambda document: document["instance"].update(digest="0" * 64), "instance.digest"),
         (lambda document: document.update(status="best"), "status"),
         (lambda document: document["stats"].pop("levels"), "stats.levels"),
@@ -194,8 +194,8 @@ def test_a_plan_of_other_layers_is_not_dumped(plan: Plan, path: str, tmp_path: P
 
 
 def test_a_plan_of_a_later_version_is_refused() -> None:
-    document = {**small_plan().to_dict(), "schema": "piper-ray/plan", "schema_version": 2}
-    with pytest.raises(InputError, match="of a later piper-ray; expected at most 1"):
+    document = {**small_plan().to_dict(), "schema": "piper-ray/plan", "schema_version": 3}
+    with pytest.raises(InputError, match="of a later piper-ray; expected at most 2"):
         piper_ray.load_plan(document, small_instance())
     assert piper_ray.load_plan({**document, "schema": "another/plan"}, small_instance()) == small_plan()
 

@@ -154,10 +154,10 @@ def test_known_plans_begin_a_search_on_another_cluster(proposal: FoundPlans, nam
     cluster = proposal.best.instance.cluster
     slower = tuple(replace(x, bandwidth_bytes_per_s=0.5 * x.bandwidth_bytes_per_s) for x in cluster.links)
     changed = replace(cluster, **{name: 0.7 * cluster.memory_bytes if name == "memory_bytes" else slower})  # type: ignore[arg-type]
-    cells = replace(proposal.cells, cells=tuple(proposal.cells.on(changed)))
+    cells = replace(proposal.cells, cells=tuple(proposal.cells.on(lambda _: changed)))
     alone, helped = (
         CellSearch(proposal.demand, cells.cells),
-        CellSearch(proposal.demand, cells.on(changed), listed=1),
+        CellSearch(proposal.demand, cells.on(lambda _: changed), listed=1),
     )
     alone.run()
     helped.run()
@@ -501,7 +501,7 @@ def test_an_interrupt_before_the_first_plan_is_no_proof(tmp_path: Path) -> None:
     least = time_text(rounded_down(known.lower_s), 3)
     told = f"no plan yet: {looked} of {count} combinations were looked at, and none takes less than {least} a step"
     assert unfinished_text(known) == told
-    priced = replace(known, cells=Cells((), {}, ()))
+    priced = replace(known, cells=Cells((), (), ()))
     assert unfinished_text(priced) == "no plan yet: the combinations were still being priced"
 
 

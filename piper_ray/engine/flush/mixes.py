@@ -96,7 +96,9 @@ class BorderRates:
         own, found = cluster.alike[kind], {last}
         for size in self.sizes if len(self.rates[kind]) > 1 else ():
             if size % degree == 0:
-                shared = next(k for k, x in enumerate(own.links) if x.devices is None or 2 * size <= x.devices)
+                shared = next(
+                    k for k, x in enumerate(own.links) if x.devices is None or 2 * own.each_site(size) <= x.devices
+                )
                 found |= {self._number(own, kind, level, size) for level in range(shared, len(own.links))}
         return sorted([*others, *found])
 

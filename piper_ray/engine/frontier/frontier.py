@@ -105,6 +105,8 @@ def frontier(
             listener(Note(note))
     wanted = rising(range(1, instance.devices + 1) if devices is None else devices, "devices", "a number of devices")
     asked = schedule or instance.schedule
+    if (under := Schedule.first_of(asked)).asynchronous:
+        instance.require_one_site(f"a frontier under {under.name.value}")
     search = _Frontiers(instance.replace(devices=wanted[-1]), restrictions, options, asked, listener, stop or Stop())
     return search.along_devices(wanted)
 

@@ -93,17 +93,19 @@ class StagePlace:
         return f"stage{'s' if len(self.stages) > 1 else ''} {numbers}"
 
 
-def places_of(simulation: Simulation, cluster: Cluster, within: Sequence[int]) -> tuple[StagePlace, ...]:
+def places_of(
+    simulation: Simulation, cluster: Cluster, within: Sequence[int], sites: int = 1
+) -> tuple[StagePlace, ...]:
     """Front to back: under a flush where launch files put them. Else each after the one before; where there are nodes,
     the stages that come in the largest blocks of these first, so that no block is cut by a node's border. within:
-    stages that are placed."""
+    stages that are placed. sites: their number, where the cluster is one of several equal ones."""
     held = []
     for _, ranks in groupby(simulation.timeline.layout.ranks, key=lambda rank: rank.place):
         stages = next(ranks).stages
         if stages[0] not in within:
             continue
         figures = simulation.stages[stages[0]]
-        held.append((stages, figures.data_parallel_degree * figures.tensor_parallel_degree, figures))
+        held.append((stages, figures.data_parallel_degree * figures.tensor_parallel_degree // sites, figures))
     if simulation.schedule.name in FLUSHED and len(cluster.links) > 1 and len(within) == len(simulation.stages):
         firsts = listed_places(cluster, held[0][1], len(held))
         return tuple(
@@ -111,7 +113,8 @@ def places_of(simulation: Simulation, cluster: Cluster, within: Sequence[int]) -
             for first, (stages, devices, figures) in zip(firsts, held, strict=True)
         )
     if len(cluster.links) > 1:
-        blocks = [cluster.shared_blocks(x.data_parallel_degree, x.tensor_parallel_degree) for _, _, x in held]
+        degrees = [(x.data_parallel_degree // sites, x.tensor_parallel_degree) for _, _, x in held]
+        blocks = [cluster.shared_blocks(*pair) for pair in degrees]
         held = [place for _, place in sorted(zip(blocks, held, strict=True), key=lambda one: -max(one[0], default=0))]
     found: list[StagePlace] = []
     first = 0
@@ -200,14 +203,19 @@ def placements(instance: Instance, plan: Plan, simulation: Simulation) -> list[P
     found = []
     for number, (name, cluster) in enumerate(zip(instance.cluster.kind_names, instance.cluster.alike, strict=True)):
         within = [k for k, stage in enumerate(plan.stages) if stage.kind == name]
-        own = placement(cluster, simulation, within, f"c{number % COLOURS}" if name else None)
+        colour, sites = f"c{number % COLOURS}" if name else None, cluster.sites
+        own = placement(cluster.at_site, simulation, within, colour, len(sites) or 1)
+        name = f"At each of {', '.join(sites)}" if sites else name
         found.append(replace(own, legend=f"{printable(name)}. {own.legend}") if name else own)
     return found
 
 
-def placement(cluster: Cluster, simulation: Simulation, within: Sequence[int], colour: str | None = None) -> Placement:
-    """Of some stages. Devices of no stage stay empty. colour: of all; None: each stage has its own."""
-    places = places_of(simulation, cluster, within)
+def placement(
+    cluster: Cluster, simulation: Simulation, within: Sequence[int], colour: str | None = None, sites: int = 1
+) -> Placement:
+    """Of some stages. Devices of no stage stay empty. colour: of all; None: each stage has its own. sites: as of
+    ``places_of``."""
+    places = places_of(simulation, cluster, within, sites)
     groups = [link.devices for link in cluster.links[:-1] if link.devices is not None]
     grid = _Grid.of(cluster.devices, groups)
     pieces = [_drawn(grid, place, colour or f"c{index % COLOURS}") for index, place in enumerate(places)]

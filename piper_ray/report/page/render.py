@@ -104,5 +104,6 @@ def assumptions(instance: Instance, plan: Plan, simulation: Simulation) -> tuple
         in_groups=lies_in_groups(cluster, plan, schedule),
         kinds=cluster.kinds,
         kind_word=instance.kind_word,
+        sites=cluster.sites,
     )
     return tuple(sentences.splitlines())

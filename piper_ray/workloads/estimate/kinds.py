@@ -1,10 +1,11 @@
-"""One workload on several kinds of GPUs, made from one estimate for each."""
+"""One workload on several kinds of GPUs, made from one estimate for each; and on several sites."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from piper_ray.model.apart import at_each_site
 from piper_ray.model.cluster import Cluster, DeviceKind
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance, Layer, Tmpc
@@ -55,6 +56,12 @@ def joined(of_kind: Mapping[str, Estimate], between_bytes_per_s: float | None = 
     kinds = tuple(of_kind.values())
     instance = on_several_kinds({name: one.instance for name, one in of_kind.items()}, between_bytes_per_s)
     return replace(kinds[0], instance=instance, devices=instance.devices, kinds=kinds)
+
+
+def with_sites(site: Estimate, names: Sequence[str], between_bytes_per_s: float) -> Estimate:
+    """The same batch by pipelines at each of several sites like this one."""
+    instance = at_each_site(site.instance, names, between_bytes_per_s)
+    return replace(site, instance=instance, devices=instance.devices)
 
 
 def _rows(of_kind: Mapping[str, Layer]) -> dict[int, tuple[Tmpc, ...]]:

@@ -27,6 +27,7 @@ from piper_ray.workloads.formats.faults import Faults, path_of, quoted, shown
 from piper_ray.workloads.formats.surroundings import (
     CLUSTER_RULES,
     check_node_devices,
+    check_sites,
     read_schemes,
     read_trained_model,
     trained_model_table,
@@ -241,9 +242,13 @@ def _check_cluster(cluster: Cluster, faults: Faults) -> None:
     if not isinstance(_as_given(cluster.kinds), tuple) or cluster.kinds:
         _check_kinds(cluster, faults)
         return
-    if cluster.between_bytes_per_s is not None:
-        between = shown(cluster.between_bytes_per_s)
-        faults.at("cluster.between_bytes_per_s", f"{between}, a rate between kinds of devices; expected kinds too")
+    rate = cluster.between_bytes_per_s
+    if cluster.sites:
+        check_sites(cluster.devices, cluster.sites, "cluster.sites", faults)
+        _check_quantity("bandwidth_bytes_per_s", rate, "cluster.between_bytes_per_s", faults)
+    elif rate is not None:
+        between = f"{shown(rate)}, a rate between kinds of devices or sites"
+        faults.at("cluster.between_bytes_per_s", f"{between}; expected kinds or sites too")
     _check_quantity("devices", cluster.devices, "devices", faults)
     _check_quantity("memory_bytes", cluster.memory_bytes, "memory_bytes", faults)
     links = _objects(cluster.links, Link, "cluster.links", faults)
@@ -323,6 +328,9 @@ def check_plan(plan: Plan) -> None:
         for index, y in enumerate(_objects(plan.in_flight, int, "in_flight", faults) or ()):
             if y is not None and y >= 1:  # smaller whole numbers are reported with the other rules of plans
                 _COUNT_OR_NONE.note(y, f"in_flight[{index}]", faults)
+    for index, share in enumerate(_objects(plan.shares, tuple, "shares", faults) or ()):
+        if share is not None and not (len(share) == 2 and _is_plain_text(share[0]) and _is_degree(share[1])):
+            faults.at(f"shares[{index}]", f"{shown(share)}; expected a kind of devices and a whole number > 0")
     if faults:
         raise InputError("Plan", faults.found)
 

@@ -237,6 +237,7 @@ def unwritten(instance: Instance) -> list[str]:
         != {None},
         "the threads that times were measured with": instance.measured_threads is not None,
         "links of smaller groups of devices": len(instance.cluster.links) > 1,
+        "sites of devices": bool(instance.cluster.sites),
     }
     return [words for words, is_lost in lost.items() if is_lost]
 

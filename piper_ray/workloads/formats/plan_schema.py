@@ -120,6 +120,9 @@ class StagesDocument(_Documented):
     """Whether the stages are runs of the layers' order, with tensors relayed through each of them."""
     in_flight: list[int] | None = None
     """The microbatches that a replica of each stage keeps in flight; null: ceil(s / d), as under 2bw."""
+    microbatches: dict[str, int] | None = None
+    """If there are pipelines of one kind of devices each: the microbatches of each kind, whose stages come one after
+    the other; null: one pipeline."""
 
 
 class PlanDocument(StagesDocument, Header):
@@ -276,7 +279,7 @@ class OwnPipelinesDocument(_Documented):
     stages: int
     """The number of stages of their pipelines."""
     data_parallel_degree: int
-    """The number of replicas of a stage."""
+    """The number of replicas of a stage on these devices."""
     tensor_parallel_degree: int
     """The number of devices that share a layer."""
 
@@ -288,8 +291,8 @@ class ApartDocument(_Documented):
     """The time of a batch, in s."""
     lower_bound_s: float | None = None
     """No division of the microbatches takes less than this, in s; null: in files of older versions."""
-    gradients_s: float
-    """The part of it that sums the gradients of the kinds, in s."""
+    gradients_s: float | None = None
+    """In files of older versions, the part of it that sums the gradients of the kinds, in s."""
     kinds: list[OwnPipelinesDocument]
     """The kinds that have microbatches."""
 
@@ -467,6 +470,8 @@ class LayoutDocument(_Documented):
     """The schedule."""
     chunks: int
     """The number of stages on each rank."""
+    each_site: bool = False
+    """Whether there are pipelines at each of several sites."""
 
 
 class PricedLayoutDocument(_Documented):

@@ -30,17 +30,18 @@ from piper_ray.workloads.formats.faults import Faults, path_of, quoted, shown
 from piper_ray.workloads.formats.fields import Count, Degree, Figure, LayerId, Open
 from piper_ray.workloads.formats.surroundings import read_schedule
 
-SCHEMA_VERSION = 1
-"""Rises when a field changes its meaning or is removed, not for new fields."""
+SCHEMA_VERSION = 2
+"""Rises when a field changes its meaning or is removed, not for new fields. 2: a plan may have pipelines of one kind of
+devices each (``microbatches``); other documents are of version 1."""
 
 Document = dict[str, object]
 
 
-def header(kind: str, instance: Instance) -> Document:
-    """The header of all our documents: kind, version and instance."""
+def header(kind: str, instance: Instance, plan: Plan | None = None) -> Document:
+    """The header of all our documents: kind, version and instance. plan: what the document holds, if it holds one."""
     return {
         "schema": f"piper-ray/{kind}",
-        "schema_version": SCHEMA_VERSION,
+        "schema_version": SCHEMA_VERSION if plan is not None and plan.shares else 1,
         "tool_version": __version__,
         "instance": {
             "name": instance.name,
@@ -97,7 +98,7 @@ def plan_document(instance: Instance, plan: Plan, schedule: Schedule | None) -> 
     """The plan file without the figures of an evaluation. schedule: the plan's schedule; None if unknown."""
     stages = stage_documents(instance, plan, Schedule.first_of(schedule))
     planned_for = {} if schedule is None else schedule.to_dict()
-    return {"stages": stages, **plan.rule_dict(), **header("plan", instance), **planned_for}
+    return {"stages": stages, **plan.rule_dict(), **header("plan", instance, plan), **planned_for}
 
 
 class _StageOfLayers(Open):
@@ -114,6 +115,9 @@ class _Stage(_StageOfLayers):
 class _Rules(Open):
     keeps_order: bool | None = Field(default=None, description="true or false")
     in_flight: list[Degree] | None = Field(default=None, description="a list of a whole number > 0 for each stage")
+    microbatches: dict[str, Degree] | None = Field(
+        default=None, description="a whole number > 0 for each kind of devices"
+    )
 
 
 def read_plan(document: Mapping[str, object], instance: Instance, faults: Faults) -> Plan | None:
@@ -135,13 +139,15 @@ def read_plan(document: Mapping[str, object], instance: Instance, faults: Faults
     if len(stages) > limits.LAYERS:
         faults.at(stages_path, f"{len(stages)} stages; expected at most {limits.LAYERS}")
         return None
-    rules = faults.model(_Rules, {key: document[key] for key in ("keeps_order", "in_flight") if key in document}, path)
+    rules = faults.model(_Rules, {key: document[key] for key in _Rules.model_fields if key in document}, path)
     order = {layer.id: position for position, layer in enumerate(instance.layers)}
     read = [_read_stage(stage, f"{stages_path}[{index}]", order, faults) for index, stage in enumerate(stages)]
     if faults or rules is None:
         return None
     kept = None if rules.in_flight is None else tuple(rules.in_flight)
-    return Plan(tuple(stage for stage in read if stage is not None), rules.keeps_order is True, kept)
+    found, shared = tuple(stage for stage in read if stage is not None), rules.microbatches or {}
+    kinds = dict.fromkeys([*(stage.kind for stage in found if stage.kind in shared), *shared])
+    return Plan(found, rules.keeps_order is True, kept, tuple((kind, shared[kind]) for kind in kinds))
 
 
 def check_schema(document: Mapping[str, object], expected: str | None, faults: Faults) -> None:

@@ -24,7 +24,7 @@ In JSON it is an object of the same keys.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from pydantic import Field, TypeAdapter
@@ -124,10 +124,13 @@ def read_surroundings(
     if has_kinds:
         cluster = _read_kinds(given, paths, overrides, faults, units=units)
     else:
-        if given.get("between") is not None:
-            faults.at(paths["between"], f"a rate between kinds of devices; expected {paths['kinds']} too")
+        if given.get("between") is not None and given.get("sites") is None:
+            expected = " or ".join(paths[what] for what in ("kinds", "sites") if what in paths)
+            faults.at(paths["between"], f"a rate between kinds of devices or sites; expected {expected} too")
         inner = None if overrides.bandwidth_bytes_per_s is not None else given.get("links")
         cluster = _cluster_of(quantities, inner, said, paths, faults)
+        if given.get("sites") is not None:
+            cluster = _read_sites(cluster, given, paths, faults, units=units)
     schedule, chunks, group = map(said.get, ("schedule", "chunks", "group"))
     return {
         "name": title,
@@ -175,6 +178,7 @@ def surroundings_of(instance: Instance) -> dict[str, object]:
         "links": _inner_links(cluster) or None,
         "node_devices": None if cluster.kinds else cluster.node_devices,
         "between": cluster.between_bytes_per_s,
+        "sites": list(cluster.sites) or None,
         "schemes": instance.schemes or None,
     }
     return {what: value for what, value in found.items() if value is not None}
@@ -270,12 +274,39 @@ def _read_kinds(
         at = {what: f"{where}.{key}" for what, key in keys.items()}
         quantities = _read_quantities(own, at, None, faults, _OF_CLUSTER, units=units)
         found.append(DeviceKind(name, _cluster_of(quantities, own.get("links"), own, at, faults)))
-    rate = "bandwidth_bytes_per_s"
-    of_rate = {rate: given["between"]} if "between" in given else {}
-    between = _read_quantities(of_rate, {rate: paths["between"]}, None, faults, (rate,), units=units)[rate]
+    between = _read_between(given, paths, faults, units=units)
+    if given.get("sites") is not None:
+        faults.at(paths["sites"], f"sites of several kinds of devices; expected either this or {path}")
     if faults:  # nobody looks at it
         return Cluster(None, None, (Link(None),))  # type: ignore[arg-type]
-    return Cluster.of_kinds(found, between)
+    return Cluster.of_kinds(found, between or 0.0)
+
+
+def _read_sites(
+    cluster: Cluster, given: Mapping[str, object], paths: Mapping[str, str], faults: Faults, *, units: bool
+) -> Cluster:
+    """The cluster at the sites of a document."""
+    between, sites = _read_between(given, paths, faults, units=units), given["sites"]
+    found = tuple(sites) if isinstance(sites, (list, tuple)) else (sites,)
+    check_sites(cluster.devices, found, paths["sites"], faults)
+    return cluster if faults else replace(cluster, sites=found, between_bytes_per_s=between)
+
+
+def check_sites(devices: object, sites: Sequence[object], path: str, faults: Faults) -> None:
+    """Notes a fault of the names of sites, or of devices that cannot be shared out to them equally."""
+    if len(sites) < 2 or not all(isinstance(x, str) and x for x in sites) or len(set(map(str, sites))) < len(sites):
+        faults.at(path, f"{', '.join(map(shown, sites)) or 'none'}; expected a list of at least two names, each once")
+    elif isinstance(devices, int) and devices % len(sites):
+        faults.at(path, f"{plural(len(sites), 'site')}; expected as many at each of the {devices:,} devices")
+
+
+def _read_between(
+    given: Mapping[str, object], paths: Mapping[str, str], faults: Faults, *, units: bool
+) -> float | None:
+    rate = "bandwidth_bytes_per_s"
+    of_rate = {rate: given["between"]} if "between" in given else {}
+    found: float | None = _read_quantities(of_rate, {rate: paths["between"]}, None, faults, (rate,), units=units)[rate]
+    return found
 
 
 _NOTHING = object()

@@ -68,6 +68,7 @@ _PATHS = {
     "node_devices": "devicesPerNode",
     "kinds": "kinds",
     "between": "bandwidthBetween",
+    "sites": "sites",
 }
 _DEGREE_KEY = re.compile(r"[1-9][0-9]{0,8}")
 _SYNC_WORDS = "an object of finite numbers >= 0"

@@ -68,6 +68,10 @@ Devices of several kinds are [[cluster.kinds]] tables, each with a ``name``, ``d
 ``links`` of its own, and ``between`` of [cluster] is the rate between stages on different kinds. Each row then names
 the ``kind`` of its devices.
 
+``sites`` of [cluster], such as ``["east", "west"]``, are equal sites that the devices are at. ``links`` and
+``bandwidth`` are those within a site. Each site has pipelines of its own, an equal part of each stage's replicas, and
+gradients are summed over ``between``, the rate of a device between sites.
+
 ``base = "other.toml"`` starts from another file, whose entries this file's entries replace one by one. Its path is
 relative to this file's folder, or to the working folder for text from stdin.
 """
@@ -97,6 +101,7 @@ PATHS = {
     "node_devices": "cluster.devices_per_node",
     "kinds": "cluster.kinds",
     "between": "cluster.between",
+    "sites": "cluster.sites",
     "samples_per_microbatch": "batch.samples_per_microbatch",
     "tokens_per_sample": "batch.tokens_per_sample",
     "schedule": "batch.schedule",
