@@ -29,8 +29,8 @@ READ = {
 """The file of each form that has the plan."""
 
 ACCEPTED = {
-    Target.MEGATRON: 38, Target.MEGATRON_BRIDGE: 60, Target.TORCHTITAN: 21, Target.TORCH: 47, Target.DEEPSPEED: 69,
-    Target.FLAGSCALE: 32, Target.YAML: 103,
+    Target.MEGATRON: 38, Target.MEGATRON_BRIDGE: 61, Target.TORCHTITAN: 21, Target.TORCH: 47, Target.DEEPSPEED: 69,
+    Target.FLAGSCALE: 32, Target.YAML: 104,
 }  # fmt: skip
 """Of the published models, with experts over eight ranks where they have some, how many a form takes."""
 

@@ -52,7 +52,7 @@ REFUSED = REFUSED_BY_ALL | {
         "gpt-j-6b", "pythia-6.9b", "c4ai-command-r-v01",
     },
     "its layers are not known to be Megatron-LM's own": {
-        "gemma-7b", "granite-3.0-8b", "opt-6.7b", "dbrx", "SmolLM3-3B",
+        "gemma-7b", "granite-3.0-8b", "opt-6.7b", "dbrx", "SmolLM3-3B", "Hunyuan-A13B",
     },
     "its biases are neither": {"Phi-3.5-MoE"},
     "its norms of queries and keys go over all heads": {"OLMoE-1B-7B", "MiniMax-M2"},

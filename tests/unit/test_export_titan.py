@@ -42,7 +42,7 @@ REFUSED = REFUSED_BY_ALL | {
     "its positions are not those of rotary heads as a whole": {"mpt-7b", "GLM-4.5", "GLM-4.5-Air"},
     "its layers are not known to be torchtitan's own": {
         "granite-3.0-8b", "dbrx", "SmolLM3-3B", "OLMoE-1B-7B", "Qwen1.5-MoE-A2.7B", "Qwen2-57B-A14B", "dots.llm1",
-        "gemma-7b", "MiniMax-M2",
+        "gemma-7b", "MiniMax-M2", "Hunyuan-A13B",
     },
     "torchtitan's attention has not its sliding windows": {"Mistral-7B-v0.1"},
     "it predicts 2 tokens at once": {"DeepSeek-V3", "deepseek-v3"},
