@@ -26,11 +26,6 @@ from piper_ray.model.stop import Stop
 if TYPE_CHECKING:
     from piper_ray.engine.checkpoint import Checkpoint
 
-Kept = dict[object, Any]
-"""Searches with chunks that go on where a further solve of the same problem has other limits. Their keys tell the
-sub-problems of that problem apart."""
-
-
 _A_MOMENT_S = 1e-3
 
 
@@ -56,7 +51,7 @@ class SolveRequest:
     step: StepTerms = StepTerms()
     started_s: float = field(default_factory=_started_s)
     data_parallel_limit: int | None = None
-    kept: Kept | None = None
+    kept: dict[object, Any] | None = None
 
     def __post_init__(self) -> None:
         """Kinds of devices are searched in the order of their names: their order in a file decides nothing."""

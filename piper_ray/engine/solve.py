@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
 from piper_ray.compiled.observers import compiling_told
 from piper_ray.cost.schedules import chunk_schedules
 from piper_ray.engine.evaluation.backend import Backend
 from piper_ray.engine.layers import solve_layers
 from piper_ray.engine.preparation import Preparation
-from piper_ray.engine.request import Kept, SolveRequest, is_by_degrees
+from piper_ray.engine.request import SolveRequest, is_by_degrees
 from piper_ray.engine.restated import solve_restated, stashing
 from piper_ray.engine.subproblems import solve_on_levels
 from piper_ray.model import arguments
@@ -46,7 +47,7 @@ def solve(
     stop: Stop[Solution] | None = None,
     schedule: Schedule | ScheduleName | str | None = None,
     step: StepTerms = StepTerms(),
-    kept: Kept | None = None,
+    kept: dict[object, Any] | None = None,
 ) -> Solution:
     """Returns the plan of least time per sample, with proof; or the best one found before a limit or an interrupt.
 

@@ -18,7 +18,6 @@ from typing import Any, Protocol
 from piper_ray.engine.flush.search import STATE_PASSES
 from piper_ray.engine.ledger import Ledger, Limits, preference
 from piper_ray.engine.one_setting import ModeSetting, Settings, changed, settings_of, worths_of
-from piper_ray.engine.request import Kept
 from piper_ray.engine.solve import solve
 from piper_ray.model.cluster import Cluster
 from piper_ray.model.constraints import Constraint
@@ -100,7 +99,7 @@ class Cell:
     on_host: bool = False
     searched: bool = False
     passes: int = 0
-    kept: Kept = field(default_factory=dict)
+    kept: dict[object, Any] = field(default_factory=dict)
     simulated: int = 0
     found: Proposed | None = None
     closing: Closing = Closing.LEFT_OPEN

@@ -192,7 +192,7 @@ class RankPatterns:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _PatternPart:
     """Plans of the allowed patterns. rows: the paths that its prices are of, or its parent's. shares: the last
     fractional plan's, float64[patterns]. rounds: so far. is_best: whether no other round raises its bound.
     is_single: whether each rank has one pattern alone."""
@@ -212,7 +212,7 @@ class PatternSearch:
     int64[p], which takes ``value_s`` if its transfers are the least. worked: as in ``ShareProgram``."""
 
     patterns: RankPatterns
-    parts: list[_Part]
+    parts: list[_PatternPart]
     lower_s: float = 0.0
     value_s: float = np.inf
     chosen: IndexArray | None = None
@@ -222,7 +222,7 @@ class PatternSearch:
     def of(cls, patterns: RankPatterns, paths: Paths) -> PatternSearch:
         """paths: some that may be long."""
         count = patterns.rank.size
-        return cls(patterns, [_Part(0.0, np.ones(count, np.bool_), patterns.rows(paths), np.zeros(count))])
+        return cls(patterns, [_PatternPart(0.0, np.ones(count, np.bool_), patterns.rows(paths), np.zeros(count))])
 
     def copy(self) -> PatternSearch:
         """With a list of parts of its own."""
@@ -245,7 +245,7 @@ class PatternSearch:
         least_s = min((part.lower_s for part in self.parts), default=np.inf)
         self.lower_s = max(self.lower_s, min(least_s, target_s, self.value_s))
 
-    def _solved(self, part: _Part, rounds: int, enough_s: float) -> _Part:
+    def _solved(self, part: _PatternPart, rounds: int, enough_s: float) -> _PatternPart:
         """After at most so many rounds more; at least one."""
         from piper_ray.engine.chunks.pattern_program import PatternProgram  # HiGHS is loaded where it is needed
 
@@ -276,9 +276,9 @@ class PatternSearch:
             priced, new = slice(prices.path.size), slice(prices.path.size, None)
             lower_s = max(lower_s, patterns.bound_s(prices, rows.of(priced), part.allowed))
             rows = rows.of(np.flatnonzero(prices.path > 0.0)).with_more(rows.of(new))
-        return _Part(lower_s, part.allowed, rows, shares, part.rounds + used, is_best)
+        return _PatternPart(lower_s, part.allowed, rows, shares, part.rounds + used, is_best)
 
-    def _told_apart(self, part: _Part) -> list[_Part]:
+    def _told_apart(self, part: _PatternPart) -> list[_PatternPart]:
         """Parts that hold all plans of this one together: by the turn whose ranks are the least decided, else by a
         rank's pattern."""
         patterns, shares = self.patterns, part.shares * part.allowed
