@@ -16,10 +16,11 @@ from piper_ray.engine.chunks.relaxation import Relaxation
 from piper_ray.engine.chunks.share_program import ShareProgram
 from piper_ray.engine.kernels.chunk_bound import FIGURE
 from piper_ray.engine.kernels.chunk_moves import batch_seconds, fit_all
+from piper_ray.engine.solve import solve
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.solution import Status
 from tests.chunks_brute_force import least_step_s
-from tests.instances import build, tmpc
+from tests.instances import build, random_instance, tmpc
 from tests.solver_support import ONE_THREAD
 from tests.unit.test_kernels_chunks import random_choice, random_chunks, some_tasks
 
@@ -29,7 +30,7 @@ PASSES = slice(FIGURE.forward_s, FIGURE.weight_s + 1)
 
 def test_each_rank_of_a_plan_has_a_pattern_that_is_no_worse_and_the_bound_is_not_above_it() -> None:
     rng, seen, proved = Random(1), 0, 0
-    for _, task in some_tasks(range(40), SCHEDULES):
+    for _, task in some_tasks(range(10), SCHEDULES):
         program = task.shape.program()
         if program is None or len(task.choices) > 1:
             continue
@@ -64,8 +65,8 @@ def test_each_rank_of_a_plan_has_a_pattern_that_is_no_worse_and_the_bound_is_not
             assert search.lower_s <= value_s * (1.0 + 1e-9)
             assert search.value_s >= search.lower_s * (1.0 - 1e-9)
             proved += search.lower_s > task.lower_s
-    assert seen >= 60
-    assert proved >= 20
+    assert seen >= 15
+    assert proved >= 5
 
 
 @pytest.mark.parametrize("schedule", [Schedule(ScheduleName.INTERLEAVED, 2), Schedule(ScheduleName.ZB_V)], ids=str)
@@ -84,3 +85,16 @@ def test_ranks_of_whole_choices_are_proved_without_shares_of_layers(
         assert least_s is not None
         assert found.status is Status.OPTIMAL
         assert found.time_per_sample_s == pytest.approx(least_s / instance.microbatches, rel=1e-9)
+
+
+def test_patterns_that_have_more_layers_than_there_are_keep_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans that such patterns stand for are quicker than any plan of one pattern for each rank."""
+    monkeypatch.setattr(nodes, "_STEPS", {})
+    instance = random_instance(70_111, most_layers=5, most_tmpcs=2, most_devices=4)
+    instance = instance.replace(memory_bytes=Random(70_111).uniform(0.4, 0.9) * instance.memory_bytes)
+    least_s = least_step_s(instance, SCHEDULES[0])
+    assert least_s is not None
+    best_s = least_s / instance.microbatches
+    options = replace(ONE_THREAD, within_s=1.2 * best_s, passes_limit=20_000_000)
+    found = solve(instance, schedule=SCHEDULES[0], options=options)
+    assert found.lower_bound_s <= best_s * (1.0 + 1e-9)

@@ -27,8 +27,11 @@ _Bools = npt.NDArray[np.bool_]
 _Seconds = tuple[FloatArray, FloatArray]
 
 _MOST_CONTENTS = 500
-_MOST_PATTERNS = 50_000
+_MOST_PATTERNS = 20_000
 """Of a chunk, and of a rank, before those that do not count are left out."""
+
+_MOST_KEPT = 200
+"""Patterns of a rank that count."""
 
 _MOST_PARTS = 2_000
 """Open parts of a search."""
@@ -118,6 +121,8 @@ class RankPatterns:
             seconds = takes[..., FIGURE.forward_s : FIGURE.weight_s + 1]
             of_kinds = np.add.reduceat(chunks.sum(axis=1), kinds.option_start[:-1], axis=1)
             best = _undominated(np.column_stack([seconds.reshape(len(chunks), -1), sync_s, -of_kinds]))
+            if best is None:
+                return None
             found.append((chunks[best], seconds[best], sync_s[best]))
         counts = [len(chunks) for chunks, *_ in found]
         return cls(
@@ -378,11 +383,13 @@ def _ranges(kinds: LayerKinds) -> tuple[list[int], list[int]]:
     return kinds.option_start[:-1].tolist(), kinds.option_start[1:].tolist()
 
 
-def _undominated(figures: FloatArray) -> IndexArray:
-    """Rows that no other one is at most as large as everywhere; of equal rows the first."""
+def _undominated(figures: FloatArray) -> IndexArray | None:
+    """Rows that no other one is at most as large as everywhere; of equal rows the first. None if they are too many."""
     kept: list[int] = []
     left = np.argsort(figures.sum(axis=1), kind="stable")
     while left.size:
+        if len(kept) == _MOST_KEPT:
+            return None
         kept.append(int(left[0]))
         left = left[1:][(figures[left[1:]] < figures[left[0]]).any(axis=1)]
     return np.array(sorted(kept), np.int64)
