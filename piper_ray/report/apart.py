@@ -19,15 +19,16 @@ _SAME = 5e-4
 
 def apart_lines(instance: Instance, apart: KindsApart | None, solution: Solution) -> Iterator[str]:
     """Each kind's share of the microbatches, the step, and how it compares with the plan's."""
+    each = "pipelines at each site" if instance.kind_word == "site" else "pipelines of one kind each"
     if apart is None:
-        yield "pipelines of one kind each: none fit"
+        yield f"{each}: none fit"
         return
     microbatches, digits = instance.microbatches, shown_digits(instance)
     own_s = None if solution.time_per_sample_s is None else microbatches * solution.time_per_sample_s
     less = "" if own_s is None else f", {_beside(apart.batch_s, own_s)}"
     is_proved = apart.batch_s <= apart.least_s * (1.0 + _SAME)
     bound = "" if is_proved else f"; none take less than {least_text(apart.least_s, digits)}"
-    yield f"pipelines of one kind each: {time_text(apart.batch_s, digits)} a step{less}{bound}"
+    yield f"{each}: {time_text(apart.batch_s, digits)} a step{less}{bound}"
     for part in apart.parts:
         stages = plural(len(part.plan.stages), "stage")
         yield (
