@@ -215,7 +215,7 @@ def _best(records: Sequence[Record]) -> FindingsTable:
             given_size_text(r.scene.bandwidth_bytes_per_s) + "/s",
             given_size_text(r.memory_bytes),
             f"{r.devices:,}",
-            f"{r.devices_used:,}",
+            "" if r.devices_used is None else f"{r.devices_used:,}",
             str(r.stages),
             time_text(r.time_per_sample_s or 0.0),
             _rate(r.throughput),

@@ -243,7 +243,7 @@ def _check_cluster(cluster: Cluster, faults: Faults) -> None:
         _check_kinds(cluster, faults)
         return
     rate = cluster.between_bytes_per_s
-    if cluster.sites:
+    if _as_given(cluster.sites) != ():
         check_sites(cluster.devices, cluster.sites, "cluster.sites", faults)
         _check_quantity("bandwidth_bytes_per_s", rate, "cluster.between_bytes_per_s", faults)
     elif rate is not None:

@@ -287,17 +287,18 @@ def _read_sites(
 ) -> Cluster:
     """The cluster at the sites of a document."""
     between, sites = _read_between(given, paths, faults, units=units), given["sites"]
-    found = tuple(sites) if isinstance(sites, (list, tuple)) else (sites,)
-    check_sites(cluster.devices, found, paths["sites"], faults)
+    found = check_sites(cluster.devices, sites, paths["sites"], faults)
     return cluster if faults else replace(cluster, sites=found, between_bytes_per_s=between)
 
 
-def check_sites(devices: object, sites: Sequence[object], path: str, faults: Faults) -> None:
-    """Notes a fault of the names of sites, or of devices that cannot be shared out to them equally."""
+def check_sites(devices: object, given: object, path: str, faults: Faults) -> tuple[Any, ...]:
+    """The sites. Notes a fault of their names, or of devices that cannot be shared out to them equally."""
+    sites = tuple(given) if isinstance(given, (list, tuple)) else (given,)
     if len(sites) < 2 or not all(isinstance(x, str) and x for x in sites) or len(set(map(str, sites))) < len(sites):
         faults.at(path, f"{', '.join(map(shown, sites)) or 'none'}; expected a list of at least two names, each once")
     elif isinstance(devices, int) and devices % len(sites):
         faults.at(path, f"{plural(len(sites), 'site')}; expected as many at each of the {devices:,} devices")
+    return sites
 
 
 def _read_between(
