@@ -132,8 +132,8 @@ def _either(before: FloatArray, one: _OfKind, microbatches: int) -> FloatArray:
 
 @dataclass(eq=False)
 class _OfKind:
-    """What is known of one kind's devices beside those of others, as many kinds in all as ``kinds``. instance: that of
-    as many equal sites; None where it cannot run some layer. least_s: float64[N + 1], by microbatches, what no plan
+    """What is known of one kind, where ``kinds`` kinds have microbatches. instance: that of as many equal sites; None
+    where the kind cannot run some layer. least_s: float64[N + 1], by microbatches, what no plan
     takes less than. is_rough: where a sharper bound is at hand. solved: the numbers for which plans were sought. plans:
     those that were found, with the batch's time.
     """

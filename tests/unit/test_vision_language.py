@@ -69,7 +69,7 @@ def test_no_launch_file_leaves_the_tower_out() -> None:
         instance = plain_instance(read_model(name), load_hardware(), EstimateRequest(nodes=1))
         assert instance.model is not None
         for target in (Target.MEGATRON, Target.MEGATRON_BRIDGE, Target.TORCHTITAN, Target.FLAGSCALE):
-            assert exportable(instance.model, target), (name, target)
+            assert "for text decoders" in (exportable(instance.model, target) or ""), (name, target)
 
 
 def test_twenty_models_of_today_are_known_by_name_with_their_source() -> None:

@@ -2,9 +2,9 @@
 
 A pattern says how many layers of each kind run with which option in each chunk of a rank. Only those count that fit the
 rank's memory, and of two patterns that have as many layers the one which takes no longer anywhere. A linear program
-mixes the patterns of each rank (``pattern_program``) so that all layers are there. So it knows that layers and choices
-are whole, which shares of layers do not know. Plans are told apart by turns: either all chunks of a turn are as fast as
-they can be, or rank r is the first one whose chunk is not. Such cases say much, because a turn goes at the pace of its
+mixes the patterns of each rank (``pattern_program``) so that all layers are there. Within a pattern layers and choices
+are whole; shares of layers split them. The search branches on a turn: either all its chunks are as fast as they can be,
+or rank r is the first one whose chunk is not. This raises bounds quickly, because a turn goes at the pace of its
 slowest chunk.
 """
 
@@ -37,7 +37,7 @@ _MOST_PARTS = 2_000
 """Open parts of a search."""
 
 _ROUNDS_OF_A_PART = 60
-"""Before its plans are told apart."""
+"""Rounds of added paths, before the search branches on it."""
 
 _ROUNDING = 1e-10
 """Relative: what sums of prices and seconds may be off."""

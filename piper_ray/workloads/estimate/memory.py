@@ -21,8 +21,8 @@ from piper_ray.workloads.estimate.runtimes import DEFAULT, Loss, Traits
 _NUMBER_BYTES = 2.0
 
 _LOGIT_COPIES, _DIVIDED_LOGIT_COPIES = 2.0, 3.0
-"""Tensors of fp32 logits that PyTorch's cross_entropy makes in its backward pass beside the softmax that it kept: the
-gradients of the loss and of the softmax; one more where loss_parallel divides the vocabulary (both counted in 2.6)."""
+"""PyTorch's cross_entropy keeps a softmax of the logits in fp32. Its backward pass makes two more tensors of that size,
+the gradients of the loss and of the softmax, and a third where loss_parallel divides the vocabulary (PyTorch 2.6)."""
 
 _DISPATCHED_COPIES = 2.0
 _INNER_COPIES = 6.0

@@ -31,8 +31,11 @@ PROGRAM_GAP = 1e-4
 """Relative: so far a scheme may be from the best."""
 
 _WHOLE = 1e-6
+"""A binary this near to 0 or 1 is whole."""
+
 _NEARLY = 0.8
 """Binaries of a relaxation that are larger become 1 at once."""
+
 _MOST_ROUNDS = 40
 _ANGLES = 9
 _TIE = 1e-5
@@ -56,6 +59,7 @@ _STRATEGIES = ("forward", "backward", "again", "weight")
 """The first words of the names of columns that say how steps are divided, and where weights lie."""
 
 _WEIGHTS = "weight's gradient"
+_FORWARD_MOVE = "forward move"
 
 Terms = Mapping[int, float]
 _At = dict[tuple[str, TensorPlacement], dict[int, float]]
@@ -113,7 +117,7 @@ class SchemeProgram:
         self._only = only or {}
         self._graph, self._degree, self._prices, self._border = graph, degree, prices, border
         self._columns = _Columns()
-        self._moves = dict[tuple[str, str, TensorPlacement], dict[int, float]]()
+        self._forward_moves = dict[tuple[str, TensorPlacement], dict[int, float]]()
         self._device_s: tuple[dict[int, float], dict[int, float]] = {}, {}
         self._host_s: tuple[dict[int, float], dict[int, float]] = {}, {}
         self._once_s: dict[int, float] = {}
@@ -178,7 +182,7 @@ class SchemeProgram:
         A gradient is in one placement and is read once: what is moved is no longer where it was. This is so for whole
         numbers anyhow, and keeps a relaxation from having a third of it in each of three placements.
         """
-        passing = 0 if phase is PassPhase.FORWARD and kind == "forward move" else 1
+        passing = 0 if phase is PassPhase.FORWARD and kind == _FORWARD_MOVE else 1
         once = phase is PassPhase.GRADIENT
         targets = [*self._placements(value.name), PARTIAL]
         found: _At = defaultdict(dict)
@@ -195,7 +199,8 @@ class SchemeProgram:
                 column = self._columns.column(kind, value.name, source, target)
                 self._device_s[passing][column] = seconds
                 found[value.name, target][column] = moves[column] = 1.0
-            self._moves[kind, value.name, source] = moves
+            if kind == _FORWARD_MOVE:
+                self._forward_moves[value.name, source] = moves
             for some in (moves,) if once and moves else ({column: 1.0} for column in moves):
                 self._columns.at_most(some, made)
             if once:
@@ -221,11 +226,11 @@ class SchemeProgram:
                     made[name, strategy.placements[name]][column] = 1.0
         self._there = _At()
         for value in graph.values.values():
-            self._there.update(self._moved("forward move", value, made, PassPhase.FORWARD))
+            self._there.update(self._moved(_FORWARD_MOVE, value, made, PassPhase.FORWARD))
         for step in graph.steps:
             options = self._chosen(self._forward, step)
             self._reads(options, step.inputs, self._there)
-            self._read_where_made(options, step.inputs, made, "forward move")
+            self._read_where_made(options, step.inputs, made)
         for name in graph.leaving:
             self._columns.at_most({fixed: 1.0}, self._there[name, graph.at_border(name, self._border)])
         self._fixed = fixed
@@ -239,12 +244,12 @@ class SchemeProgram:
             for place, columns in by_placement.items():
                 self._columns.at_most(columns, there.get((name, place), {}))
 
-    def _read_where_made(self, options: list[tuple[Strategy, int]], names: Iterable[str], made: _At, kind: str) -> None:
-        """What is made in one placement is read there by each step that reads it, or moved."""
+    def _read_where_made(self, options: list[tuple[Strategy, int]], names: Iterable[str], made: _At) -> None:
+        """In a forward pass each step that reads what is made in one placement reads it there, or it is moved."""
         for name in names:
             for place in (*self._placements(name), PARTIAL):
                 reads = _ones(column for strategy, column in options if strategy.placements[name] == place)
-                moves = self._moves.get((kind, name, place), {})
+                moves = self._forward_moves.get((name, place), {})
                 if there := made.get((name, place)):
                     self._columns.at_most(there, {**reads, **moves})
 
