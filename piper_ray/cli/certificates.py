@@ -23,6 +23,7 @@ from piper_ray.cli.interrupts import current
 from piper_ray.cli.options import flag, option
 from piper_ray.cli.telling import Unwritten, note, refuse_unwritable, working
 from piper_ray.model.figures import PROOF_TOLERANCE, percent_text, plural, time_text
+from piper_ray.model.mode import FOUND
 from piper_ray.model.schedule import PAPERS_SCHEDULE
 from piper_ray.storage.files import kind_unless_file
 
@@ -154,9 +155,28 @@ def certified_text(found: CertifiedBound, silent_on: Sequence[str], time_s: floa
     return [f"certified: {text}", f"checked: {checked}"]
 
 
-def certified_document(found: CertifiedBound, silent_on: Sequence[str], time_s: float) -> Mapping[str, object]:
+def certified_schemes(path: Path, instance: Instance) -> tuple[Mapping[str, object] | None, list[str]]:
+    """Of which schemes the TMPCs are for which a bound holds, for ``--json`` and in words; nothing where none is one.
+    path: of the workload. Raises UsageError where the rule table does not bear one out."""
+    if not any(FOUND in tmpc.id for layer in instance.layers for row in layer.tmpcs.values() for tmpc in row):
+        return None, []
+    from piper_ray.workloads.schemes.check import require_schemes
+    from piper_ray.workloads.schemes.document import claim_document, table_text
+    from piper_ray.workloads.schemes.layers import BORDERS
+
+    held = require_schemes(instance, None, instance.schemes, path)
+    said = {instance.schemes[word]["border"] for word in held}
+    borders = [border for border in BORDERS if border.text in said]
+    told = {**claim_document(borders), "offered": held}
+    text = f"the bound is of the workload's own TMPCs, of which {len(held)} are {table_text(borders)}; each holds by it"
+    return told, [f"schemes: {text}"]
+
+
+def certified_document(
+    found: CertifiedBound, silent_on: Sequence[str], time_s: float, schemes: Mapping[str, object] | None
+) -> Mapping[str, object]:
     """What was certified, for ``--json``. A bound of null: there is no plan. A gap of null: nothing is said of the
-    plan, for these reasons."""
+    plan, for these reasons. schemes: as of ``certified_schemes``."""
     return {
         "certificate": {
             "bound_s": found.bound_s if found.bound_s < float("inf") else None,
@@ -171,5 +191,6 @@ def certified_document(found: CertifiedBound, silent_on: Sequence[str], time_s: 
             "choices": found.choices,
             "pairs": found.pairs,
             "by_prices": found.by_prices,
+            "schemes": schemes,
         }
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +11,13 @@ import typer
 
 import piper_ray
 from piper_ray import InFlightRule, Instance, Plan, SimulationOptions, StepTerms, Transfers
-from piper_ray.cli.certificates import CertificateInput, certified_document, certified_text, checked_certificate
+from piper_ray.cli.certificates import (
+    CertificateInput,
+    certified_document,
+    certified_schemes,
+    certified_text,
+    checked_certificate,
+)
 from piper_ray.cli.interrupts import current
 from piper_ray.cli.options import REQUIRED, argument, flag, of_options, option
 from piper_ray.cli.shared import (
@@ -86,13 +93,16 @@ def verify(
             note(f"{planned.plan_file}: {text}")
     certified: CertifiedBound | None = None
     silent_on: tuple[str, ...] = ()
+    offered: Mapping[str, object] | None = None
+    offered_lines: list[str] = []
     if certificate is not None:
         certified = checked_certificate(certificate, instance, unrestricted=proved.unrestricted)
+        offered, offered_lines = certified_schemes(planned.source, instance)
         silent_on = certified.silent_on(instance, plan, time_s, valued_for, step)
     if json:
         found = verification_document(instance, plan, valued_for, evaluation, simulation, ())
         if certified is not None:
-            found |= certified_document(certified, silent_on, time_s)
+            found |= certified_document(certified, silent_on, time_s, offered)
         typer.echo(to_text(found), nl=False)
     else:
         screen = console()
@@ -106,7 +116,7 @@ def verify(
         if schemes:
             print_lines(screen, [f"schemes: {', '.join(schemes)} hold by the rule table, at the prices they state"])
         if certified is not None:
-            print_lines(screen, certified_text(certified, silent_on, time_s))
+            print_lines(screen, [*certified_text(certified, silent_on, time_s), *offered_lines])
         if not valued_for.asynchronous:
             uneven = SameDegreesByKind().violations(instance, plan)
             print_lines(screen, (f"note: {text}: no runtime runs such a plan under a flush" for text in uneven))

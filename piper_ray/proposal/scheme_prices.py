@@ -215,8 +215,9 @@ class _AskedSchemes:
         each_s = (price_s * state + layers.sync_s * synchronised) / weight.state
         estimate, kind = layers.best.estimate, of.kind.on(of.degree)
         room_bytes = room_again_bytes(kind, of.degree, self._border, estimate)
-        scheme = program.at_price(price_s * layers.in_flight, each_s, price_s, max(0.0, room_bytes))
+        if not kind.recomputable:  # what its passes need more it has to have anyhow
+            room_bytes = max(0.0, room_bytes)
+        scheme = program.at_price(price_s * layers.in_flight, each_s, price_s, room_bytes)
         found = FoundScheme(name_of(scheme, of.priced.graph), scheme)
         seconds, held = taken = layers.taken(tmpc_of_scheme(found, kind, estimate, layers.zero))
-        seen_bytes = held - max(0.0, -room_bytes)  # of what a pass needs the program does not know
-        return Cheapest(taken, (seconds + price_s * seen_bytes) * (1.0 - PROGRAM_GAP), scheme)
+        return Cheapest(taken, (seconds + price_s * held) * (1.0 - PROGRAM_GAP), scheme)

@@ -47,6 +47,26 @@ def test_no_scheme_costs_less_at_any_price(graph: OperatorGraph, seed: int) -> N
         assert own <= cheapest + 1.1e-3 * found[-1][0]
 
 
+@pytest.mark.parametrize("seed", long_after(1, range(1, 4)))
+def test_a_scheme_that_makes_something_again_pays_for_what_is_missing(seed: int) -> None:
+    """The cheaper one of the best that makes nothing again, and the best where nothing is missing, with it."""
+    prices, price_s, shares = RandomPrices(seed), 0.1, set[bool]()
+    program = SchemeProgram(chain_layer(), 2, prices, REPLICATED)
+    without = SchemeProgram(chain_layer(), 2, prices, REPLICATED, again=False)
+    for missing in (0.0, 5.0, 20.0, 100.0):
+
+        def cost_s(scheme: Scheme, missing: float = missing) -> float:
+            again = scheme.figures.again_bytes + missing if scheme.again else 0.0
+            return scheme.figures.time_s + price_s * (scheme.figures.held_bytes(_IN_FLIGHT) + again)
+
+        asked = price_s * _IN_FLIGHT, price_s, price_s
+        found = program.at_price(*asked, -missing)
+        shares.add(bool(found.again))
+        others = without.at_price(*asked), program.at_price(*asked, 0.0)
+        assert cost_s(found) == pytest.approx(min(map(cost_s, others)), rel=2e-4)
+    assert len(shares) == 2
+
+
 def _every_choice(counts: Sequence[int], rows: Sequence[Sequence[Taken]], most_bytes: float) -> float:
     """The least time of a number of layers of each kind, each choice in turn."""
     of_kinds = [itertools.combinations_with_replacement(of, n) for n, of in zip(counts, rows, strict=True)]

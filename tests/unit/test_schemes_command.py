@@ -12,14 +12,16 @@ import pytest
 
 import piper_ray
 from piper_ray import Instance
+from piper_ray.cli.certificates import certified_schemes
 from piper_ray.export.job import make_job
-from piper_ray.model.errors import UnsupportedPlan
+from piper_ray.model.errors import UnsupportedPlan, UsageError
 from piper_ray.model.mode import FOUND, OF_RUNTIMES, Mode
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import TRAINED_TODAY
 from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName
 from piper_ray.workloads.formats.plans import plan_document
 from piper_ray.workloads.schemes.check import checked_schemes, found_words
+from piper_ray.workloads.schemes.document import claim_document
 from tests.cli_cases import run
 
 _CONFIG = {
@@ -116,10 +118,15 @@ def test_a_scheme_that_is_megatrons_own_is_exported_as_its_mode(written: Path) -
 
 def test_all_schemes_of_a_workload_hold_by_the_rule_table(written: Path) -> None:
     instance = piper_ray.load(written)
-    for layer in instance.layers:
-        for tmpc in (one for one in layer.tmpcs[2] if found_words(one.id)):
-            plan = Plan((Stage((layer.id,), 4, 2, {layer.id: tmpc.id}),))
-            assert checked_schemes(instance, plan, instance.schemes) == ([*found_words(tmpc.id)], [])
+    words = {word for layer in instance.layers for tmpc in layer.tmpcs[2] for word in found_words(tmpc.id)}
+    assert checked_schemes(instance, None, instance.schemes) == (sorted(words), [])
+    told, (line,) = certified_schemes(written, instance)
+    assert told == {**claim_document(), "offered": sorted(words)}
+    assert f"the workload's own TMPCs, of which {len(words)} are schemes of the rule table" in line
+    others = replace(instance, schemes=dict(sorted(instance.schemes.items())[1:])).checked_as(instance)
+    with pytest.raises(UsageError, match=f"{min(words)}: it is not there in full"):
+        certified_schemes(written, others)
+    assert certified_schemes(written, piper_ray.estimate("bert-large", "A100-80")) == (None, [])
 
 
 def _without(key: str) -> Callable[[dict[str, Any]], None]:

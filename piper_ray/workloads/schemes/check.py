@@ -35,21 +35,31 @@ Placed = tuple[str, TensorPlacement]
 Document = Mapping[str, Any]
 
 
-def checked_schemes(instance: Instance, plan: Plan, documents: Mapping[str, Document]) -> tuple[list[str], list[str]]:
-    """Of a plan's schemes those that hold, and what is wrong with others. documents: by the words of TMPCs' ids."""
-    held: list[str] = []
-    wrong: list[str] = []
+def checked_schemes(
+    instance: Instance, plan: Plan | None, documents: Mapping[str, Document]
+) -> tuple[list[str], list[str]]:
+    """The schemes that hold, of a plan or, if it is None, of all TMPCs; and what is wrong with others. documents: by
+    the words of TMPCs' ids."""
     on_host = instance.model is not None and instance.model.optimizer_on_host
-    for stage in plan.stages:
-        for layer in stage.layers:
-            row = instance.layer_by_id[layer].tmpcs[stage.tensor_parallel_degree]
-            for tmpc in (one for one in row if one.id == stage.tmpc_ids[layer]):
-                for word in found_words(tmpc.id):
-                    faults = _faults(documents.get(word), tmpc, stage.tensor_parallel_degree, on_host)
-                    (wrong if faults else held).extend(
-                        [f"layer {layer}, {word}: {fault}" for fault in faults] or [word]
-                    )
-    return sorted(set(held)), wrong
+    of_first = dict[object, tuple[int, str, list[str]]]()  # layers that are alike have alike figures
+    for layer, degree, tmpc in _tmpcs(instance) if plan is None else _tmpcs_of(instance, plan):
+        for word in found_words(tmpc.id):
+            said = _said_of(tmpc, on_host=on_host)
+            if (key := (word, degree, *said.items())) not in of_first:
+                of_first[key] = layer, word, _faults(documents.get(word), said, degree)
+    held = {word for _, word, faults in of_first.values() if not faults}
+    return sorted(held), [f"layer {at}, {word}: {fault}" for at, word, faults in of_first.values() for fault in faults]
+
+
+def _tmpcs(instance: Instance) -> Iterator[tuple[int, int, Tmpc]]:
+    """Each layer, with each of its TMPCs, and for how many devices this is."""
+    return ((one.id, t, tmpc) for one in instance.layers for t, row in one.tmpcs.items() for tmpc in row)
+
+
+def _tmpcs_of(instance: Instance, plan: Plan) -> Iterator[tuple[int, int, Tmpc]]:
+    """The same of those that a plan chose."""
+    chosen = {(x, s.tensor_parallel_degree, tmpc_id) for s in plan.stages for x, tmpc_id in s.tmpc_ids.items()}
+    return (one for one in _tmpcs(instance) if (one[0], one[1], one[2].id) in chosen)
 
 
 def found_words(tmpc_id: str) -> tuple[str, ...]:
@@ -57,17 +67,21 @@ def found_words(tmpc_id: str) -> tuple[str, ...]:
     return tuple(word for word in tmpc_id.split("+") if word.startswith(FOUND))
 
 
-def _faults(document: Document | None, tmpc: Tmpc, degree: int, on_host: bool) -> list[str]:
-    """on_host: TMPCs' times have updates by the host, which no scheme has."""
-    if document is None:
-        return ["the plan does not have it in full"]
-    if (own := document.get("tensor_parallel_degree")) != degree:
-        return [f"it is of t = {own}; expected t = {degree}, as the stage has"]
+def _said_of(tmpc: Tmpc, *, on_host: bool) -> dict[str, float]:
+    """A TMPC's figures that its scheme gives. on_host: its time has updates by the host, which no scheme has."""
     said = {"activation_bytes": tmpc.activation_bytes}
     said |= {} if on_host else {"time_s": tmpc.time_per_sample_s}
     said |= {} if tmpc.forward_s is None else {"forward_s": tmpc.forward_s}
     if tmpc.mode.sharding is Sharding.NONE:  # else replicas share of both what they have
         said |= {"weights_bytes": tmpc.weights_bytes, "least_fixed_bytes": tmpc.fixed_bytes}
+    return said
+
+
+def _faults(document: Document | None, said: Mapping[str, float], degree: int) -> list[str]:
+    if document is None:
+        return ["it is not there in full"]
+    if (own := document.get("tensor_parallel_degree")) != degree:
+        return [f"it is of t = {own}; expected t = {degree}"]
     return faults_of(document, said)
 
 
@@ -266,8 +280,10 @@ class _Walk:
         }
 
 
-def require_schemes(instance: Instance, plan: Plan, documents: Mapping[str, Document], path: object) -> list[str]:
-    """The schemes of a plan, which hold. Raises UsageError with what is wrong."""
+def require_schemes(
+    instance: Instance, plan: Plan | None, documents: Mapping[str, Document], path: object
+) -> list[str]:
+    """The schemes, as of ``checked_schemes``, which all hold. Raises UsageError with what is wrong."""
     held, wrong = checked_schemes(instance, plan, documents)
     if wrong:
         raise UsageError("\n  ".join([f"{path}: schemes that the rule table does not bear out:", *wrong]))

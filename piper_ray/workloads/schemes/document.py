@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from piper_ray.workloads.schemes import rules
-from piper_ray.workloads.schemes.graph import Step, Value
+from piper_ray.workloads.schemes.graph import Step, TensorPlacement, Value
 from piper_ray.workloads.schemes.layers import BORDERS
 from piper_ray.workloads.schemes.prices import PassPhase
 from piper_ray.workloads.schemes.rules import strategies
@@ -36,20 +36,26 @@ EXACTNESS = (
 )
 
 
-def claim_document() -> Document:
+def claim_document(borders: Iterable[TensorPlacement] = BORDERS) -> Document:
     """Of which schemes something is proved: the rule table, by eight letters that tell it from others, and where values
-    between layers may lie."""
+    between layers may lie: borders."""
     table = hashlib.sha256(Path(rules.__file__ or "").read_bytes()).hexdigest()[:8]
-    return {"rule_table": table, "between_layers": [border.text for border in BORDERS]}
+    return {"rule_table": table, "between_layers": [border.text for border in borders]}
+
+
+def table_text(borders: Iterable[TensorPlacement] = BORDERS) -> str:
+    """Of which schemes something is proved, in words. borders: where values between layers may lie."""
+    between = " or ".join("in shards of tokens" if border.axis else "replicated" for border in borders)
+    return (
+        f"schemes of the rule table {claim_document()['rule_table']}, with moves of one hop, and between layers values "
+        f"{between}"
+    )
 
 
 def saved_text(save: float) -> str:
     """What is proved of the schemes of a plan's layers. save: the share of a stage's time."""
     less = "even 0.1 %" if save < 1e-3 else f"as much as {math.ceil(1000.0 * save) / 10.0} %"
-    return (
-        f"no schemes of the rule table {claim_document()['rule_table']}, with moves of one hop, and between layers "
-        f"values in shards of tokens or replicated, make a stage of this plan {less} faster within its memory"
-    )
+    return f"no {table_text()}, make a stage of this plan {less} faster within its memory"
 
 
 def scheme_document(scheme: Scheme) -> Document:

@@ -80,12 +80,12 @@ class _Columns:
         self.is_binary.append(binary)
         return len(self.names) - 1
 
-    def at_most(self, less: Terms, more: Terms, more_fixed: float = 0.0) -> None:
-        """less <= more + more_fixed."""
+    def at_most(self, less: Terms, more: Terms) -> None:
+        """less <= more."""
         terms = defaultdict(float, less)
         for column, factor in more.items():
             terms[column] -= factor
-        self.rows.append((-np.inf, more_fixed, dict(terms)))
+        self.rows.append((-np.inf, 0.0, dict(terms)))
 
     def equal(self, terms: Terms, value: float = 1.0) -> None:
         self.rows.append((value, value, dict(terms)))
@@ -117,6 +117,7 @@ class SchemeProgram:
         self._only = only or {}
         self._graph, self._degree, self._prices, self._border = graph, degree, prices, border
         self._columns = _Columns()
+        self._redone = self._columns.column("redone", binary=False)
         self._forward_moves = dict[tuple[str, TensorPlacement], dict[int, float]]()
         self._device_s: tuple[dict[int, float], dict[int, float]] = {}, {}
         self._host_s: tuple[dict[int, float], dict[int, float]] = {}, {}
@@ -268,7 +269,7 @@ class SchemeProgram:
                 supply[value.name, place][kept] = 1.0
         for step in graph.steps:
             options = self._chosen(self._again, step)
-            self._columns.at_most(_ones(column for _, column in options), {}, self._most_again)
+            self._columns.at_most(_ones(column for _, column in options), {self._redone: 1.0})
             for strategy, column in options:
                 for name in step.outputs:
                     supply[name, strategy.placements[name]][column] = 1.0
@@ -400,7 +401,9 @@ class SchemeProgram:
         for column, seconds in self._once_s.items():
             costs[column] = seconds / self._unit_s
         lp.col_cost_, lp.col_lower_ = costs, np.zeros(count)
-        lp.col_upper_ = np.where(columns.is_binary, 1.0, np.inf)
+        self._upper = np.where(columns.is_binary, 1.0, np.inf)
+        self._upper[self._redone] = self._most_again
+        lp.col_upper_ = self._upper
         lp.integrality_ = [
             highspy.HighsVarType.kInteger if binary else highspy.HighsVarType.kContinuous
             for binary in columns.is_binary
@@ -460,9 +463,11 @@ class SchemeProgram:
 
     def at_price(self, activation_s: float, state_s: float, again_s: float = 0.0, room_bytes: float = np.inf) -> Scheme:
         """The scheme that takes the least, where each byte of a, of b, and of what is made again beyond the room for
-        it, counts as so many seconds."""
-        scale, tie = self._unit_bytes / self._unit_s, _TIE / 2.0
-        self._highs.changeRowBounds(self._memory_row + 1, -room_bytes / self._unit_bytes, np.inf)
+        it, counts as so many seconds. Where that is below 0, a scheme that makes anything again has to have what is
+        missing, too."""
+        scale, tie, row = self._unit_bytes / self._unit_s, _TIE / 2.0, self._memory_row + 1
+        self._highs.changeRowBounds(row, -max(0.0, room_bytes) / self._unit_bytes, np.inf)
+        self._highs.changeCoeff(row, self._redone, min(0.0, room_bytes) / self._unit_bytes)
         found = self._least(activation_s * scale + tie, state_s * scale + tie, np.inf, again_s * scale)
         assert found is not None  # each device may do everything
         return found
@@ -493,8 +498,7 @@ class SchemeProgram:
         names, count = self._columns.names, len(self._columns.names)
         every = np.arange(count, dtype=np.int32)
         fixed = np.array([name[0] in _STRATEGIES for name in names])
-        upper = np.where(self._columns.is_binary, 1.0, np.inf)
-        most = np.where(fixed, values, upper)
+        most = np.where(fixed, values, self._upper)
         most[self._device] = values[self._device] * (1.0 + 1e-9) + 1e-9
         moves = [column for column, name in enumerate(names) if str(name[0]).endswith(" move")]
         passes = self._costs
@@ -502,7 +506,7 @@ class SchemeProgram:
         self._highs.changeColsBounds(count, every, np.where(fixed, values, 0.0), most)
         self._set_costs({self._held[0]: in_flight, self._held[1]: 1.0, **dict.fromkeys(moves, 1e-3 / count)})
         polished = self._run(in_flight, most_bytes)
-        self._highs.changeColsBounds(count, every, np.zeros(count), upper)
+        self._highs.changeColsBounds(count, every, np.zeros(count), self._upper)
         self._set_gap(PROGRAM_GAP / 2.0)
         self._set_costs(passes)
         return values if polished is None else polished
