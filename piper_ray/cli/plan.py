@@ -263,7 +263,8 @@ def _plan_one(asked: _Question, demand: PlanDemand, command: str) -> None:
             except (UsageError, InputError) as fault:
                 refused = fault  # the plan itself is shown all the same
         fewer, folders = _with_fewer_nodes(asked, found, log, command)
-    told = AskedOfPlan(asked.trained.train_tokens, _price_of_gpu(asked, found.demand), others)
+    price_per_hour = _price_of_gpu(asked, found.demand)
+    told = AskedOfPlan(asked.trained.train_tokens, price_per_hour, others, written.candidates)
     files = [*_files(asked, found, launch, told, command), *folders]
     _tell(asked, found, helps, told, (theirs, fewer, files))
     if refused is not None:

@@ -114,7 +114,8 @@ def write_candidates(found: FoundPlans, count: int, out: Path, command: str) -> 
         folder = out / str(len(rows) + 1)
         write_plan(found, one, launch, folder, command)
         written.append(folder)
-        rows.append(f"| {folder.name} | {time_text(one.step_s, 3)} | {layout_words(one).text} | `{launch.command}` |")
+        run_by = f"`{launch.command}`" if launch.command else f"no launch file is written; {PLAN} has the plan"
+        rows.append(f"| {folder.name} | {time_text(one.step_s, 3)} | {layout_words(one).text} | {run_by} |")
         runs.append({"id": folder.name, **run_document(found, one)})
         if len(rows) == count:
             break

@@ -90,7 +90,7 @@ class AlikeLayers:
         for own, places in zip(narrowed.layers, self.places, strict=True):
             for place in places:
                 layer = layers[place]
-                layers[place] = replace(layer, tmpcs=MovedRows(own, layer.id - own.id))
+                layers[place] = layer.having(MovedRows(own, layer.id - own.id))
         return replace(self.whole, layers=tuple(layers)).checked_as(self.whole)
 
 
@@ -277,10 +277,7 @@ def _without_twins(settings: Iterable[ModeSetting]) -> Iterator[ModeSetting]:
 
 
 def _without(narrowed: Instance, degrees: Collection[int]) -> Instance:
-    layers = (
-        replace(layer, tmpcs={t: row for t, row in layer.tmpcs.items() if t not in degrees})
-        for layer in narrowed.layers
-    )
+    layers = (layer.having({t: row for t, row in layer.tmpcs.items() if t not in degrees}) for layer in narrowed.layers)
     return replace(narrowed, layers=tuple(layers)).checked_as(narrowed)
 
 

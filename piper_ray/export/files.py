@@ -67,7 +67,7 @@ class Export:
         return written
 
 
-NO_FILES = Export({}, "none", ())
+NO_FILES = Export({}, "", ())
 """The export of a plan that a runtime can run, if its files cannot express the model."""
 
 

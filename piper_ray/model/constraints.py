@@ -206,7 +206,8 @@ def choices_made(instance: Instance, stage: Stage) -> Iterator[tuple[int, tuple[
     for layer_id in stage.layers:
         layer = instance.layer_by_id.get(layer_id)
         row = () if layer is None else layer.tmpcs.get(stage.tensor_parallel_degree, ())
-        row = tuple(tmpc for tmpc in row if tmpc.kind == stage.kind)
+        if stage.kind or instance.cluster.kinds:
+            row = tuple(tmpc for tmpc in row if tmpc.kind == stage.kind)
         chosen = next((tmpc for tmpc in row if tmpc.id == stage.tmpc_ids.get(layer_id)), None)
         if chosen is not None:
             yield layer_id, row, chosen

@@ -261,6 +261,12 @@ class Layer:
         convert_fields(self, plain, "predictor")
         convert_fields(self, _rows, "tmpcs")
 
+    def having(self, tmpcs: Mapping[int, tuple[Tmpc, ...]]) -> Layer:
+        """The same layer with other rows, which must be converted already."""
+        found = object.__new__(Layer)  # as ``replace``, which takes several times as long
+        vars(found).update(vars(self), tmpcs=tmpcs)
+        return found
+
     @property
     def priced(self) -> Layer:
         """The layer that its rows were made for: another one if they are moved."""
@@ -281,10 +287,9 @@ def with_rows(layers: Iterable[Layer], rows_of: Callable[[Layer], Mapping[int, t
     for layer in layers:
         priced = layer.priced
         if id(priced) not in made:
-            made[id(priced)] = dataclasses.replace(priced, tmpcs=rows_of(priced))
+            made[id(priced)] = priced.having(rows_of(priced))
         own = made[id(priced)]
-        moved = dataclasses.replace(layer, tmpcs=MovedRows(own, layer.id - own.id))
-        found.append(own if priced is layer else moved)
+        found.append(own if priced is layer else layer.having(MovedRows(own, layer.id - own.id)))
     return tuple(found)
 
 

@@ -199,11 +199,8 @@ class OneMode(Constraint):
             left = [[places[place] for place in own.under(mode)] for places, own in kinds]
             able = {t for t in instance.degrees if self._undivided(instance, mode, t) is None}
             layers = tuple(
-                replace(
-                    layer,
-                    tmpcs={
-                        t: tuple(row[x] for x in left[kind]) for t, row, kind in of_layer if left[kind] and t in able
-                    },
+                layer.having(
+                    {t: tuple(row[x] for x in left[kind]) for t, row, kind in of_layer if left[kind] and t in able}
                 )
                 for layer, of_layer in zip(instance.layers, rows, strict=True)
             )

@@ -73,11 +73,13 @@ _NO_GAP = 5e-5
 @dataclass(frozen=True)
 class AskedOfPlan:
     """What was asked for besides a plan. tokens, price_per_hour: of the whole training, and of one GPU. others: plans
-    in other precisions that were asked for, by their names; None where there is none."""
+    in other precisions that were asked for, by their names; None where there is none. candidates: how many plans are
+    written."""
 
     tokens: float | None = None
     price_per_hour: float | None = None
     others: Mapping[str, Proposed | None] = field(default_factory=dict)
+    candidates: int = 1
 
 
 def print_plan(console: Console, proposal: FoundPlans, helps: Iterable[Help], asked: AskedOfPlan) -> None:
@@ -87,7 +89,7 @@ def print_plan(console: Console, proposal: FoundPlans, helps: Iterable[Help], as
     _print_stages(console, proposal)
     if len(proposal.found) > 1:
         console.print()
-        _print_others(console, proposal)
+        _print_others(console, proposal, asked.candidates)
     rows = [*precision_lines(proposal.best, asked.others), *help_lines(proposal.best, helps)]
     if rows:
         console.print()
@@ -145,8 +147,8 @@ def answer_lines(proposal: FoundPlans, figures: Figures) -> Iterator[str]:
         over = f"{100.0 * share / (1.0 - share):.1f} %"
         yield from _wrapped(
             "room",
-            f"{share_text(share)} of each GPU stays free, because 1 in 10 published peaks exceeded the estimate by "
-            f"{over} or more; --headroom 0 plans with all of it",
+            f"{held_text(_free_bytes(proposal))} ({share_text(share)}) of each GPU stay free, because 1 in 10 published "
+            f"peaks exceeded the estimate by {over} or more; --headroom 0 plans with all of it",
         )
     receives = early_receives_text(instance, best.plan, simulation) if proposal.demand.runtime.one_stream else ""
     if receives:
@@ -242,9 +244,7 @@ def proof_line(proposal: FoundPlans) -> str:
     demand = proposal.demand
     left = ""
     if demand.headroom:
-        memory_bytes = proposal.best.instance.memory_bytes
-        free_bytes = demand.whole_bytes(memory_bytes) - memory_bytes
-        left = f", {held_text(free_bytes)} of each GPU kept free"
+        left = f", {held_text(_free_bytes(proposal))} of each GPU kept free"
     elif demand.set_aside_bytes:
         left = f", {size_text(demand.set_aside_bytes)} kept free for {demand.runtime.title}"
     combinations = plural(proposal.cells.count, "combination")
@@ -252,6 +252,12 @@ def proof_line(proposal: FoundPlans) -> str:
         f"{combinations} of microbatch size, schedule, sharding and recomputation compared{demand.layouts_text}{left}: "
         f"by these estimates no plan {no_plan_text(proposal)}, gap {gap_text(proposal.gap)}{_open_text(proposal)}"
     )
+
+
+def _free_bytes(proposal: FoundPlans) -> float:
+    """The bytes of each GPU that all plans leave free."""
+    memory_bytes = proposal.best.instance.memory_bytes
+    return proposal.demand.whole_bytes(memory_bytes) - memory_bytes
 
 
 def no_plan_text(proposal: FoundPlans) -> str:
@@ -379,40 +385,40 @@ def listed_plans(proposal: FoundPlans, plans: Sequence[Proposed]) -> list[tuple[
     best, found = layout_words(proposal.best), list[tuple[list[str], Proposed]]()
     least_bytes: dict[LayoutWords, float] = {}
     for one in plans:
-        peak_bytes, layout = one.simulation.peak_memory_bytes, replace(layout_words(one), recomputation=None)
+        own, peak_bytes = best if one is proposal.best else layout_words(one), one.simulation.peak_memory_bytes
+        layout = replace(own, recomputation=None)
         if peak_bytes + _LITTLE_ROOM * one.simulation.memory_limit_bytes < least_bytes.get(layout, math.inf):
             least_bytes[layout] = peak_bytes
-            found.append((_other_row(one, proposal.best, best), one))
+            found.append((_other_row(one, own, proposal.best, best), one))
     return found
 
 
-def _print_others(console: Console, proposal: FoundPlans) -> None:
+def _print_others(console: Console, proposal: FoundPlans, candidates: int) -> None:
     heads, rows = other_plans(proposal)
     wraps = {"runs as": _RUNS_AS_WRAP}
     columns = [Column(head, right=head not in OF_WORDS, wrap=wraps.get(head)) for head in heads]
     print_fitting(console, columns, rows, SCREEN_COLUMNS)
-    print_lines(console, settling_lines(proposal))
+    print_lines(console, settling_lines(proposal, candidates))
 
 
 _MEASURED = 3
 """Where intervals cover several plans, measuring this many of them leaves 0 to 1.2 % to gain."""
 
 
-def settling_lines(proposal: FoundPlans) -> list[str]:
-    """What settles which plan is the fastest, where others lie within what a step of it may take."""
+def settling_lines(proposal: FoundPlans, candidates: int = 1) -> list[str]:
+    """What settles which plan is the fastest, where others lie within what a step of it may take. candidates: how many
+    plans are written as jobs to measure."""
     best = proposal.best
     _, most_s = best.estimate.doubt.range_s(best.step_s)
     close = sum(one.step_s <= most_s for _, one in listed_plans(proposal, proposal.listed))
     if close < 2 or proposal.demand.further:  # of which no candidates are written
         return []
     count = min(close, _MEASURED)
-    return [
-        f"{close} of these lie within the range of the first; to measure the first {count}: --candidates {count} -o DIR"
-    ]
+    asked = "" if candidates >= count else f"; to measure the first {count}: --candidates {count} -o DIR"
+    return [f"{close} of these lie within the range of the first{asked}"]
 
 
-def _other_row(one: Proposed, best: Proposed, words: LayoutWords) -> list[str]:
-    own = layout_words(one)
+def _other_row(one: Proposed, own: LayoutWords, best: Proposed, words: LayoutWords) -> list[str]:
     simpler = own.simpler_in(words)
     spare_bytes = best.simulation.peak_memory_bytes - one.simulation.peak_memory_bytes
     if spare_bytes > _LITTLE_ROOM * one.simulation.memory_limit_bytes:

@@ -310,6 +310,7 @@ def test_what_estimates_do_not_tell_apart_is_to_be_measured(proposal: FoundPlans
     assert close >= 3
     told = f"{close} of these lie within the range of the first; to measure the first 3: --candidates 3 -o DIR"
     assert told in screen(proposal).splitlines()
+    assert settling_lines(proposal, 20) == [told.split(";")[0]]
     assert settling_lines(replace(proposal, found=(best,))) == []
     least, most = (
         held_text(size) for size in best.estimate.doubt.memory.range_bytes(best.simulation.peak_memory_bytes)

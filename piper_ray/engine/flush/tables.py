@@ -96,7 +96,7 @@ def build_workload(
     charge_s = charges.size / np.concatenate((rates.come_in, rates.go_out), axis=1)[charges.variant, charges.place]
     in_s, out_s = charges.in_least / rates.come_in.T, charges.out_least / rates.go_out.T
     tensors = [instance.tensors[index] for _, index in graph.tensors]
-    pays_more = _pays_more(options, edges, charges.start, charge_s, (in_s, out_s))
+    pays_more = _pays_more(options, charges, charge_s, np.concatenate((in_s, out_s)).T)
     values = LayerValues(
         _layer_figures(options, seconds, pays_more), *_priced(options, seconds.sum(axis=1), instance.microbatches)
     )
@@ -214,24 +214,15 @@ def _seconds(tmpc: Tmpc) -> tuple[float, float]:
     return passes.forward_s, passes.backward_s
 
 
-def _pays_more(
-    options: Options,
-    edges: IncidentEdges,
-    charge_start: IndexArray,
-    charge_s: FloatArray,
-    least_s: tuple[FloatArray, FloatArray],
-) -> FloatArray:
+def _pays_more(options: Options, charges: Charges, charge_s: FloatArray, least_s: FloatArray) -> FloatArray:
     """Returns float64[filled]: 1 if a vertex's fastest option does not have the least weights or pays more than the
-    least for some edge. least_s: float64[e, r] each, of the edges that come in and of those that go out."""
+    least for some edge. charge_s: of the charges. least_s: float64[r, 2 e], by ``Charges.place``."""
     fast = options.start[options.filled]
-    found: FloatArray = (options.figures[fast, WEIGHTS] != options.least[:, WEIGHTS]).astype(np.float64)
-    for k, (group, option) in enumerate(zip(options.filled.tolist(), fast.tolist(), strict=True)):
-        r, v = divmod(group, options.vertices)
-        least: FloatArray = np.concatenate((least_s[0][edges.into(v), r], least_s[1][edges.out(v), r]))
-        paid = charge_s[charge_start[option] : charge_start[option] + least.size]
-        if not np.array_equal(paid, least):
-            found[k] = 1.0
-    return found
+    pays = np.append(0, np.cumsum(charge_s != least_s[charges.variant, charges.place]))
+    ends = np.append(charges.start, charge_s.size)
+    more = options.figures[fast, WEIGHTS] != options.least[:, WEIGHTS]
+    more |= pays[ends[fast + 1]] > pays[ends[fast]]
+    return more.astype(np.float64)
 
 
 def _layer_figures(options: Options, seconds: FloatArray, mixed: FloatArray) -> FloatArray:

@@ -347,11 +347,16 @@ def sync_bytes(output_bytes: float, degree: int, mode: Mode, setting: Setting) -
     return float(math.ceil(share - edge_bytes(output_bytes, setting) + gathered))
 
 
+_ALONE = Tmpc("", 0.0)
+
+
 def tmpc_of(costs: LayerCosts, mode: LayerMode) -> Tmpc:
     """The TMPC, without neighbours: ``between`` adds what it sends them."""
-    return Tmpc(
+    times = times_of(costs.planned_s, costs.forward_pass_s, costs.weight_s)
+    return _ALONE.changed(
         id=mode.id,
-        **times_of(costs.planned_s, costs.forward_pass_s, costs.weight_s),
+        **times,
+        backward_s=times["time_per_sample_s"] - times["forward_s"],
         weights_bytes=float(math.ceil(costs.synchronised_bytes)),
         activation_bytes=float(math.ceil(costs.activation_bytes)),
         fixed_bytes=float(math.ceil(costs.fixed_bytes)),
