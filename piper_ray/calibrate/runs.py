@@ -28,6 +28,7 @@ def _words(value: object) -> str:
 
 
 _Whole = Annotated[int, WHOLE, Field(strict=True, ge=1, le=2**40)]
+_Layers = Annotated[int, WHOLE, Field(strict=True, ge=0, le=2**40)]
 _Part = Annotated[float, Field(ge=0.0, le=1.0)]
 _Rate = Annotated[float, Field(gt=0.0, le=1e30, allow_inf_nan=False)]
 _Count = Annotated[_Whole | None, Field(description="a whole number >= 1, or null")]
@@ -108,7 +109,7 @@ class PublishedRun(Open):
     matrix_flop_per_s: _Positive = None
     memory_bytes_per_s: _Positive = None
     memory_gb: _Positive = None
-    stages: list[_Whole] | None = Field(default=None, description="a list of whole numbers")
+    stages: list[_Layers] | None = Field(default=None, description="a list of whole numbers")
     step_s: _Positive = None
     tokens_per_s_per_gpu: _Positive = None
     published_memory_gb: _Positive = None

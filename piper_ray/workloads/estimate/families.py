@@ -51,7 +51,7 @@ KINDS: Mapping[str, Any] = {
     "numbers": Numbers,
     "auto": Annotated[int | str, Words('a whole number or "auto"')],
     "pattern": Annotated[str | int, Words("a text or a whole number")],
-    "mixers": Annotated[str, Field(pattern=r"^[M*-]+$"), Words("a text of M, * and -")],
+    "mixers": Annotated[str, Field(pattern=r"^[M*E-]+$"), Words("a text of M, *, E and -")],
     "reaches": Annotated[list[str], Words("a list of global and local")],
     "steps": Annotated[int | list[int], Words("a whole number or a list of 0 and 1")],
 }

@@ -71,7 +71,7 @@ def experts_shape(product: Product, kind: LayerKind, mode: LayerMode) -> MatrixP
     count = kind.value(product.count) / mode.expert_ranks
     whole = kind.value(product.rows) * kind.value(product.count)
     rows = whole / (mode.degree * mode.context) * mode.expert_tensor / count
-    inner, outer = ("columns", "depth") if kind.value(product.depth) == kind.value("h") else ("depth", "columns")
+    inner, outer = ("depth", "columns") if product.depth == "m" else ("columns", "depth")
     sides = {
         inner: kind.value(getattr(product, inner)) / mode.expert_tensor,
         outer: kind.value(getattr(product, outer)),

@@ -26,14 +26,11 @@ _SHARED = ("shared_experts", *_WHOLE)
 activation function, the whole part, and the shared experts."""
 
 
-_TO_EXPERTS = Exchange("experts", layers.HIDDEN, expert_bytes="4 s b e h", again=_WHOLE)
-"""The exchange of tokens with the experts: two all-to-alls, or one all-reduce without sequence parallelism."""
-
-
 @dataclass(frozen=True)
 class Experts:
     """A router and ``count`` experts, of which each token uses ``per_token``. shared: the inner width of experts that
-    all tokens use, 0 for none, with a gate or without."""
+    all tokens use, 0 for none, with a gate or without. latent: the width that tokens are projected to before they are
+    sent to experts, and back from afterwards; 0: experts work on the model's."""
 
     count: int
     per_token: int
@@ -42,11 +39,20 @@ class Experts:
     shared_gate: bool = False
     router_bias: bool = False
     bias: bool = False
+    latent: int = 0
     word: str = "experts"
+
+    @property
+    def width(self) -> str:
+        """The symbol of the width that experts work on."""
+        return "k" if self.latent else "h"
 
     def part(self, style: layers.BlockStyle, symbols: layers.Symbols) -> layers.Part:  # noqa: ARG002
         own = {"E": self.count, "e": self.per_token, "m": self.inner, "S": self.shared}
-        operators, exchanges = list[Operator](), [_TO_EXPERTS]
+        own |= {"k": self.latent} if self.latent else {}
+        # Two all-to-alls, or one all-reduce without sequence parallelism.
+        sent = Exchange("experts", layers.HIDDEN, expert_bytes=f"4 s b e {self.width}", again=_WHOLE)
+        operators, exchanges = list[Operator](), [sent]
         if self.shared:
             feeding = layers.feed_forward(replace(style, inner_bias=self.bias), "S", input_saved=False, again=_SHARED)
             operators += [replace(part, name=f"shared expert: {part.name}") for part in feeding]
@@ -68,7 +74,13 @@ def routed(style: layers.BlockStyle, experts: Experts) -> tuple[Operator, ...]:
     former also in bf16, a mask, and a map with rows of 2 E + 1 numbers of 4 bytes (Megatron-Core, TransformerEngine).
     The weights of experts multiply before the second product, so that the sum keeps nothing.
     """
-    cheap = style.cheap(*_ACTIVATION, *_WHOLE)
+    cheap, width, matrices = style.cheap(*_ACTIVATION, *_WHOLE), experts.width, 2 if style.gated else 1
+    into = f"{matrices} m"
+    latent = [
+        linear(f"experts: {name}", columns, depth, "tokens", "h k", kept_again=_WHOLE, again=_WHOLE)
+        for name, columns, depth in (("to latent width", "k", "h"), ("from latent width", "h", "k"))
+        if experts.latent
+    ]
     return (
         linear(
             "router",
@@ -82,29 +94,31 @@ def routed(style: layers.BlockStyle, experts: Experts) -> tuple[Operator, ...]:
             backward_bytes="8 s b E",
             again=_WHOLE,
         ),
+        *latent[:1],
         # Sorted by expert, sent, and sorted again by those that are here.
-        pointwise("tokens to experts", "s b e h", (8, 8), 2, Split.COPIES, kept_again=_WHOLE, again=_WHOLE),
+        pointwise("tokens to experts", f"s b e {width}", (8, 8), 2, Split.COPIES, kept_again=_WHOLE, again=_WHOLE),
         Operator(
             "experts in",
-            (Product("s b e / E", "2 m", "h", "E", divided="count"),),
-            matrices=2,
-            parameters="2 h m E + 2 m E" if experts.bias else "2 h m E",
+            (Product("s b e / E", into, width, "E", divided="count"),),
+            matrices=matrices,
+            parameters=f"{matrices} {width} m E" + (f" + {into} E" if experts.bias else ""),
             again=_WHOLE,
         ),
-        layers.activation("experts' activation function", "s b e m", True, kept_again=_WHOLE, again=cheap),
+        layers.activation("experts' activation function", "s b e m", style.gated, kept_again=_WHOLE, again=cheap),
         Operator(
             "experts out",
-            (Product("s b e / E", "h", "m", "E", divided="count"),),
-            parameters="h m E + h E" if experts.bias else "h m E",
+            (Product("s b e / E", width, "m", "E", divided="count"),),
+            parameters=f"{width} m E" + (f" + {width} E" if experts.bias else ""),
             saved=(KeptBytes("2 s b e m", Split.TENSOR, cheap),),
             again=_WHOLE,
         ),
         # Sorted back twice, weighted, added up.
         Operator(
             "sum over experts",
-            forward_bytes="14 s b e h + 2 s b h",
-            backward_bytes="14 s b e h",
+            forward_bytes=f"14 s b e {width} + 2 s b {width}",
+            backward_bytes=f"14 s b e {width}",
             split=Split.COPIES,
             again=_WHOLE,
         ),
+        *latent[1:],
     )

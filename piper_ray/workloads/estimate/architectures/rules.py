@@ -219,7 +219,7 @@ def mixing_by_letter(layer: int, hybrid_override_pattern: str) -> str | None:
 
 
 def feeding_by_letter(layer: int, hybrid_override_pattern: str) -> str | None:
-    return "dense" if _letter(layer, hybrid_override_pattern) == "-" else None
+    return {"-": "dense", "E": "experts"}.get(_letter(layer, hybrid_override_pattern))
 
 
 def _letter(layer: int, pattern: str) -> str:
