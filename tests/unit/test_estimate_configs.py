@@ -298,3 +298,42 @@ def test_a_vision_tower_a_projector_and_a_decoder_are_a_chain(tmp_path: Path) ->
     projector = architecture.nodes[4].kind
     assert projector.value(projector.output) == 2 * 16 * 256
     assert architecture.sample == "1 sequence of 64 tokens, 16 of each from an image"
+
+
+NEMOTRON: dict[str, Any] = {
+    "model_type": "nemotron_h", "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+    "hidden_size": 2688, "num_hidden_layers": 52, "num_attention_heads": 32, "num_key_value_heads": 2, "head_dim": 128,
+    "intermediate_size": 1856, "moe_intermediate_size": 1856, "moe_shared_expert_intermediate_size": 3712,
+    "n_routed_experts": 128, "num_experts_per_tok": 6, "mamba_num_heads": 64, "mamba_head_dim": 64, "n_groups": 8,
+    "ssm_state_size": 128, "vocab_size": 131072,
+}  # fmt: skip
+"""Nemotron 3 Nano."""
+
+
+def test_hybrids_have_experts_by_their_pattern(tmp_path: Path) -> None:
+    """31.6 billion parameters by its model card; experts have two matrices, as relu2 takes no gate."""
+    nano = layers(read(tmp_path, NEMOTRON))
+    assert nano.parameters == pytest.approx(31.6e9, rel=0.001)
+    assert [kind.name for kind in nano.kinds if kind.experts] == ["feed-forward decoder layer with experts"]
+
+
+def test_experts_on_a_latent_width_have_less_to_compute_and_to_send(tmp_path: Path) -> None:
+    """Nemotron 3 Super projects tokens to a quarter of its width before it sends them to experts: 120.6 billion
+    parameters."""
+    blocks = "MEMEMEM*E" * 3 + "MEMEMEMEM*E" * 4 + "MEMEMEM*E" + "MEMEMEME"
+    wide = {
+        **NEMOTRON, "hybrid_override_pattern": blocks, "num_hidden_layers": 88, "hidden_size": 4096,
+        "moe_intermediate_size": 2688, "moe_shared_expert_intermediate_size": 5376, "n_routed_experts": 512,
+        "num_experts_per_tok": 22, "mamba_num_heads": 128, "moe_latent_size": 1024,
+    }  # fmt: skip
+    model = read(tmp_path, wide)
+    assert layers(model).parameters == pytest.approx(120.6e9, rel=0.001)
+    (kind,) = (kind for kind in layers(model).kinds if kind.experts)
+    assert kind.value(next(exchange.expert_bytes for exchange in kind.exchanges if exchange.expert_bytes)) == (
+        4 * 64 * 22 * 1024
+    )
+
+
+def test_layers_with_experts_need_some(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="n_routed_experts: missing or zero, and some layers have experts"):
+        read(tmp_path, {key: value for key, value in NEMOTRON.items() if key != "n_routed_experts"})

@@ -263,8 +263,16 @@ def _sizes(blocks: int, count: int, layout: Layout, predicts: bool) -> list[int]
 def _given_sizes(given: Sequence[int], blocks: int, count: int, layout: Layout) -> list[int]:
     if sum(given) != blocks:
         raise UsageError(f"stages of {sum(given)} layers in all; the model has {blocks}")
-    if len(given) == count:
-        return list(given)
+    sizes = list(given) if len(given) == count else _of_ranks(given, count, layout)
+    if not all(sizes[1:-1]):
+        raise UsageError(
+            f"stage {sizes.index(0, 1) + 1} has no layer; expected at least one in all stages but the first, which has the "
+            "embedding, and the last, which has the projection"
+        )
+    return sizes
+
+
+def _of_ranks(given: Sequence[int], count: int, layout: Layout) -> list[int]:
     if len(given) != layout.pipeline:
         raise UsageError(f"{plural(len(given), 'stage')} given for {layout.pipeline} ranks")
     v = layout.schedule.v

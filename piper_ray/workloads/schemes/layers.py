@@ -362,7 +362,8 @@ class _GraphInProgress:
 
     def experts(self, operator: Operator, _: str) -> None:
         into = operator.name == "experts in"
-        read, made, formula = ("copies", "experts' inner", "4 s b e m") if into else (self.now, "said", "2 s b e h")
+        inner = f"{2 * operator.matrices} s b e m"
+        read, made, formula = ("copies", "experts' inner", inner) if into else (self.now, "said", "2 s b e h")
         last = EXPERT_INNER if into else WIDTH
         self._value(made, (TOKENS, EXPERTS, last), formula, sent_to_experts=not into)
         axes = (EXPERTS, WIDTH, EXPERT_INNER)

@@ -179,7 +179,7 @@ class LayerShape:
     @property
     def words(self) -> tuple[str, ...]:
         if self.mixing is None:
-            return ("feed-forward",)
+            return ("feed-forward", *(part.word for part in self.parts if part.word))
         if self.feeding is None:
             return (self.mixing.word or "attention",)
         return tuple(part.word for part in self.parts if part.word)
