@@ -266,8 +266,8 @@ def _given_sizes(given: Sequence[int], blocks: int, count: int, layout: Layout) 
     sizes = list(given) if len(given) == count else _of_ranks(given, count, layout)
     if not all(sizes[1:-1]):
         raise UsageError(
-            f"stage {sizes.index(0, 1) + 1} has no layer; expected at least one in all stages but the first, which has the "
-            "embedding, and the last, which has the projection"
+            f"stage {sizes.index(0, 1) + 1} has no layer; expected at least one in all stages but the first, which has "
+            "the embedding, and the last, which has the projection"
         )
     return sizes
 
