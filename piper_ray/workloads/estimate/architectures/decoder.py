@@ -146,9 +146,8 @@ class DecoderConfig(RowConfig):
             if key_heads is not None and heads % key_heads:
                 names = self.called("num_key_value_heads"), self.called("num_attention_heads")
                 faults.at(f"{inside}{names[0]}", f"{key_heads} does not divide {names[1]} = {heads}")
-        if any(self.named("feeding", layer) == "experts" for layer in range(self.layers)) and not self.named(
-            "num_experts"
-        ):
+        sparse = any(self.named("feeding", layer) == "experts" for layer in range(self.layers))
+        if sparse and not self.named("num_experts"):
             faults.at(f"{inside}{self.called('num_experts')}", "missing or zero, and some layers have experts")
         least = self.named("experts_checked_from")
         if least and self.named("num_experts_per_tok") > self.named("num_experts") >= least:
