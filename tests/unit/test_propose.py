@@ -136,9 +136,10 @@ def test_one_search_finds_what_a_solve_of_each_cell_gives(tmp_path: Path) -> Non
 
 EXPERTS = {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
 LATENT = {
-    "model_type": "deepseek_v3", "num_hidden_layers": 4, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
-    "v_head_dim": 128, "q_lora_rank": None, "moe_intermediate_size": 512, "n_routed_experts": 8,
-    "n_shared_experts": 1, "n_group": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1, "topk_group": 1,
+    "model_type": "deepseek_v3", "num_hidden_layers": 4, "kv_lora_rank": 512, "q_lora_rank": None,
+    "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "moe_intermediate_size": 512,
+    "n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1,
+    "n_group": 1, "topk_group": 1,
 }  # fmt: skip
 
 
