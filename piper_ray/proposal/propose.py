@@ -195,15 +195,15 @@ def what_would_help(
     watch: Watch = unwatched,
     precisions: Sequence[str] = (),
 ) -> Iterator[Help]:
-    """The best plans with less or more memory, with faster links, with a batch that more numbers of GPUs divide, and in
-    these precisions. If the user stops the search, what is still unknown is left out."""
+    """The best plans with less or more memory, with faster links between GPUs, with a batch that more numbers of GPUs
+    divide, and in these precisions. If the user stops the search, what is still unknown is left out."""
     best, demand, stop = proposal.best, proposal.demand, Stop[Any]() if stop is None else stop
     changes: tuple[tuple[str, Callable[[Cluster], Cluster], bool], ...] = (
         ("8 % less memory", lambda own: own.with_memory(lambda own_bytes: 0.92 * own_bytes), False),
         ("25 % more memory", lambda own: own.with_memory(lambda own_bytes: 1.25 * own_bytes), True),
         ("links of twice the rate", _with_faster_links, True),
     )
-    for what, change, roomier in changes:
+    for what, change, roomier in changes if best.instance.devices > 1 else changes[:-1]:
         cells = proposal.cells.on(change, roomier=roomier)
         found = _best_of(demand, cells, _on(change, proposal), stop, watch)
         if stop.requested:
@@ -237,13 +237,13 @@ def _best_at(proposal: FoundPlans, request: EstimateRequest, stop: Stop[Any], wa
         ways, cells = _ways_of(other, stop)
     except InfeasibleError:
         return None
-    known = [found for plan in proposal.found for way in ways if (found := _still(plan, way)) is not None]
+    known = [found for plan in proposal.listed for way in ways if (found := _still(plan, way)) is not None]
     return _best_of(proposal.demand, cells.cells, known, stop, watch)
 
 
 def _on(change: Callable[[Cluster], Cluster], proposal: FoundPlans) -> Iterator[Proposed]:
-    """The found plans on a cluster with other memory or links, if they fit there."""
-    for one in proposal.found:
+    """The listed plans on a cluster with other memory or links, if they fit there."""
+    for one in proposal.listed:
         same = one.on(one.instance.replace(cluster=change(one.instance.cluster)), proposal.demand.step)
         if all(rank.peak_memory_bytes <= rank.memory_limit_bytes for rank in same.simulation.ranks):
             yield same

@@ -117,7 +117,7 @@ def answer_lines(proposal: FoundPlans, figures: Figures) -> Iterator[str]:
         rates.append(f"{rounded(figures.samples_per_s)} samples/s")
     hfu = "" if figures.hfu - figures.mfu < _SAME else f", HFU {share_text(figures.hfu)} with recomputation"
     yield from _wrapped(
-        "speed", f"{', '.join(rates)}, MFU {share_text(figures.mfu)} of all {instance.devices:,} GPUs{hfu}"
+        "speed", f"{', '.join(rates)}, MFU {share_text(figures.mfu)} of {all_gpus(instance.devices)}{hfu}"
     )
     if figures.days is not None:
         cost = "" if figures.cost is None else f", which cost {rounded(figures.cost)} at that price"
@@ -147,17 +147,16 @@ def answer_lines(proposal: FoundPlans, figures: Figures) -> Iterator[str]:
         over = f"{100.0 * share / (1.0 - share):.1f} %"
         yield from _wrapped(
             "room",
-            f"{held_text(_free_bytes(proposal))} ({share_text(share)}) of each GPU stay free, because 1 in 10 published "
-            f"peaks exceeded the estimate by {over} or more; --headroom 0 plans with all of it",
+            f"{held_text(_free_bytes(proposal))} ({share_text(share)}) of each GPU stay free, because 1 in 10 "
+            f"published peaks exceeded the estimate by {over} or more; --headroom 0 plans with all of it",
         )
     receives = early_receives_text(instance, best.plan, simulation) if proposal.demand.runtime.one_stream else ""
     if receives:
         yield from _wrapped("receives", receives)
     elif not proposal.demand.runtime.one_stream and simulation.schedule.name is ScheduleName.INTERLEAVED:
-        yield from _wrapped("transfers", overlapped_text(instance, best.plan, simulation))
+        yield from _wrapped("overlap", overlapped_text(instance, best.plan, simulation))
     if doubt.few:
-        backed = ", ".join(f"{what} ({plural(count, 'run')})" for what, count in doubt.few.items())
-        yield from _wrapped("doubt", f"hardly any measured run backs {backed}")
+        yield from _wrapped("doubt", doubt.few_text)
     yield from _wrapped("proof", proof_line(proposal))
     if instance.cluster.kinds and len(proposal.demand.ways) == 1:
         yield from _wrapped(
@@ -167,6 +166,11 @@ def answer_lines(proposal: FoundPlans, figures: Figures) -> Iterator[str]:
         )
     if proposal.schemes_save is not None:
         yield from _wrapped("schemes", saved_text(proposal.schemes_save))
+
+
+def all_gpus(devices: int) -> str:
+    """``all 64 GPUs``, of a cluster."""
+    return f"all {devices:,} GPUs" if devices > 1 else "the one GPU"
 
 
 def _host_text(demand: PlanDemand, best: Proposed) -> str:

@@ -228,4 +228,4 @@ def test_what_early_receives_cost_is_told() -> None:
     assert "% longer (modelled)" in told
     assert early_receives_text(instance, plan, simulate(instance, plan, "1f1b")) == ""
     told = overlapped_text(instance, plan, interleaved)
-    assert re.search(r"except in warm-up and flush, by which a step takes [\d.]+ \w+ \(modelled\)", told)
+    assert re.search(r"except in warm-up and flush, and so takes [\d.]+ \w+ \(modelled\)", told)

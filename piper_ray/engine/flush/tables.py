@@ -220,9 +220,9 @@ def _pays_more(options: Options, charges: Charges, charge_s: FloatArray, least_s
     fast = options.start[options.filled]
     pays = np.append(0, np.cumsum(charge_s != least_s[charges.variant, charges.place]))
     ends = np.append(charges.start, charge_s.size)
-    more = options.figures[fast, WEIGHTS] != options.least[:, WEIGHTS]
-    more |= pays[ends[fast + 1]] > pays[ends[fast]]
-    return more.astype(np.float64)
+    more = pays[ends[fast + 1]] > pays[ends[fast]]
+    found: FloatArray = (more | (options.figures[fast, WEIGHTS] != options.least[:, WEIGHTS])).astype(np.float64)
+    return found
 
 
 def _layer_figures(options: Options, seconds: FloatArray, mixed: FloatArray) -> FloatArray:

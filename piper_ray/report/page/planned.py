@@ -11,7 +11,7 @@ from piper_ray.proposal.figures import Figures
 from piper_ray.proposal.layout_words import layout_words
 from piper_ray.proposal.propose import FoundPlans
 from piper_ray.report.page.tables import PageColumn, PageTable, TableCell
-from piper_ray.report.proposal import OF_WORDS, gap_text, no_plan_text, other_plans, settling_lines
+from piper_ray.report.proposal import OF_WORDS, all_gpus, gap_text, no_plan_text, other_plans, settling_lines
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def _tiles(found: FoundPlans, figures: Figures) -> Iterator[Tile]:
         )  # fmt: skip
     elif figures.samples_per_s is not None:
         yield Tile("samples_per_s", "Samples/s", figures.samples_per_s, rounded(figures.samples_per_s))
-    yield Tile("mfu", "MFU", figures.mfu, share_text(figures.mfu), f"of all {devices:,} GPUs")
+    yield Tile("mfu", "MFU", figures.mfu, share_text(figures.mfu), f"of {all_gpus(devices)}")
     used = "all of them" if run.devices == devices else f"{run.devices:,} of them used"
     yield Tile("devices", "GPUs", run.devices, f"{devices:,}", f"{found.demand.gpu}, {used}")
     degrees = {"TP": words.tensor, "CP": words.context, "PP": words.pipeline, "DP": words.data, "EP": words.expert or 1}

@@ -235,7 +235,7 @@ def _unknown(document: Mapping[str, object]) -> str:
 
 
 def _not_llamas(what: str) -> str:
-    return f"describes layers that are not Llama's, and model_type is {what}; without it all count as Llama's"
+    return f"describes layers that are not Llama's, and model_type is {what}; without this key they count as Llama's"
 
 
 def _require_usual(source: str, document: Mapping[str, object], part: str) -> None:

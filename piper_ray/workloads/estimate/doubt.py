@@ -165,10 +165,13 @@ class Doubt:
         if self.calibrated is not None:
             own = self.calibrated
             lines = [f"steps take x{own.least:.2f} to x{own.most:.2f} of the estimate, {self.words}"]
-        if self.few:
-            backed = ", ".join(f"{what} ({plural(count, 'run')})" for what, count in self.few.items())
-            lines.append(f"hardly any measured run backs: {backed}")
-        return lines
+        return lines + [self.few_text] * bool(self.few)
+
+    @property
+    def few_text(self) -> str:
+        """What hardly any run backs; empty if there is nothing."""
+        backed = ", ".join(what + (f" ({plural(count, 'run')})" if count else "") for what, count in self.few.items())
+        return f"{'hardly any' if any(self.few.values()) else 'no'} measured run backs {backed}" if backed else ""
 
 
 def workload_doubt(instance: Instance, schedule: Schedule) -> Doubt | None:

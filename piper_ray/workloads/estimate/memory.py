@@ -207,12 +207,24 @@ def needed_bytes(kind: LayerKind, mode: LayerMode, runtime: Traits = DEFAULT, ma
     """The bytes that a microbatch's backward pass through the layer reads: what is kept and, if ``made_again``, what is
     recomputed."""
     kept = sum(
-        share_kept(operator, saved, kind, runtime) * kind.value(saved.bytes) / kept_parts(operator, saved, mode)
-        for operator in kind.operators
-        for saved in operator.saved
+        size_bytes / kept_parts(operator, saved, mode)
+        for operator, saved, size_bytes in _kept_of_tokens(kind, runtime)
         if made_again or not mode.does_again(saved)
     )
     return kept + _sent_attention_bytes(kind, mode, runtime)
+
+
+def _kept_of_tokens(kind: LayerKind, runtime: Traits) -> list[tuple[Operator, KeptBytes, float]]:
+    """What each operator keeps of all tokens, and its bytes. Worked out once for all modes."""
+    key = "kept of tokens", runtime
+    if key not in kind.known:
+        kind.known[key] = [
+            (operator, saved, share_kept(operator, saved, kind, runtime) * kind.value(saved.bytes))
+            for operator in kind.operators
+            for saved in operator.saved
+        ]
+    found: list[tuple[Operator, KeptBytes, float]] = kind.known[key]
+    return found
 
 
 def transient_bytes(kind: LayerKind, mode: LayerMode, runtime: Traits = DEFAULT) -> float:

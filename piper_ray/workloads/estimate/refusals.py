@@ -60,7 +60,7 @@ def host_excess(model: ModelConfig, gpu: Gpu, request: EstimateRequest) -> str |
         return None
     return (
         f"the optimizer's state takes {size_text(needed)} of host memory, where all nodes together have "
-        f"{size_text(there)}; --host-memory says another size of a node's"
+        f"{size_text(there)}; --host-memory sets what a node has"
     )
 
 
@@ -192,10 +192,10 @@ def _without_room(
     states_named = "weights, gradients and optimizer state" if training.optimizer_bytes else "weights and gradients"
     text = f"{model.name} has no layout that fits on {there}: {states_named} alone take "
     text += f"{size_text(states)}, where all GPUs together have {size_text(room.devices * room.memory_bytes)}"
-    yield text + (f"; fewer than {enough:,} nodes cannot do" if enough < _MOST_NODES else "")
+    yield text + (f"; it takes {enough:,} nodes or more" if enough < _MOST_NODES else "")
     excess = host_excess(model, gpu, request) if may_be_on_host(runtime, request, hardware.training) else None
     if excess is not None and _without_optimizer(room).fits():
-        yield f"without the optimizer's state it may fit, but {excess}"
+        yield f"with the optimizer's state in host memory it may fit, but {excess}"
 
 
 _MOST_NODES = 2**14
