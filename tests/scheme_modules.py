@@ -381,6 +381,12 @@ def state_space(microbatch: int) -> Made:
     return StateSpace(), [_tokens(microbatch)]
 
 
+def encoder(microbatch: int) -> Made:
+    """torch's own, whose packed projection is wider than heads are."""
+    layer = nn.TransformerEncoderLayer(320, HEADS, 64, batch_first=True)
+    return layer, [torch.randn(microbatch, TOKENS, 320)]
+
+
 def vit(microbatch: int) -> Made:
     return Vit(), [torch.randn(microbatch, 3, 16, 16)]
 

@@ -64,7 +64,7 @@ class SchemeOptions:
     plan: Path | None = option(
         "FILE",
         "Also find the schemes that are cheaper at the prices of memory of a plan: FILE is what solve wrote for the "
-        "workload of the same command, under 1f1b or gpipe. Says how much of a stage other schemes could save.",
+        "workload of the same command, under 1f1b or gpipe. Says how much of the slowest stage others could save.",
     )
     zero: str | None = option(
         "REPLICAS", "Offer sharing the optimizer's state among all replicas of a stage, too (.toml): all."

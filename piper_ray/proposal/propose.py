@@ -38,7 +38,7 @@ class FoundPlans:
 
     found: the best plan of each cell, the fastest first; empty if the search was stopped early. cells: all
     combinations. lower_s: no plan of any cell has a shorter step. refused: what was not tried, and why. schemes_save:
-    the largest share of the time of the best plan's stages that other schemes of the rule table could save
+    the largest share of the time of the best plan's slowest stage that other schemes of the rule table could save
     (``asked_at_prices``); None: not known.
     """
 

@@ -43,8 +43,8 @@ def asked_at_prices(
     best: SimulatedPlan, offer: SchemeOffer, check: Callable[[], None]
 ) -> tuple[SchemeOffer, float | None]:
     """The offer with the schemes that cost less than the known ones at the memory prices of the plan's ranks, or the
-    same offer; and the largest share of a rank's time that other schemes of the rule table could save, whole or in
-    part, within its memory.
+    same offer; and the largest share of the slowest stage's time that other schemes of the rule table could save, whole
+    or in part, within the memory: of the time of whichever stage then is the slowest.
 
     The share is None if the plan has stages of one device, where nothing is divided, or several stages on a rank, or
     the optimizer's state in host memory. check: called from time to time; an exception from it ends the search.
@@ -61,7 +61,8 @@ def asked_at_prices(
         for of in offer.kinds(best.estimate, t, check)
         if of.kind is not None and of.priced is not None
     }
-    more, saved = defaultdict[str, list[Scheme]](list, {key: [*found] for key, found in offer.more.items()}), 0.0
+    more = defaultdict[str, list[Scheme]](list, {key: [*found] for key, found in offer.more.items()})
+    slowest_s, then_s = 0.0, 0.0
     for rank in ranks.values():
         layers = _RankLayers.of(best, rank, offer.zero)
         least_s = layers.time_s
@@ -73,9 +74,9 @@ def asked_at_prices(
                 for number, scheme in found.columns:
                     of_graph = more[asked.digest(number)]
                     of_graph += [scheme] if scheme not in of_graph else []
-        saved = max(saved, 1.0 - least_s / layers.time_s)
+        slowest_s, then_s = max(slowest_s, layers.time_s), max(then_s, least_s)
     grown = {key: tuple(found) for key, found in more.items()}
-    return (offer if grown == dict(offer.more) else replace(offer, more=grown)), saved
+    return (offer if grown == dict(offer.more) else replace(offer, more=grown)), 1.0 - then_s / slowest_s
 
 
 def asked_by_plan(
@@ -87,7 +88,7 @@ def asked_by_plan(
     tell: Callable[[str], None],
 ) -> tuple[list[KindSchemes], float]:
     """The kinds of layers with the schemes of a plan that ``solve`` wrote and with those that are cheaper at its memory
-    prices; and the largest share of a stage's time that other schemes could save.
+    prices; and the largest share of the slowest stage's time that other schemes could save.
 
     check: as in ``asked_at_prices``. tell: receives a note. Raises UsageError, InputError and InvalidPlan.
     """

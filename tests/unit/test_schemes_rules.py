@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from piper_ray.workloads.schemes.graph import PARTIAL, REPLICATED, OperatorGraph, Step, TensorPlacement
+from piper_ray.workloads.schemes.names import known_divisions
 from piper_ray.workloads.schemes.program import SchemeProgram
 from piper_ray.workloads.schemes.rules import RING, Strategy, strategies
 from piper_ray.workloads.schemes.scheme import Scheme
@@ -92,6 +93,14 @@ def _wrong(strategy: Strategy, step: Step, graph: OperatorGraph) -> Iterator[Str
             known = strategy.placements[name] == place or (place.partial and name in step.inputs)
             if not known:
                 yield replace(strategy, placements={**strategy.placements, name: place})
+
+
+def test_what_divides_no_product_is_not_called_tensor_parallelism() -> None:
+    layer = feeding_layer()
+    assert {"tensor parallelism", "context parallelism, all-gather"} <= known_divisions(layer, 2).keys()
+    alone = known_divisions(replace(layer, sizes={"s": 4}), 2)
+    assert alone
+    assert all(name.startswith("context parallelism") for name in alone)
 
 
 @pytest.mark.parametrize("layer", LAYERS)

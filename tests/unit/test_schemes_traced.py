@@ -52,6 +52,7 @@ _AXES = {
     "state_space": {"s": 16, "into": 64},
     "unet": {"down": 4},
     "cross": {"s": 16, "z": 24, "q": 4},
+    "encoder": {"s": 16, "self_attn": 4, "linear1": 64},
     "vit": {"layer.qkv": 4, "layer.up": 128},
     "latent": {"s": 16, "q": 4},
     "window": {"s": 16, "o 1": 2},

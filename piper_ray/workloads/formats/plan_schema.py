@@ -389,7 +389,7 @@ class OtherSchemesDocument(_Documented):
     between_layers: list[str]
     """The placements of tensors between layers."""
     save_at_most: float
-    """No schemes of the table save more than this share of a stage's time."""
+    """No schemes of the table save more than this share of the slowest stage's time."""
 
 
 class SearchDocument(_Documented):

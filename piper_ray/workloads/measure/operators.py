@@ -412,7 +412,7 @@ class _Trace:
             samples, length = self.samples
             if samples is not None and theirs is not None and before:
                 wide = [side for side in before if source.shape[side] > 1]
-                if len(wide) > 1 and self._is(source.axes[theirs], {samples}):  # tokens of all samples
+                if len(wide) > 1 and self._is(source.axes[wide[0]], {samples}):  # tokens of all samples
                     theirs = wide[1]
                     self.batched |= {source.axes[theirs]}
                 wide = [side for side in after if shape[side] > 1]

@@ -53,9 +53,9 @@ def table_text(borders: Iterable[TensorPlacement] = BORDERS) -> str:
 
 
 def saved_text(save: float) -> str:
-    """What is proved of the schemes of a plan's layers. save: the share of a stage's time."""
+    """What is proved of the schemes of a plan's layers. save: the share of its slowest stage's time."""
     less = "even 0.1 %" if save < 1e-3 else f"as much as {math.ceil(1000.0 * save) / 10.0} %"
-    return f"no {table_text()}, make a stage of this plan {less} faster within its memory"
+    return f"no {table_text()}, make the slowest stage of this plan {less} faster within the memory"
 
 
 def scheme_document(scheme: Scheme) -> Document:

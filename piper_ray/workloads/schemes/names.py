@@ -52,7 +52,8 @@ class _Division:
 
 
 def known_divisions(graph: OperatorGraph, degree: int) -> dict[str, tuple[TensorPlacement, Mapping[str, str]]]:
-    """By name the border and each step's strategy, by its text, of what runtimes have."""
+    """By name the border and each step's strategy, by its text, of what runtimes have. Where nothing of a layer's
+    products is divided, it is not called tensor parallelism."""
     tokens = TensorPlacement(TOKENS)
     known = {
         "tensor parallelism": (TensorPlacement(), _Division(True, True, True)),
@@ -68,12 +69,19 @@ def known_divisions(graph: OperatorGraph, degree: int) -> dict[str, tuple[Tensor
     tokens_divide = graph.sizes.get(TOKENS, 1) % degree == 0
     options = {step.name: strategies(step, graph, degree) for step in graph.steps}
     found: dict[str, tuple[TensorPlacement, Mapping[str, str]]] = {}
+    products = [
+        step.name
+        for step in graph.steps
+        if step.family is OperatorFamily.CONTRACTION and any(graph.values[name].parameters for name in step.inputs)
+    ]
     has_ring = any(one.exchange == RING for of_step in options.values() for one in of_step)
     for name, (border, division) in known.items():
         if (border.axis and not tokens_divide) or (division.ring and not has_ring):
             continue
-        texts = {step.name: division.of(step, graph, options[step.name], border).text for step in graph.steps}
-        if (border, texts) not in found.values():
+        chosen = {step.name: division.of(step, graph, options[step.name], border) for step in graph.steps}
+        texts = {step: one.text for step, one in chosen.items()}
+        of_tensor = {chosen[step].axis for step in products} - {"", TOKENS, OTHER_TOKENS}
+        if (of_tensor or not (products and division.products)) and (border, texts) not in found.values():
             found[name] = border, texts
     return found
 
