@@ -10,13 +10,14 @@ import os
 import signal
 import sys
 from collections.abc import Generator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.ray_support import RAY_ENVIRONMENT, local_ray, shares_ray
+from tests.ray_support import RAY_ENVIRONMENT, local_ray
 
 __all__ = ["local_ray"]
 
@@ -59,6 +60,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if long and not config.getoption("--all"):
         config.hook.pytest_deselected(items=long)
         items[:] = [item for item in items if not item.get_closest_marker("long")]
+    order = {scope: number for number, scope in enumerate(_FIRST)}
+    items.sort(key=lambda item: order.get(_scope_of(item.path), len(order)))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -66,28 +69,46 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     """The Ray that files share ends with the last of them: it takes processor time while nobody asks for anything."""
     result = yield
     ray = sys.modules.get("ray")
-    if ray is not None and shares_ray(item.path) and not (nextitem is not None and shares_ray(nextitem.path)):
+    if ray is not None and _scope_of(item.path) == "Ray" and (nextitem is None or _scope_of(nextitem.path) != "Ray"):
         ray.shutdown()
     return result
 
 
+_ROOT = Path(__file__).parents[1]
+_SHARED = {"local_ray": "Ray", "cli_cases": "commands", "results_of_ranks": "ranks"}
+"""What files name, and the scope of those that do: they share a Ray, or the process that commands or ranks are copies
+of."""
+_FIRST = (
+    "machines",
+    "Ray",
+    "tests/cli/test_docs.py",
+    "tests/property/test_flush_certificates.py",
+    "tests/property/test_kinds.py",
+    "commands",
+    "ranks",
+    "tests/unit/test_flush_solve.py",
+    "tests/unit/test_validate_estimates.py",
+    "tests/property/test_plans_of_all_cells.py",
+)
+"""Scopes that take longest begin, so that no process works alone at the end; not all that wait at the same time."""
+
+
+@cache
+def _scope_of(path: Path) -> str:
+    """Tests of one scope run in one process: those of a file, as what they share is made once, or of several files."""
+    if path.parent.name == "faults":
+        return "machines"
+    text = path.read_text("utf-8")
+    return next((scope for word, scope in _SHARED.items() if word in text), path.relative_to(_ROOT).as_posix())
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Of several processes one has the Ray that files share, one the machines of the fault tests; these begin.
-    What a file's tests share is made once, so they stay together.
-    """
     from xdist.scheduler import LoadScopeScheduling
-
-    tests = Path(__file__).parent
-    texts = {path.relative_to(tests.parent).as_posix(): path.read_text("utf-8") for path in tests.rglob("test_*.py")}
 
     class Scheduling(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
         def _split_scope(self, nodeid: str) -> str:
-            path = nodeid.partition("::")[0]
-            if path.startswith("tests/faults/"):
-                return "machines"
-            if shares_ray(Path(tests.parent, path)):
-                return "Ray"
-            return path if any(shared in texts.get(path, "") for shared in ('scope="module"', "@cache")) else nodeid
+            return _scope_of(_ROOT / nodeid.partition("::")[0])
 
+    config.option.loadscopereorder = False
     return Scheduling(config, log)

@@ -1,7 +1,7 @@
 """Folders that were exported for DeepSpeed, run by its own engine: each rank a process that trains two steps of every
 case, beside the model in one piece.
 
-    python -m tests.ranks deepspeed_ranks CASES.json RANKS
+What ``results_of_ranks`` runs.
 
 CASES.json: {"port": of rank 0, "ranks": all of every case, "results": folder, "cases": {name: {"folder", "tied",
 "given"}}}. given: the layers as planned, or what is wrong with them. Writes RESULTS/RANK.json, for each case:

@@ -1,7 +1,7 @@
 """Folders that were exported for torch, run: each rank a process that trains two steps of every case, compared with the
 model in one piece.
 
-    python -m tests.ranks exported_ranks CASES.json RANKS
+What ``results_of_ranks`` runs.
 
 CASES.json: {"rendezvous": path, "results": folder, "ranks": processes, "cases": {name: {"folder", "model", "ranks",
 "microbatches", "replicas"}}}. A case of fewer ranks than there are runs on the first ones. Writes RESULTS/RANK.json:

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from piper_ray import dump
+from piper_ray import dump, dump_plan
 from tests.report_cases import small_instance
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -112,14 +112,30 @@ def main(descriptor: int) -> None:
 def _load() -> None:
     """What commands load and compile, by running some."""
     from piper_ray.cli import main
+    from tests.export_support import llama, plan_of
+    from tests.sweep_support import write_small
+    from tests.unit.test_propose import CONFIG
 
-    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-        small = Path(folder) / "small.json"
+    said = io.StringIO()
+    with tempfile.TemporaryDirectory() as name, contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        folder = Path(name)
+        small, larger, plan, config = (folder / f"{what}.json" for what in ("small", "larger", "plan", "config"))
         dump(small_instance(), small)
-        for command in (["solve"], ["solve", "--schedule", "1f1b"], ["frontier"]):
-            sys.argv = ["piper-ray", *command, str(small)]
+        dump(llama(), larger)
+        dump_plan(plan_of(llama(), [7, 7]), plan, llama())
+        config.write_text(json.dumps(CONFIG))
+        for command in (
+            ("solve", small),
+            ("solve", small, "--schedule", "1f1b"),
+            ("frontier", small),
+            ("export", larger, plan, "--to", "megatron", "-o", folder / "launch"),
+            ("import-plan", larger, folder / "launch" / "megatron.args", "-o", folder / "again.json"),
+            ("plan", config, "--gpu", "H100-SXM", "--nodes", 1, "--global-batch", 16, "-o", folder / "planned"),
+            ("sweep", write_small(folder), "--storage", folder / "dataset", "--dry-run"),
+        ):
+            sys.argv = ["piper-ray", *map(str, command)]
             code = main()
-            assert code == 0, (command, code)
+            assert code == 0, (command, said.getvalue())
     gc.collect()
     gc.freeze()  # so that collections in copies leave the pages alone that they share
 

@@ -1,22 +1,41 @@
 """Ranks as processes that begin as copies of one which has imported what they run, as imports take longer than a job.
 
-    python -m tests.ranks MODULE JOB.json RANKS
+    python -m tests.ranks DESCRIPTOR
 
-Each runs ``main(JOB.json, RANK)`` of ``tests.MODULE``. Ends with 0 if all of them do.
+Reads jobs from stdin, each a line of JSON: MODULE, JOB.json, the number of ranks, and whether warnings are errors. Each
+rank runs ``main(JOB.json, RANK)`` of ``tests.MODULE``. Writes to the descriptor a line with the group of a job's
+processes, and one with 0 if all ranks end with 0.
 """
 
 from __future__ import annotations
 
 import gc
+import json
 import os
 import sys
 import threading
 import traceback
+import warnings
 from importlib import import_module
 
 
-def main(module: str, job_file: str, ranks: int) -> int:
-    run = import_module(f"tests.{module}").main
+def main(descriptor: int) -> None:
+    for common in ("piper_ray.run.rank", "piper_ray.workloads.measure.operators"):
+        import_module(common)
+    with os.fdopen(descriptor, "w") as replies:
+        for line in sys.stdin:
+            process = os.fork()
+            if process == 0:
+                os.setsid()
+                os._exit(run(*json.loads(line)))
+            print(process, file=replies, flush=True)
+            print(os.waitpid(process, 0)[1], file=replies, flush=True)
+
+
+def run(module: str, job_file: str, ranks: int, strict: bool) -> int:
+    if strict:
+        warnings.simplefilter("error")
+    of_rank = import_module(f"tests.{module}").main
     assert threading.active_count() == 1, f"no copy would have the other threads: {threading.enumerate()}"
     gc.freeze()  # so that collections in copies leave the pages alone that they share
     processes = []
@@ -25,7 +44,7 @@ def main(module: str, job_file: str, ranks: int) -> int:
         if process == 0:
             code = 1
             try:
-                run(job_file, rank)
+                of_rank(job_file, rank)
                 code = 0
             except BaseException:  # noqa: BLE001 - nothing of it may go on as the original does
                 traceback.print_exc()
@@ -39,4 +58,4 @@ def main(module: str, job_file: str, ranks: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
+    main(int(sys.argv[1]))

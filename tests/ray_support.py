@@ -9,7 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,12 +46,6 @@ def local_ray() -> None:
             )
     nodes: Callable[[], list[dict[str, str]]] = ray.nodes
     assert nodes()[0]["NodeManagerAddress"] == "127.0.0.1", "it listens for everybody"
-
-
-@cache
-def shares_ray(path: Path) -> bool:
-    """Whether tests of a file have it."""
-    return "local_ray" in path.read_text("utf-8")
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Real pipelines compared with the unpiped model: each rank is a process that runs a batch by every job.
 
-    python -m tests.ranks run_ranks JOBS.json RANKS
+What ``results_of_ranks`` runs.
 
 JOBS.json: {"rendezvous": path, "results": folder, "jobs": path of {name: Job}, pickled}. A job of fewer ranks than
 there are runs on the first ones. Writes RESULTS/RANK.json: for each of its jobs the mean loss of its replica (null

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib.util
 import json
@@ -10,10 +11,12 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.run.job import Job, LayerJob, Replicas
@@ -75,16 +78,41 @@ def results_of_ranks(
     job_file = folder / "job.json"
     meeting = {"ranks": ranks, "results": str(folder), "rendezvous": str(folder / "rendezvous"), "port": port}
     job_file.write_text(json.dumps(meeting | dict(document)))
-    warn = ("-W", "error") if strict else ()
-    command = [sys.executable, *warn, "-m", "tests.ranks", module, str(job_file), str(ranks)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    with subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True) as process:
-        try:
-            assert process.wait(timeout=RANKS_TIMEOUT_S) == 0
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+    jobs, replies = _original()
+    jobs.write(json.dumps([module, str(job_file), ranks, strict]) + "\n")
+    jobs.flush()
+    group = int(replies.readline())
+    timer = threading.Timer(RANKS_TIMEOUT_S, os.killpg, [group, signal.SIGKILL])
+    timer.start()
+    try:
+        assert int(replies.readline()) == 0
+    finally:
+        timer.cancel()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
+
+
+@cache
+def _original() -> tuple[IO[str], IO[str]]:
+    """Where the process that all ranks are copies of takes jobs and tells of their ends; it ends with this one."""
+    reader, writer = os.pipe()
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "tests.ranks", str(writer)]
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, text=True, pass_fds=[writer], start_new_session=True
+    )
+    os.close(writer)
+    assert process.stdin is not None
+    jobs, replies = process.stdin, os.fdopen(reader)
+
+    @atexit.register
+    def end() -> None:
+        jobs.close()
+        replies.close()
+        process.wait()
+
+    return jobs, replies
 
 
 def loopback() -> str:

@@ -1,6 +1,6 @@
 """Real pipelines: each rank a process that works through its list, sleeps for work, and sends over gloo on loopback.
 
-    python -m tests.ranks simulate_gloo JOB.json RANKS
+What ``results_of_ranks`` runs.
 
 JOB.json: {"rendezvous": path, "results": folder, "runs": [{"lists": [[[kind, stage, microbatch], ...], ...],
 "rank_of_stage": [...], "sleep_s": [[F, B, I, W] of each stage]}, ...]}. Writes RESULTS/RANK.json: for each run

@@ -1,6 +1,6 @@
 """Real asynchronous pipelines: each rank a process that runs every job, and says what it used and has at the end.
 
-    python -m tests.ranks stream_ranks JOBS.json RANKS
+What ``results_of_ranks`` runs.
 
 JOBS.json: as for ``run_ranks``. Writes RESULTS/RANK.json: for each of its jobs the version that each pass used, by kind
 and microbatch; the losses by microbatch, where the last stage is; the newest weights by their names in the model; and

@@ -1,7 +1,7 @@
 """A folder that was exported for torchtitan, trained by torchtitan's own Trainer: each rank a process that runs a step
 on CPUs, beside the model in one piece.
 
-    python -m tests.ranks titan_ranks JOB.json RANKS
+What ``results_of_ranks`` runs.
 
 JOB.json: {"port": of rank 0, "ranks": all of them, "results": folder, "folder": what was exported}. Writes
 RESULTS/RANK.json: the step's loss (null where the last stage is not), that of the model in one piece, how many

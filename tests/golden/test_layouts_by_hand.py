@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 import piper_ray
 from piper_ray.engine.solve import solve
 from piper_ray.export.import_plan import import_plan
@@ -17,6 +19,7 @@ BY_HAND = "Et*2|(t*2|)*34,t*3|(t*2|)*3,tL"
 """Llama 3 70B on 64 H100: NVIDIA-NeMo/Megatron-Bridge, issue 5391."""
 
 
+@pytest.mark.long
 def test_llama3_70b_on_64_gpus() -> None:
     """As our layouts of memory go the one by hand takes 89.5 GiB a GPU: both may take as much."""
     instance = piper_ray.estimate("llama3-70b", "H100-SXM", nodes=8, microbatch_size=1, global_batch=128)

@@ -34,11 +34,11 @@ def test_no_scheme_is_faster(graph: OperatorGraph, seed: int) -> None:
         _assert_fastest(graph, seed, border, share)
 
 
-_SLOW = (12, 31, 59)
-"""Seeds of which the twin takes minutes."""
+_SLOW = 12
+"""A seed of which the twin takes minutes."""
 
 
-@pytest.mark.parametrize("seed", long_after(2, [seed for seed in range(1, 34) if seed not in _SLOW]))
+@pytest.mark.parametrize("seed", long_after(2, [seed for seed in range(1, 20) if seed != _SLOW]))
 def test_no_scheme_of_five_to_eight_operators_is_faster(seed: int) -> None:
     border = [REPLICATED, TensorPlacement("s")][seed // 2 % 2]
     _assert_fastest(random_layer(seed), seed, border, (1.0, 0.5, 0.2, 0.05)[seed // 4 % 4])

@@ -35,7 +35,7 @@ def drawn(seed: int, most_layers: int = 4) -> Instance:
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
-@pytest.mark.parametrize("seeds", long_after(1, [range(start, start + 5) for start in range(0, 100, 5)]), ids=str)
+@pytest.mark.parametrize("seeds", long_after(1, [range(start, start + 5) for start in range(0, 50, 5)]), ids=str)
 def test_the_best_plan_at_sites(seeds: range, schedule: str) -> None:
     found = 0
     for seed in seeds:
@@ -67,7 +67,7 @@ CHUNKS = [
 
 
 @pytest.mark.parametrize("schedule", long_after(1, CHUNKS), ids=str)
-@pytest.mark.parametrize("seeds", long_after(1, [range(start, start + 3) for start in range(0, 30, 3)]), ids=str)
+@pytest.mark.parametrize("seeds", long_after(1, [range(start, start + 3) for start in range(0, 15, 3)]), ids=str)
 def test_with_chunks(seeds: range, schedule: Schedule) -> None:
     for seed in seeds:
         instance = drawn(seed, most_layers=3)

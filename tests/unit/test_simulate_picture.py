@@ -33,18 +33,11 @@ def _boxes(axes: Axes) -> int:
     return sum(len(found.get_paths()) for found in axes.collections if isinstance(found, PolyCollection))
 
 
-@pytest.mark.parametrize(
-    ("name", "ending"),
-    long_after(
-        1,
-        [
-            (ScheduleName.TWO_BW, "pdf"),
-            (ScheduleName.ZB_V, "svg"),
-            *((name, "png") for name in sorted(ScheduleName, key=lambda name: name is not ScheduleName.INTERLEAVED)),
-        ],
-    ),
-)
-def test_every_schedule_is_drawn_the_same_each_time(tmp_path: Path, name: ScheduleName, ending: str) -> None:
+_DRAWN = [(ScheduleName.TWO_BW, "pdf"), (ScheduleName.ZB_V, "svg"), (ScheduleName.INTERLEAVED, "png")]
+
+
+@pytest.mark.parametrize(("name", "ending"), long_after(1, _DRAWN))
+def test_it_is_drawn_the_same_each_time(tmp_path: Path, name: ScheduleName, ending: str) -> None:
     path, again = tmp_path / f"timeline.{ending}", tmp_path / f"again.{ending}"
     simulation = _simulated(name.value)
     plot_timeline(simulation, path)

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
@@ -194,17 +195,24 @@ class Hardware:
 def load_hardware(path: str | Path | None = None, on_note: OnNote = lambda text: None) -> Hardware:  # noqa: ARG005
     """The built-in table, overlaid by that of ``path``. on_note: receives notes on sizes and rates that probably lack
     their unit. Raises InputError with all faults."""
-    text = files(__package__).joinpath("hardware.toml").read_text(encoding="utf-8")
-    table = parse_toml("hardware.toml", text)
     if path is None:
-        return _read("hardware.toml", table)
-    hardware = _read(str(path), merged(table, parse_toml(str(path), read_text(str(path)))))
+        return _built_in()
+    hardware = _read(str(path), merged(_built_in_table(), parse_toml(str(path), read_text(str(path)))))
     for key, gpu in hardware.gpus.items():
         for name, per_second in _SIZES.items():
             doubt = doubtful(getattr(gpu, name), per_second, with_units=True)
             if doubt is not None:
                 on_note(f"{path}: {path_of('gpus', key, str(Gpu.model_fields[name].alias))}: {doubt}")
     return hardware
+
+
+def _built_in_table() -> Mapping[str, object]:
+    return parse_toml("hardware.toml", files(__package__).joinpath("hardware.toml").read_text(encoding="utf-8"))
+
+
+@cache
+def _built_in() -> Hardware:
+    return _read("hardware.toml", _built_in_table())
 
 
 def _read(source: str, table: Mapping[str, object]) -> Hardware:
