@@ -14,7 +14,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,12 @@ class Tails:
 
     layers: the layers that distinguish downsets, each after its successors: bit v % 8 of byte v // 8 stands for
     layers[v]. joined: each of the other layers, with the one of these whose stage it shares.
-    members: uint8[rows, bytes], the tail's layers. used_devices, data_parallel_sum: int64[rows].
+    members: uint8[rows, bytes], the tail's layers. used_devices, data_parallel_sum: int64[rows]. kinds: in these
+    plans such layers are on devices of a given kind.
+
+    On g kinds of devices, of which there are K_1, .., K_g, used_devices is one number for the devices of each kind,
+    n_1, .., n_g, the kind of the first stage, f, and that of the stage in front, h, both counted from 0:
+    g g (.. (n_1 (K_2 + 1) + n_2) (K_3 + 1) + ..) + g f + h.
 
     >>> import piper_ray
     >>> bert = piper_ray.estimate("bert-large", "A100-80")
@@ -57,6 +62,7 @@ class Tails:
     members: npt.NDArray[np.uint8]
     used_devices: npt.NDArray[np.int64]
     data_parallel_sum: npt.NDArray[np.int64]
+    kinds: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -83,7 +89,8 @@ class Certificate:
     under its schedule.
 
     bound_s: inf if there is no plan at all. digest: the instance's. tails: under 2bw, for each size of group with a
-    link of its own, the smallest first, and last for all devices. prices: under a flush, with the terms of a ``step``.
+    link of its own, the smallest first, and last for all devices; or for parts of the plans on several kinds of devices
+    that are all of them together. prices: under a flush, with the terms of a ``step``.
 
     >>> import piper_ray
     >>> bert = piper_ray.estimate("bert-large", "A100-80")
@@ -185,6 +192,16 @@ def require_certifiable(
 def charged(instance: Instance, restrictions: Restrictions) -> Instance:
     """Returns the instance that plans are charged for: the chain of its layers, if they must keep their order."""
     return in_order(instance) if restrictions.has(KeepOrder) else instance
+
+
+def on_kinds(instance: Instance, kinds: Mapping[int, str]) -> Instance:
+    """Returns the instance with these layers on devices of one kind alone."""
+    layers = []
+    for layer in instance.layers:
+        only = kinds.get(layer.id)
+        rows = {t: tuple(x for x in row if only in (None, x.kind)) for t, row in layer.tmpcs.items()}
+        layers.append(replace(layer, tmpcs=rows))
+    return replace(instance, layers=tuple(layers)).checked_as(instance) if kinds else instance
 
 
 def levels_of(instance: Instance) -> list[Instance]:
@@ -354,6 +371,7 @@ def _header(certificate: Certificate, *, checked: bool = True) -> dict[str, Any]
                 "devices": tails.devices,
                 "layers": list(tails.layers),
                 "joined": [[layer, into] for layer, into in sorted(tails.joined.items())],
+                **({"kinds": [[layer, kind] for layer, kind in sorted(tails.kinds.items())]} if tails.kinds else {}),
             }
             for tails in certificate.tails
         ],
@@ -432,6 +450,7 @@ def _certificate(header: Mapping[str, Any], table: pa.Table) -> Certificate:
                 members=_members(of_table.take(pa.array(rows)), (len(layers) + 7) // 8),
                 used_devices=devices[rows],
                 data_parallel_sum=sums[rows],
+                kinds={_whole(layer): str(kind) for layer, kind in described.get("kinds", [])},
             )
         )
     return Certificate(

@@ -19,6 +19,7 @@ claimed and checked separately. The formulas are those of the paper's section 3,
 
 from __future__ import annotations
 
+import math
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -32,15 +33,17 @@ from piper_ray.certificate.certificate import (
     charged,
     free_bytes,
     levels_of,
+    on_kinds,
     read_after,
     require_certifiable,
     ways_of,
 )
 from piper_ray.certificate.flush_check import check_flush
+from piper_ray.certificate.flush_kinds import PlacedWays
 from piper_ray.certificate.joined import check_joined, memory_is_ample
 from piper_ray.certificate.kernels.closure import first_gap
 from piper_ray.certificate.kernels.types import TOO_HARD, UNFIT, Claim, ThreadScratch, make_scratch
-from piper_ray.certificate.tables import claim_of, count_downsets
+from piper_ray.certificate.tables import Vertices, claim_of, count_downsets
 from piper_ray.model import arguments
 from piper_ray.model.constraints import SameDegreesByKind
 from piper_ray.model.cores import usable_cores
@@ -49,7 +52,7 @@ from piper_ray.model.figures import PROOF_TOLERANCE, relative_gap
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
 from piper_ray.model.restrictions import Restrictions
-from piper_ray.model.schedule import FLUSHED, Schedule, StepTerms
+from piper_ray.model.schedule import FLUSHED, PAPERS_SCHEDULE, Schedule, StepTerms
 from piper_ray.model.stop import Stop
 from piper_ray.workloads.formats import instance_of
 from piper_ray.workloads.formats.load import Source
@@ -201,13 +204,16 @@ def _levels_of(instance: Instance, certificate: Certificate) -> list[Instance]:
             "same devices, microbatches, memory and bandwidth as to the solve"
         )
     require_certifiable(certificate.restrictions, certificate.schedule)
-    if instance.cluster.kinds and certificate.schedule.name not in FLUSHED:
+    if instance.cluster.kinds and certificate.schedule.name not in (*FLUSHED, PAPERS_SCHEDULE.name):
         raise CertificateRefused(
             f"bounds under {certificate.schedule.name.value} have no certificate on devices of several kinds"
         )
     on_levels = levels_of(charged(instance, certificate.restrictions))
     if not certificate.schedule.asynchronous:
         return on_levels
+    if instance.cluster.kinds:
+        _check_parts(on_levels[0], certificate)
+        on_levels = [on_kinds(on_levels[0], tails.kinds) for tails in certificate.tails]
     if [tails.devices for tails in certificate.tails] != [level.devices for level in on_levels]:
         raise CertificateRefused(
             "the certificate leaves out some of the groups of devices that have links of their own"
@@ -215,11 +221,29 @@ def _levels_of(instance: Instance, certificate: Certificate) -> list[Instance]:
     return on_levels
 
 
+def _check_parts(instance: Instance, certificate: Certificate) -> None:
+    """Checks that every plan is in a part: some layer is on a given kind in all parts, on each kind in some, and so on
+    within these."""
+    ways, left = ways_of(instance, certificate.restrictions), [[dict(tails.kinds) for tails in certificate.tails]]
+    while left:
+        parts = left.pop()
+        if {} in parts:
+            continue
+        shared = set.intersection(*(set(part) for part in parts)) if parts else set()
+        if not shared & set(instance.layer_by_id):
+            raise CertificateRefused("the certificate leaves out plans with some layers on other kinds of devices")
+        layer = min(shared & set(instance.layer_by_id))
+        for kind in {way.kind for way in ways if way.tmpcs[layer]}:
+            within = [part for part in parts if part[layer] == kind]
+            left.append([{v: x for v, x in part.items() if v != layer} for part in within])
+
+
 def _refuse_too_many(instance: Instance, head: Certificate, rows: int) -> None:
     """Raises CertificateRefused if there are more states than possible, before they are read. head: the certificate
     without its states.
 
-    For each number of devices a tail needs only the state of least sum of d, and for each sum that of fewest devices.
+    For each number of devices a tail needs only the state of least sum of d. On one kind it needs for each sum only
+    that of fewest devices.
     """
     if rows <= _FEW_ROWS:
         return
@@ -228,7 +252,9 @@ def _refuse_too_many(instance: Instance, head: Certificate, rows: int) -> None:
     most = 0
     for level, tails in zip(_levels_of(instance, head), head.tails, strict=True):
         downsets = count_downsets(level, tails, max(2, int(free_bytes() / _BYTES_OF_DOWNSET)))
-        most += downsets * (1 + min(level.devices, level.data_parallel_limit))
+        of_kinds = [1 + own.devices for own in level.cluster.alike]
+        states = math.prod(of_kinds) if len(of_kinds) > 1 else 1 + min(level.devices, level.data_parallel_limit)
+        most += downsets * len(of_kinds) ** 2 * states
     if rows > most:
         raise CertificateRefused(f"the certificate has {rows:,} rows; for this workload there are {most:,} at the most")
 
@@ -242,8 +268,11 @@ def _check_level(
     if certificate.bound_s == 0.0 or any(not any(way.tmpcs[layer.id] for way in ways) for layer in instance.layers):
         return 0, 0, 0, 0  # no plan takes less than no time, and none has a layer that cannot be run
     check_joined(instance, ways, tails.joined, ample_memory=memory_is_ample(instance))
+    vertices, kinds = Vertices.of(instance, tails), range(len(instance.cluster.kind_names))
+    placed = PlacedWays.of(instance, vertices, ways, [(kind, kind) for kind in kinds], None)
+    ways = tuple(ways[w] for w in placed.way)
     most = max(2, int(free_bytes() / (_BYTES_OF_DOWNSET + 72 * len(ways))))
-    claim = claim_of(instance, ways, tails, certificate.bound_s, most)
+    claim = claim_of(instance, vertices, ways, placed, tails, certificate.bound_s, most)
     _check_ends(instance, claim)
     scratches = [make_scratch(claim) for _ in range(threads)]
     idle: SimpleQueue[ThreadScratch] = SimpleQueue()
@@ -268,14 +297,21 @@ def _check_level(
 
 def _check_ends(instance: Instance, claim: Claim) -> None:
     """Checks that the empty tail takes nothing, and that all layers together take more than there is."""
-    tails = claim.tails
-    empty, whole = (range(tails.start[at], tails.start[at + 1]) for at in (0, tails.worth.size - 1))
-    if not any(tails.devices[at] == tails.data_parallel_sum[at] == 0 for at in empty):
-        raise CertificateRefused("the certificate does not list the empty tail, which takes nothing")
-    for at in whole:
-        if tails.devices[at] <= instance.devices and tails.data_parallel_sum[at] <= instance.data_parallel_limit:
+    tails, available = claim.tails, claim.cluster.devices
+    kinds, size = available.size, tails.worth.size
+
+    def states(front: int, downset: int) -> range:
+        place = front * size + downset
+        return range(tails.start[place], tails.start[place + 1])
+
+    for kind in range(kinds):
+        empty = states(kind * kinds + kind, 0)
+        if not any(tails.data_parallel_sum[at] == 0 and not tails.devices[at].any() for at in empty):
+            raise CertificateRefused("the certificate does not list the empty tail, which takes nothing")
+    for at in (at for front in range(kinds**2) for at in states(front, size - 1)):
+        if all(tails.devices[at] <= available) and tails.data_parallel_sum[at] <= instance.data_parallel_limit:
             raise CertificateRefused(
-                f"the certificate itself leaves room for a plan within its bound, on {tails.devices[at]} devices"
+                f"the certificate itself leaves room for a plan within its bound, on {tails.devices[at].sum()} devices"
             )
 
 

@@ -1,11 +1,11 @@
-"""Borders between stages under a flush, from the instance alone: the rates of edges and tensors.
+"""Borders between stages, from the instance alone: the rates of edges and tensors.
 
 Between stages on different kinds of devices there is one rate. Within a kind, the number of its stages behind a border
-determines the link. So a neighbour of a stage has a *number*: that of its kind, plus the number of kinds for each link
-inwards from the outermost one. A way to run a stage is repeated for each pair of neighbours behind it and in front of
-it. An edge goes to one of these if no stage can lie between its ends. Any other edge, and a tensor with several ends,
-uses outermost links and is charged at the fastest possible rate. If several rates are possible, its *open* ends are the
-layers whose kinds would decide.
+determines the link under a flush. So a neighbour of a stage has a *number*: that of its kind, plus the number of kinds
+for each link inwards from the outermost one. A way to run a stage is repeated for each pair of neighbours behind it and
+in front of it. An edge goes to one of these if no stage can lie between its ends. Any other edge, and a tensor with
+several ends, uses outermost links and is charged at the fastest possible rate. If several rates are possible, its
+*open* ends are the layers whose kinds would decide.
 """
 
 from __future__ import annotations
@@ -96,9 +96,9 @@ class PlacedWays:
         vertices: Vertices,
         ways: Sequence[StageWay],
         borders: Sequence[tuple[int, ...]],
-        d: int,
+        d: int | None,
     ) -> PlacedWays:
-        """borders: of each kind, as in ``AlikeRanks``. d: of all stages."""
+        """borders: of each kind, as in ``AlikeRanks``. d: of all stages; None: at outermost links alone."""
         names = instance.cluster.kind_names
         number = {name: g for g, name in enumerate(names)}
         placed = []
@@ -111,13 +111,13 @@ class PlacedWays:
         rates = np.array([[border_bytes_per_s(instance.cluster, one, x) for x in range(len(names))] for one in names])
         from_front, to_back = (
             [
-                border_bytes_per_s(instance.cluster, ways[w].kind, x, d * ways[w].degree)
+                border_bytes_per_s(instance.cluster, ways[w].kind, x, None if d is None else d * ways[w].degree)
                 for w, x in zip(way, near, strict=True)
             ]
             for near in (ahead.tolist(), behind.tolist())
         )
-        kinds_of = {v: sorted({number[x.kind] for x in ways if x.tmpcs[v]}) for v in vertices.layers}
-        shape, left = (len(placed), len(vertices.edges)), dict.fromkeys(vertices.layers, 0.0)
+        kinds_of = {x.id: sorted({number[way.kind] for way in ways if way.tmpcs[x.id]}) for x in instance.layers}
+        shape, left = (len(placed), len(vertices.edges)), dict.fromkeys(kinds_of, 0.0)
         sizes = edge_bytes_of(instance)
         in_rate, out_rate = np.empty(shape), np.empty(shape)
 
@@ -135,7 +135,7 @@ class PlacedWays:
             if np.ptp(rates[np.ix_(kinds_of[tail], kinds_of[head])]) > 0.0:
                 leave_open((tail, head), sizes[tail, head] + 1.0)
         tensor_rate = []
-        for tensor in crossing_tensors(instance):
+        for tensor in crossing_tensors(instance, vertices):
             held = [kinds_of[v] for v in tensor.layers]
             certain = sorted({kinds[0] for kinds in held if len(kinds) == 1})
             known = [float(rates[pair]) for pair in combinations_with_replacement(certain, 2)]

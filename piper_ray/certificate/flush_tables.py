@@ -318,7 +318,7 @@ class FlushTails:
         self.vertices = Vertices.of(instance, tails)
         self._bits, self._parent, self._added = downsets_of(self.vertices, most)
         self.size = int(self._bits.shape[0])
-        self._tensors, self._tensor_bytes = tensors_of(instance, self.vertices, {})
+        self._tensors, self._tensor_bytes = tensors_of(instance, self.vertices)
 
     def _sums(self, values: Floats) -> Floats:
         return np.asarray(sums_over(self._parent, self._added, np.ascontiguousarray(values)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +15,12 @@ from piper_ray.certificate.certificate import StageWay
 from piper_ray.certificate.joined import edge_charges
 from piper_ray.certificate.kernels.downsets import Bits, DownsetRoom, Floats, Ints, list_downsets, sums_over
 from piper_ray.certificate.kernels.types import Budgets, Claim, ClaimedTails, Graph, Least, Ways
-from piper_ray.evaluate import links_holding, replicas_bytes_per_s
+from piper_ray.evaluate import replicas_bytes_per_s
 from piper_ray.model.errors import CertificateRefused, LimitError
 from piper_ray.model.instance import Instance, Tensor, Tmpc
+
+if TYPE_CHECKING:
+    from piper_ray.certificate.flush_kinds import PlacedWays
 
 MARGIN_S = 5e-11
 """Relative. In the check stages may take this much more than the bound. It is far more than the rounding of such sums,
@@ -33,17 +36,20 @@ _FIGURES = ("time_s", "weights_bytes", "a_bytes", "b_bytes", "shared_bytes")
 """The names of the figures in kernels."""
 
 _EPSILON = 2.0**-52
+_TINY = 1e-30
 _FIRST_ROOM = 1 << 14
 _FACTOR = 0x9E3779B97F4A7C15
 
 
 @dataclass(frozen=True)
 class Vertices:
-    """The layers that distinguish downsets, each after its successors, and the edges that cost something."""
+    """The layers that distinguish downsets, each after its successors, and the edges that cost something. joined: each
+    other layer, with the one whose stage it shares."""
 
     layers: tuple[int, ...]
     successors: tuple[frozenset[int], ...]
     edges: tuple[tuple[int, int], ...]
+    joined: Mapping[int, int]
 
     @classmethod
     def of(cls, instance: Instance, tails: certificate.Tails) -> Vertices:
@@ -65,7 +71,7 @@ class Vertices:
                 if source in joined or target in joined:
                     raise CertificateRefused(f"the edge {source} -> {target} is not free, but one of its ends joins")
                 edges.append((u, v))
-        return cls(tails.layers, tuple(map(frozenset, successors)), tuple(edges))
+        return cls(tails.layers, tuple(map(frozenset, successors)), tuple(edges), joined)
 
 
 def count_downsets(instance: Instance, tails: certificate.Tails, most: int) -> int:
@@ -74,60 +80,91 @@ def count_downsets(instance: Instance, tails: certificate.Tails, most: int) -> i
 
 
 def claim_of(
-    instance: Instance, ways: Sequence[StageWay], tails: certificate.Tails, bound_s: float, most: int
+    instance: Instance,
+    vertices: Vertices,
+    ways: Sequence[StageWay],
+    placed: PlacedWays,
+    tails: certificate.Tails,
+    bound_s: float,
+    most: int,
 ) -> Claim:
     """Makes the tables of a claim. Raises CertificateRefused for invalid tails, and LimitError for more than ``most``
     downsets.
 
-    instance: on the devices of ``tails``. bound_s: above 0.
+    instance: on the devices of ``tails``. ways: those of ``placed``, each once for each pair of neighbours. bound_s:
+    above 0.
     """
-    vertices = Vertices.of(instance, tails)
     budget_s = bound_s * (1.0 + MARGIN_S)
     bits, parent, added = downsets_of(vertices, most)
-    graph = _graph(instance, vertices, tails)
+    graph = _graph(instance, vertices, placed)
+    devices = np.array([own.devices for own in instance.cluster.alike], np.int64)
+    prices = _prices(instance, ways)
+    total = float(prices @ devices)
     choices = choice_table(instance, vertices, ways, _figures)
 
     def summed(values: Floats) -> Floats:
         return np.stack([sums_over(parent, added, np.ascontiguousarray(row)) for row in values])
 
-    worth, worth_replicas = (_worth(instance, vertices, ways, budget_s, by_degree=x) for x in (True, False))
+    of_ways = np.array([prices[kind] * way.degree for kind, way in zip(placed.kind, ways, strict=True)])
+    each_way = list(zip(of_ways, ways, strict=True))
+    worth, worth_replicas = (
+        _worth(vertices, ways, units, budget_s, upto)
+        for units, upto in ((of_ways, total), (np.ones(len(ways)), float(instance.devices)))
+    )
     of_vertex, of_replicas = sums_over(parent, added, worth), sums_over(parent, added, worth_replicas)
     # Downsets are sorted by worth; of equal ones the smaller comes first. Sums are made in the order of the vertices
     # and all rounded in the same direction, so no set is worth less than a subset: the empty set comes first, and the
     # whole last.
     order = np.lexsort((np.bitwise_count(bits).sum(axis=1), of_vertex))
-    rounding = 4.0 * (len(vertices.layers) + 1) * _EPSILON * max(1.0, instance.devices)
-    least = _least(instance, vertices, choices, lambda values: np.ascontiguousarray(summed(values)[:, order]))
-    start, devices, sums = _listed(bits[order], tails)
+    rounding = 4.0 * (len(vertices.layers) + 1) * _EPSILON
+    least = _least(vertices, choices, placed, lambda values: np.ascontiguousarray(summed(values)[:, order]))
+    start, used, sums = _listed(bits[order], tails, devices, prices)
     return Claim(
         graph=graph,
         cluster=Budgets(
-            devices=instance.devices,
+            devices=devices,
+            prices=prices,
+            worth=total,
             budget_s=budget_s,
-            memory_bytes=instance.memory_bytes * (1.0 + MARGIN_BYTES),
             degrees=_degrees(ways),
-            products=np.array(sorted({d * way.degree for way in ways for d in way.data_parallel_degrees}), np.int64),
-            rounding_devices=rounding,
+            products=np.unique(np.concatenate([x * np.array(way.data_parallel_degrees) for x, way in each_way])),
+            rounding=rounding * max(1.0, total),
         ),
-        ways=_ways(instance, ways, choices),
+        ways=_ways(instance, ways, placed, choices),
         least=least,
         tails=ClaimedTails(
             bits=np.ascontiguousarray(bits[order]),
             worth=np.ascontiguousarray(of_vertex[order]),
-            device_limit=_limit(instance.devices, of_vertex[order], rounding),
-            sum_limit=_limit(instance.data_parallel_limit, of_replicas[order], rounding),
+            room=_left(total, of_vertex[order], rounding),
+            sum_limit=np.floor(_left(instance.data_parallel_limit, of_replicas[order], rounding)).astype(np.int64),
             start=start,
-            devices=devices,
+            devices=used,
+            spent=used @ prices,
             data_parallel_sum=sums,
             live=np.flatnonzero(np.diff(start)).astype(np.int64),
         ),
     )
 
 
-def _limit(available: int, worth: Floats, rounding: float) -> Ints:
+def _left(available: float, worth: Floats, rounding: float) -> Floats:
     """Returns what the layers in front leave; negative if nothing."""
-    found: Ints = np.floor(np.maximum(available - (worth[-1] - worth) + rounding, -1.0)).astype(np.int64)
+    found: Floats = np.maximum(available - (worth[-1] - worth) + rounding * max(1.0, available), -1.0)
     return found
+
+
+def _prices(instance: Instance, ways: Sequence[StageWay]) -> Floats:
+    """Returns float64[g]: the longer all layers take on a kind, the less is a device worth; of the slowest kind it is
+    1. Any prices are right."""
+    work_s = []
+    for kind in instance.cluster.kind_names:
+        own = [way for way in ways if way.kind == kind]
+        least = [
+            min((x.time_per_sample_s * way.degree for way in own for x in way.tmpcs[layer.id]), default=0.0)
+            for layer in instance.layers
+        ]
+        work_s.append(sum(least))
+    most_s = max(work_s)
+    return np.array([most_s / max(x, _TINY * most_s) if x > 0.0 else 0.0 for x in work_s])
 
 
 def downsets_of(vertices: Vertices, most: int) -> tuple[Bits, Ints, Ints]:
@@ -174,40 +211,31 @@ def as_bits(rows: Sequence[Iterable[int]], words: int) -> Bits:
     return found
 
 
-def _graph(instance: Instance, vertices: Vertices, tails: certificate.Tails) -> Graph:
-    tensors, tensor_bytes = tensors_of(instance, vertices, tails.joined)
+def _graph(instance: Instance, vertices: Vertices, placed: PlacedWays) -> Graph:
+    tensors, tensor_bytes = tensors_of(instance, vertices)
     return Graph(
         tail=np.array([u for u, _ in vertices.edges], np.int64),
         head=np.array([v for _, v in vertices.edges], np.int64),
         tensors=tensors,
-        tensor_s=(tensor_bytes / between_bytes_per_s(instance)).sum(axis=1),
+        tensor_s=tensor_bytes.sum(axis=1) / placed.tensor_rate,
     )
 
 
-def tensors_of(instance: Instance, vertices: Vertices, joined: Mapping[int, int]) -> tuple[Bits, Floats]:
+def tensors_of(instance: Instance, vertices: Vertices) -> tuple[Bits, Floats]:
     """Returns the ends of tensors that a stage can cut, uint64[h, words], and the bytes that they then move, forward
     and backward, float64[h, 2]."""
     number = {layer: v for v, layer in enumerate(vertices.layers)}
-    ends: list[set[int]] = []
-    moved: list[tuple[float, float]] = []
-    for tensor in instance.tensors:
-        held = {number[joined.get(layer, layer)] for layer in tensor.layers}
-        if len(held) > 1:
-            ends.append(held)
-            moved.append((tensor.forward_bytes, tensor.backward_bytes))
+    crossing = crossing_tensors(instance, vertices)
+    ends = [{number[vertices.joined.get(layer, layer)] for layer in tensor.layers} for tensor in crossing]
+    moved = [(tensor.forward_bytes, tensor.backward_bytes) for tensor in crossing]
     words = max(1, (len(vertices.layers) + 63) // 64)
     return as_bits(ends, words), np.array(moved, np.float64).reshape(-1, 2)
 
 
-def crossing_tensors(instance: Instance) -> list[Tensor]:
-    """Returns the tensors of several layers that do not join others."""
-    return [tensor for tensor in instance.tensors if len(set(tensor.layers)) > 1]
-
-
-def between_bytes_per_s(instance: Instance) -> float:
-    """Returns the bandwidth of the link between stages."""
-    _, found = links_holding(instance.cluster, instance.devices)[-1]
-    return found
+def crossing_tensors(instance: Instance, vertices: Vertices) -> list[Tensor]:
+    """Returns the tensors that several vertices share."""
+    joined = vertices.joined
+    return [tensor for tensor in instance.tensors if len({joined.get(layer, layer) for layer in tensor.layers}) > 1]
 
 
 def _degrees(ways: Sequence[StageWay]) -> Ints:
@@ -217,14 +245,15 @@ def _degrees(ways: Sequence[StageWay]) -> Ints:
 class ChoiceTable(NamedTuple):
     """The undominated choices of layers. Those of vertex v in way r are start[r, v] .. start[r, v + 1] - 1.
 
-    figures: float64[choices, 5]. edge: the edges of each vertex, from edge_start[v] on. charge_bytes: of each of these
-    in turn, in one direction, from charge_start[choice] on.
+    figures: float64[choices, 5]. edge: the edges of each vertex, from edge_start[v] on; enters: bool, whether it is
+    their head. charge_bytes: of each of these in turn, in one direction, from charge_start[choice] on.
     """
 
     start: Ints
     figures: Floats
     edge_start: Ints
     edge: Ints
+    enters: npt.NDArray[np.bool_]
     charge_start: Ints
     charge_bytes: Floats
 
@@ -260,6 +289,7 @@ def choice_table(
         figures=np.array(rows, np.float64).reshape(-1, len(_FIGURES)),
         edge_start=edge_start,
         edge=edge,
+        enters=np.array([vertices.edges[e][1] == v for v, edges in enumerate(edges_of) for e in edges], np.bool_),
         charge_start=np.array(charge_start, np.int64),
         charge_bytes=np.array(charges, np.float64),
     )
@@ -297,27 +327,43 @@ def least_charge_bytes(vertices: Vertices, choices: ChoiceTable) -> tuple[Floats
     return incoming, outgoing
 
 
-def _ways(instance: Instance, ways: Sequence[StageWay], choices: ChoiceTable) -> Ways:
-    degrees = _degrees(ways)
+def _ways(instance: Instance, ways: Sequence[StageWay], placed: PlacedWays, choices: ChoiceTable) -> Ways:
+    degrees, kinds = _degrees(ways), len(instance.cluster.kind_names)
     place = {int(d): k for k, d in enumerate(degrees)}
     resync = np.zeros((len(ways), degrees.size))
+    own = [instance.cluster.of_kind(way.kind) for way in ways]
     for r, way in enumerate(ways):
         for k, d in enumerate(degrees.tolist()):
             if d > 1:
-                link = replicas_bytes_per_s(instance.cluster, instance.devices, d, way.degree)
+                link = replicas_bytes_per_s(own[r], own[r].devices, d, way.degree)
                 resync[r, k] = 4.0 * (d - 1) / (instance.microbatches * link)
     return Ways(
         degree=np.array([way.degree for way in ways], np.int64),
+        kind=placed.kind,
+        behind=placed.behind % kinds,
+        ahead=placed.ahead % kinds,
+        memory_bytes=np.array([cluster.memory_bytes * (1.0 + MARGIN_BYTES) for cluster in own]),
         first=np.array([place[way.data_parallel_degrees[0]] for way in ways], np.int64),
         end=np.array([place[way.data_parallel_degrees[-1]] + 1 for way in ways], np.int64),
         resync_s=resync,
         start=choices.start,
         **{name: np.ascontiguousarray(column) for name, column in zip(_FIGURES, choices.figures.T, strict=True)},
         charge_start=choices.charge_start,
-        charge_s=2.0 * choices.charge_bytes / between_bytes_per_s(instance),
+        charge_s=2.0 * choices.charge_bytes / _charge_rates(placed, choices),
         edge_start=choices.edge_start,
         edge=choices.edge,
     )
+
+
+def _charge_rates(placed: PlacedWays, choices: ChoiceTable) -> Floats:
+    """Returns the rate of each of the charges, in bytes per second."""
+    found = []
+    for r, starts in enumerate(choices.start):
+        for v, count in enumerate(np.diff(starts)):
+            edges = choices.edge[choices.edge_start[v] : choices.edge_start[v + 1]]
+            enters = choices.enters[choices.edge_start[v] : choices.edge_start[v + 1]]
+            found.append(np.tile(np.where(enters, placed.in_rate[r, edges], placed.out_rate[r, edges]), count))
+    return np.concatenate(found)
 
 
 def edge_bytes_of(instance: Instance) -> Mapping[tuple[int, int], float]:
@@ -336,22 +382,20 @@ def _charge_bytes(vertices: Vertices, e: int, v: int, tmpc: Tmpc, edge_bytes: Ma
     return edge_bytes[u, w] + more
 
 
-def _worth(
-    instance: Instance, vertices: Vertices, ways: Sequence[StageWay], budget_s: float, *, by_degree: bool
-) -> Floats:
-    """Returns float64[n]: the least devices, or replicas, that a layer takes: a stage of d replicas has d budgets of
-    time."""
+def _worth(vertices: Vertices, ways: Sequence[StageWay], units: Floats, budget_s: float, most: float) -> Floats:
+    """Returns float64[n]: the least devices, at prices, or replicas that a layer takes: a stage of d replicas has d
+    budgets of time. units: float64[r], those of one replica."""
     found = np.zeros(len(vertices.layers))
     for v, layer in enumerate(vertices.layers):
         least_s = min(
-            (x.time_per_sample_s * (way.degree if by_degree else 1) for way in ways for x in way.tmpcs[layer]),
+            (x.time_per_sample_s * each for way, each in zip(ways, units, strict=True) for x in way.tmpcs[layer]),
             default=0.0,
         )
-        found[v] = min(least_s / budget_s, float(instance.devices + 1))
+        found[v] = min(least_s / budget_s, most + 1.0)
     return found
 
 
-def _least(instance: Instance, vertices: Vertices, choices: ChoiceTable, summed: Callable[[Floats], Floats]) -> Least:
+def _least(vertices: Vertices, choices: ChoiceTable, placed: PlacedWays, summed: Callable[[Floats], Floats]) -> Least:
     """Returns the least sums. summed: float64[r, m], of float64[r, n]."""
     ways, layers = choices.start.shape[0], len(vertices.layers)
     least, missing = np.zeros((len(_FIGURES), ways, layers)), np.zeros((ways, layers))
@@ -362,8 +406,8 @@ def _least(instance: Instance, vertices: Vertices, choices: ChoiceTable, summed:
             if rows.size:
                 least[:, r, v] = rows.min(axis=0)
     of_vertex = dict(zip(_FIGURES, least, strict=True))
-    per_byte = 2.0 / between_bytes_per_s(instance)
-    incoming, outgoing = (per_byte * found for found in least_charge_bytes(vertices, choices))
+    in_bytes, out_bytes = least_charge_bytes(vertices, choices)
+    incoming, outgoing = 2.0 * in_bytes / placed.in_rate, 2.0 * out_bytes / placed.out_rate
     # When a vertex is added to a set, all vertices behind it are there: edges from it to these cross no more.
     into = np.zeros((ways, layers))
     for e, (u, v) in enumerate(vertices.edges):
@@ -383,8 +427,8 @@ def _least(instance: Instance, vertices: Vertices, choices: ChoiceTable, summed:
     )
 
 
-def _listed(bits: Bits, tails: certificate.Tails) -> tuple[Ints, Ints, Ints]:
-    """Returns the states by downset. Raises CertificateRefused for a row whose layers are not a tail."""
+def _listed(bits: Bits, tails: certificate.Tails, available: Ints, prices: Floats) -> tuple[Ints, Ints, Ints]:
+    """Returns the states by place, and by price. Raises CertificateRefused for a row whose layers are not a tail."""
     padded = np.zeros((tails.members.shape[0], 8 * bits.shape[1]), np.uint8)
     padded[:, : tails.members.shape[1]] = tails.members
     rows = padded.view("<u8").astype(np.uint64)
@@ -395,10 +439,16 @@ def _listed(bits: Bits, tails: certificate.Tails) -> tuple[Ints, Ints, Ints]:
     place = by_key[np.minimum(at, known.size - 1)]
     if not np.array_equal(bits[place], rows):
         raise CertificateRefused("the certificate lists layers that can be no tail of a pipeline")
-    order = np.argsort(place, kind="stable")
-    start = np.searchsorted(place[order], np.arange(bits.shape[0] + 1)).astype(np.int64)
-    devices = np.ascontiguousarray(tails.used_devices[order], np.int64)
-    return start, devices, np.ascontiguousarray(tails.data_parallel_sum[order], np.int64)
+    fronts, mix = available.size**2, tails.used_devices
+    mix, front = np.divmod(mix, fronts)
+    place = place + front * bits.shape[0]
+    devices = np.empty((place.size, available.size), np.int64)
+    for kind in range(available.size - 1, 0, -1):
+        mix, devices[:, kind] = np.divmod(mix, available[kind] + 1)
+    devices[:, 0] = mix
+    order = np.lexsort((devices @ prices, place))
+    start = np.searchsorted(place[order], np.arange(fronts * bits.shape[0] + 1)).astype(np.int64)
+    return start, devices[order], np.ascontiguousarray(tails.data_parallel_sum[order], np.int64)
 
 
 def _hashed(bits: Bits) -> npt.NDArray[np.uint64]:

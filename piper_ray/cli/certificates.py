@@ -75,7 +75,6 @@ def refuse_uncertifiable(
     require_certifiable(restrictions, schedule, options.contract)
     if not schedule.asynchronous:
         return
-    instance.require_one_kind(f"a certificate under {schedule.name.value}")
     try:
         require_listable(instance, restrictions, options.memory_limit_bytes)
     except LimitError as error:

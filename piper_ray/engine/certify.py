@@ -4,7 +4,9 @@ that."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from contextlib import closing, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,22 +23,29 @@ from piper_ray.certificate.flush_check import (
 from piper_ray.certificate.flush_tables import StagePrices
 from piper_ray.certificate.kernels.flush_states import FOUND, PROVED
 from piper_ray.cost.tolerances import PROOF
+from piper_ray.cost.variants import layer_without_choice, usable_variants
 from piper_ray.engine.backends.local import LocalBackend
 from piper_ray.engine.evaluation.backend import Backend
 from piper_ray.engine.evaluation.state_tables import StateTables
 from piper_ray.engine.evaluation.threshold import evaluate_threshold
-from piper_ray.engine.forecast import downset_limit
+from piper_ray.engine.flush.kinds import on_kind, open_end
+from piper_ray.engine.forecast import downset_limit, lattice_within
 from piper_ray.engine.kernels.types import BitArray, IndexArray
+from piper_ray.engine.lattice.contraction import without_contraction
+from piper_ray.engine.lattice.counting import count_downsets
+from piper_ray.engine.lattice.layer_graph import LayerGraph, build_graph
+from piper_ray.engine.mixed import MixedWorkload
 from piper_ray.engine.preparation import Outline, prepare
+from piper_ray.engine.search.planning import Planning
 from piper_ray.engine.subproblems import instances
 from piper_ray.engine.tables.problem import build_problem
 from piper_ray.model import arguments
 from piper_ray.model.cores import usable_cores
 from piper_ray.model.errors import LimitError, UsageError
+from piper_ray.model.events import silent
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import Contract, SolveOptions
 from piper_ray.model.restrictions import Restrictions
-from piper_ray.model.schedule import FLUSHED
 from piper_ray.model.solution import Solution, Status
 from piper_ray.model.stop import Stop, StoppedBy, StopSearch
 from piper_ray.workloads.formats import instance_of
@@ -83,13 +92,14 @@ def certify(
     arguments.of_kind("restrictions", restrictions, Restrictions, "Restrictions")
     contract = Contract.SAFE if solution.blocks is None else Contract.OPERATORS
     require_certifiable(restrictions, solution.schedule, contract)
-    if solution.schedule.name not in FLUSHED:
-        instance.require_one_kind(f"a certificate under {solution.schedule.name.value}")
     limit_bytes = SolveOptions().changed(memory_limit=memory_limit).memory_limit_bytes
     if not solution.schedule.asynchronous:
         return _under_flush(instance, solution, restrictions, threads or usable_cores(), stop or Stop())
     require_listable(instance, restrictions, limit_bytes)
     bound_s = certifiable_s(solution)
+    if instance.cluster.kinds:
+        parts = _on_kinds(charged(instance, restrictions), restrictions, bound_s, limit_bytes, stop or Stop())
+        return Certificate(instance.digest, instance.name, restrictions, bound_s, tuple(parts))
     levels = instances(charged(instance, restrictions))
     with closing(LocalBackend(threads)) if backend is None else nullcontext(backend) as used:
         tails = tuple(_tails(level, restrictions, bound_s, limit_bytes, used, stop or Stop()) for level in levels)
@@ -188,13 +198,49 @@ def _tails(
         )
         if outcome.feasible:
             raise UsageError(_NOT_OF_THIS.format(bound_s))
-    bits, used_devices, data_parallel_sum = _states(kept[-1]) if kept else _EMPTY_SET_ALONE
-    width = (made.outline.graph.size + 7) // 8
+    states = _states(kept[-1]) if kept else _EMPTY_SET_ALONE
+    return _rows(instance, made.outline.graph, made.outline.contraction.keeper, states)
+
+
+def _on_kinds(
+    instance: Instance, restrictions: Restrictions, bound_s: float, limit_bytes: float | None, stop: Stop[Any]
+) -> Iterator[Tails]:
+    """Yields the tails of all plans; or of parts of these, with some layers on given kinds of devices, if edges that
+    skip stages have several rates."""
+    graph, usable = build_graph(instance, without_contraction()), usable_variants(instance, restrictions)
+    if bound_s == 0.0 or layer_without_choice(instance, usable) is not None:
+        yield _rows(instance, graph, {}, _EMPTY_SET_ALONE)
+        return
+    variants = len(usable) * len(instance.cluster.kinds) ** 2
+    lattice, _ = lattice_within(graph, variants, count_downsets(graph), limit_bytes, silent, 0.0)
+    left: list[tuple[Instance, dict[int, str]]] = [(instance, {})]
+    while left:
+        part, kinds = left.pop()
+        workload, threshold_s = MixedWorkload.of(part, restrictions, lattice), min(bound_s, _ANY_TIME_S)
+        tails, used, _ = workload.tails(threshold_s, stop.check)
+        stages = workload.stages(tails, used, threshold_s)
+        if stages is not None:
+            plan = Planning(part, without_contraction()).plan(workload.problem, stages)
+            layer, names = open_end(part, workload, workload.missed_s(plan))
+            if not names:
+                raise UsageError(_NOT_OF_THIS.format(bound_s))
+            left += [(on_kind(part, layer, name), {**kinds, layer: name}) for name in names]
+            continue
+        fronts = tails.start.shape[1] - 1
+        front = np.repeat(np.tile(np.arange(fronts), len(tails.start)), np.diff(tails.start, axis=1).ravel())
+        bits = np.repeat(workload.problem.tables.lattice.bits, tails.start[:, -1] - tails.start[:, 0], axis=0)
+        states = bits, tails.cell[:used] * fronts + front, tails.sums[:used]
+        yield replace(_rows(instance, graph, {}, states), kinds=kinds)
+
+
+def _rows(instance: Instance, graph: LayerGraph, joined: Mapping[int, int], states: _States) -> Tails:
+    bits, used_devices, data_parallel_sum = states
+    width = (graph.size + 7) // 8
     members = np.ascontiguousarray(bits.astype("<u8")).view(np.uint8).reshape(bits.shape[0], -1)
     return Tails(
         devices=instance.devices,
-        layers=tuple(made.outline.graph.layer_ids),
-        joined=dict(made.outline.contraction.keeper),
+        layers=tuple(graph.layer_ids),
+        joined=dict(joined),
         members=np.ascontiguousarray(np.pad(members, ((0, 0), (0, max(0, width - members.shape[1]))))[:, :width]),
         used_devices=used_devices,
         data_parallel_sum=data_parallel_sum,

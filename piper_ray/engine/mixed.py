@@ -9,7 +9,7 @@ code for one kind computes the costs of stages and chooses their TMPCs.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
@@ -68,6 +68,7 @@ _MOST_CELLS = 20_000_000
 """Largest number of fronts times mixes of devices: some 650 MB."""
 
 _ROUNDING = 1e-9
+_TINY = 1e-30
 
 
 @dataclass(frozen=True)
@@ -126,9 +127,10 @@ class MixedWorkload:
     @cached_property
     def _prices(self) -> FloatArray:
         """float64[g]: the price of a device; all together cost 1. The longer all layers take on a kind, the less it
-        costs."""
+        costs; next to nothing if they take no time, or none can run there."""
         finite = np.where(np.isfinite(self._kind_work_s), self._kind_work_s, 0.0).sum(axis=0)
-        prices = 1.0 / np.maximum(finite, np.finfo(np.float64).tiny * 1e8)
+        most_s = max(float(finite.max()), _TINY)
+        prices = 1.0 / np.where(finite > 0.0, np.maximum(finite, most_s * _TINY), most_s / _TINY)
         devices = [kind.cluster.devices for kind in self.instance.cluster.kinds]
         worth: FloatArray = prices / float(prices @ devices)
         return worth
@@ -140,6 +142,41 @@ class MixedWorkload:
         each = (self._kind_work_s * self._prices).min(axis=1, keepdims=True)
         share_s: FloatArray = self.lattice.sums(each)[:, 0]
         return share_s
+
+    def tails(self, threshold_s: float, check: Callable[[], None]) -> tuple[MixedTails, int, int]:
+        """Returns the undominated tails of stages that keep the threshold, their number, and that of downsets which
+        have some. check: called again and again; what it raises is passed on. Raises ChoiceTooHard."""
+        problem, mixes, share_s = self.problem, self.mixes, self.share_s
+        keep_s, replica_work_s = kept_s(threshold_s), problem.workload.sums.replica_work_s
+        room = 1.0 - (share_s[-1] - share_s) / keep_s + _ROUNDING
+        sums = limits_by_work(problem.cluster.data_parallel_limit, replica_work_s, float(replica_work_s[-1]), keep_s)
+        limits = MixedLimits(keep_s, room, sums)
+        kinds, cells, downsets = mixes.stride.size, len(mixes.counts), share_s.size
+        grids = [np.empty((kinds * kinds, cells), np.int64) for _ in OpenTails._fields]
+        found = OpenTails(*grids)
+        tails = MixedTails(
+            np.zeros((downsets, kinds * kinds + 1), np.int64), *(np.zeros(kinds, np.int64) for _ in range(4))
+        )
+        tails.start[0] = [sum(g * kinds + g < front for g in range(kinds)) for front in range(kinds * kinds + 1)]
+        used, live = kinds, 1
+        for i in range(1, downsets):
+            check()
+            count = find_tails(i, problem.tables, mixes, limits, tails, found, problem.scratch)
+            if count == TOO_HARD:
+                raise ChoiceTooHard
+            if used + count > tails.sums.size:
+                more = max(used, count)
+                tails = MixedTails(tails.start, *(np.concatenate((x, np.zeros(more, np.int64))) for x in tails[1:]))
+            used, live = int(keep_tails(i, used, found, tails)), live + (count > 0)
+        return tails, used, live
+
+    def stages(self, tails: MixedTails, used: int, threshold_s: float) -> list[TracedStage] | None:
+        """Returns the stages of a plan of fewest devices that such tails have; None if there is none."""
+        first = int(tails.start[-1, 0])
+        if first == used:
+            return None
+        devices = self.mixes.counts[tails.cell[first:used]].sum(axis=1)
+        return list(_traced(tails, first + int(np.argmin(devices)), kept_s(threshold_s)))
 
     def missed_s(self, plan: Plan) -> FloatArray:
         """Returns float64[n]: for each vertex the seconds that the search may have left out per byte of its edges and
@@ -299,38 +336,14 @@ class MixedSearch:
 
     def _evaluate(self, threshold_s: float) -> list[TracedStage] | None:
         """Returns the stages of a plan of fewest devices that keeps the threshold; None if there is none."""
-        began_s, workload, problem = time.perf_counter(), self.workload, self.workload.problem
-        keep_s, mixes, share_s = kept_s(threshold_s), workload.mixes, workload.share_s
-        room = 1.0 - (share_s[-1] - share_s) / keep_s + _ROUNDING
-        replica_work_s = problem.workload.sums.replica_work_s
-        sums = limits_by_work(problem.cluster.data_parallel_limit, replica_work_s, float(replica_work_s[-1]), keep_s)
-        limits = MixedLimits(keep_s, room, sums)
-        kinds, cells, downsets = mixes.stride.size, len(mixes.counts), share_s.size
-        grids = [np.empty((kinds * kinds, cells), np.int64) for _ in OpenTails._fields]
-        found = OpenTails(*grids)
-        tails = MixedTails(
-            np.zeros((downsets, kinds * kinds + 1), np.int64), *(np.zeros(kinds, np.int64) for _ in range(4))
-        )
-        tails.start[0] = [sum(g * kinds + g < front for g in range(kinds)) for front in range(kinds * kinds + 1)]
-        used, live = kinds, 1
-        for i in range(1, downsets):
-            self.ledger.check()
-            count = find_tails(i, problem.tables, mixes, limits, tails, found, problem.scratch)
-            if count == TOO_HARD:
-                raise ChoiceTooHard
-            if used + count > tails.sums.size:
-                more = max(used, count)
-                tails = MixedTails(tails.start, *(np.concatenate((x, np.zeros(more, np.int64))) for x in tails[1:]))
-            used, live = int(keep_tails(i, used, found, tails)), live + (count > 0)
-        first, end = int(tails.start[-1, 0]), used
-        feasible, seconds = first < end, time.perf_counter() - began_s
+        began_s = time.perf_counter()
+        tails, used, live = self.workload.tails(threshold_s, self.ledger.check)
+        stages, seconds = self.workload.stages(tails, used, threshold_s), time.perf_counter() - began_s
+        feasible = stages is not None
         self.stats.append(EvaluationStats(threshold_s, feasible, seconds, live, used, 0, 0, 0))
         bounds = self.ledger.bounds()
         self.ledger.listener(EvaluationFinished(len(self.stats), threshold_s, feasible, seconds, live, bounds))
-        if not feasible:
-            return None
-        devices = mixes.counts[tails.cell[first:end]].sum(axis=1)
-        return list(_traced(tails, first + int(np.argmin(devices)), keep_s))
+        return stages
 
 
 def _traced(tails: MixedTails, state: int, threshold_s: float) -> Iterable[TracedStage]:

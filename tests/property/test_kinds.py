@@ -257,7 +257,7 @@ def test_certificates_are_of_every_plan_and_no_more_is_proved(kinds: int, schedu
         for off in (1e-8, 0.1, float("inf")):
             with pytest.raises(CertificateRefused, match="is faster"):
                 piper_ray.verify_certificate(made, replace(certificate, bound_s=bound_s * (1 + off)), threads=1)
-        with pytest.raises(CertificateRefused, match="2bw have no certificate on devices of several kinds"):
+        with pytest.raises(CertificateRefused, match="leaves out plans"):
             piper_ray.verify_certificate(made, replace(certificate, schedule=PAPERS_SCHEDULE), threads=1)
     assert plans > 3
 

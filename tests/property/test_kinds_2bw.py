@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +15,8 @@ from piper_ray.model.errors import LimitError
 from piper_ray.model.instance import Instance
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Solution, Status
-from tests.kinds_brute_force import least_sample_s, random_kinds
+from tests.certificate_support import is_accepted, without_row
+from tests.kinds_brute_force import least_sample_s, levelled_kinds, random_kinds
 from tests.lengths import long_after
 
 
@@ -49,6 +52,35 @@ def test_two_kinds(seeds: range) -> None:
 @pytest.mark.parametrize("seeds", long_after(1, [range(start, start + 12) for start in range(0, 36, 12)]), ids=str)
 def test_three_kinds(seeds: range) -> None:
     assert sum([assert_best(made) for made in small(seeds, kinds=3)]) > 3
+
+
+@pytest.mark.parametrize("kinds", [2, 3])
+def test_certificates_prove_the_optimum_and_no_more(kinds: int) -> None:
+    """Seed 4 of two kinds is proved in parts, by the kind of a layer. Without a row or a part nothing is."""
+    parts = 0
+    for seed in range(6):
+        made = levelled_kinds(seed) if seed % 3 == 2 else random_kinds(seed, kinds)
+        solution = solved(made)
+        certificate = piper_ray.certify(made, solution, threads=1)
+        bound_s = piper_ray.verify_certificate(made, certificate, threads=1).bound_s
+        assert bound_s == pytest.approx(solution.time_per_sample_s or math.inf, rel=3e-9)
+        tails, parts = certificate.tails, parts + (len(certificate.tails) > 1)
+        unproved = [replace(certificate, tails=(*tails[1:], without_row(tails[0], seed)))]
+        unproved += [replace(certificate, tails=tails[1:])]
+        if solution.plan is not None:
+            unproved += [replace(certificate, bound_s=bound_s * (1 + off)) for off in (1e-8, 0.1, math.inf)]
+        for changed in unproved:
+            assert not is_accepted(made, changed)
+    assert parts > 0
+
+
+def test_a_certificate_on_kinds_is_read_as_it_was_written(tmp_path: Path) -> None:
+    made = random_kinds(4)
+    certificate = piper_ray.certify(made, solved(made), threads=1)
+    piper_ray.write_certificate(certificate, tmp_path / "proof")
+    read = piper_ray.read_certificate(tmp_path / "proof")
+    assert [tails.kinds for tails in read.tails] == [tails.kinds for tails in certificate.tails]
+    assert is_accepted(made, read)
 
 
 def test_a_faster_link_between_kinds_than_within_each() -> None:

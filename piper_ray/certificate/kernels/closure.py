@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from piper_ray.certificate.kernels.choice import by_choices, by_prices
 from piper_ray.certificate.kernels.downsets import first_above, holds, is_cut, is_inside
-from piper_ray.certificate.kernels.types import FITS, TOO_HARD, UNFIT, Claim, ClaimedTails, ThreadScratch
+from piper_ray.certificate.kernels.types import FITS, TOO_HARD, UNFIT, Claim, ThreadScratch
 from piper_ray.compiled.jit import inlined_kernel, leaf_kernel
 
 
 @inlined_kernel
-def _is_listed(i: int, devices: int, total: int, tails: ClaimedTails) -> bool:
-    """Whether downset i has a listed state at most as large in both figures."""
-    listed = False
-    for state in range(tails.start[i], tails.start[i + 1]):
-        if tails.devices[state] <= devices and tails.data_parallel_sum[state] <= total:
-            listed = True
+def _is_listed(place: int, state: int, kind: int, more: int, total: int, claim: Claim) -> bool:
+    """Whether a place has a listed state at most as large in all figures as another one with ``more`` devices of a
+    kind, and a sum of ``total``."""
+    _, cluster, _, _, tails = claim
+    listed, spent = False, tails.spent[state] + more * cluster.prices[kind] + cluster.rounding
+    for other in range(tails.start[place], tails.start[place + 1]):
+        if listed or tails.spent[other] > spent:
             break
+        listed = tails.data_parallel_sum[other] <= total
+        for g in range(cluster.devices.size):
+            listed = listed and tails.devices[other, g] <= tails.devices[state, g] + (more if g == kind else 0)
     return listed
 
 
@@ -24,7 +28,7 @@ def _fill(i: int, j: int, r: int, k: int, y: int, claim: Claim, scratch: ThreadS
     """Fills in the stage's options as shares of its time and memory. Returns its number of layers."""
     graph, cluster, ways, _, tails = claim
     d = cluster.degrees[k]
-    budget_s, limit_bytes = cluster.budget_s * d, cluster.memory_bytes
+    budget_s, limit_bytes = cluster.budget_s * d, ways.memory_bytes[r]
     fixed_s = 0.0
     for tensor in range(graph.tensor_s.size):
         if is_cut(graph.tensors, tensor, tails.bits, i, j):
@@ -91,15 +95,22 @@ def _leaving_s(i: int, r: int, crossings: int, claim: Claim, scratch: ThreadScra
 
 @inlined_kernel
 def _stage_leads_out(
-    i: int, j: int, devices: int, later_sum: int, crossings: int, claim: Claim, scratch: ThreadScratch
+    i: int, j: int, front: int, state: int, crossings: int, claim: Claim, scratch: ThreadScratch
 ) -> int:
-    """Whether I without J fits in front of a tail of J with these figures, and the resulting tail is not listed."""
+    """Whether I without J fits in front of a tail of J in a listed state, and the resulting tail is not listed."""
     _, cluster, ways, least, tails = claim
+    kinds, later_sum = cluster.devices.size, tails.data_parallel_sum[state]
     for r in range(ways.degree.size):
-        if least.missing[r, i] > least.missing[r, j]:
+        kind, t = ways.kind[r], ways.degree[r]
+        if least.missing[r, i] > least.missing[r, j] or front != ways.behind[r] * kinds + kind:
             continue
-        t = ways.degree[r]
-        most = min((tails.device_limit[i] - devices) // t, tails.sum_limit[i] - later_sum)
+        if i == tails.worth.size - 1 and ways.ahead[r] != kind:
+            continue  # no stage is in front of all layers
+        reached = (kind * kinds + ways.ahead[r]) * tails.worth.size + i
+        most = min((cluster.devices[kind] - tails.devices[state, kind]) // t, tails.sum_limit[i] - later_sum)
+        left = tails.room[i] - tails.spent[state]
+        if most * t * cluster.prices[kind] > left:
+            most = int(left / (t * cluster.prices[kind]))
         if most < cluster.degrees[ways.first[r]]:
             continue
         # The least that the stage takes on one device, without weights and tensors, however sums were rounded.
@@ -112,7 +123,7 @@ def _stage_leads_out(
             k += 1
         if k == ways.end[r] or cluster.degrees[k] > most:
             continue
-        if _is_listed(i, devices + t * cluster.degrees[k], later_sum + cluster.degrees[k], tails):
+        if _is_listed(reached, state, kind, t * cluster.degrees[k], later_sum + cluster.degrees[k], claim):
             continue  # and so is the result with more replicas
         least_s += _leaving_s(i, r, crossings, claim, scratch)
         weights = max(0.0, least.weights_bytes[r, i] - least.weights_bytes[r, j] - least.rounding_weights[r])
@@ -125,11 +136,11 @@ def _stage_leads_out(
                 break
             if least_s + weights * ways.resync_s[r, k] > cluster.budget_s * d:
                 continue
-            if _is_listed(i, devices + t * d, later_sum + d, tails):
+            if _is_listed(reached, state, kind, t * d, later_sum + d, claim):
                 break
             y = 1 + (later_sum + d - 1) // d
             held_bytes = a_bytes * y + b_bytes + shared_bytes / d
-            if held_bytes - least.rounding_bytes[r] * y > cluster.memory_bytes:
+            if held_bytes - least.rounding_bytes[r] * y > ways.memory_bytes[r]:
                 continue
             scratch.tested[1] += 1
             found = stage_fits(i, j, r, k, y, claim, scratch)
@@ -141,7 +152,7 @@ def _stage_leads_out(
 
 @leaf_kernel
 def first_gap(first: int, last: int, claim: Claim, scratch: ThreadScratch) -> int:
-    """Checks all stages in front of the live tails first .. last - 1.
+    """Checks all stages in front of the tails at the live places first .. last - 1.
 
     UNFIT if none leads to a tail that is not listed; FITS if one does, which is then in ``scratch.gap``; TOO_HARD if
     one may.
@@ -149,28 +160,28 @@ def first_gap(first: int, last: int, claim: Claim, scratch: ThreadScratch) -> in
     graph, cluster, _, _, tails = claim
     whole = tails.worth.size - 1
     for at in range(first, last):
-        j = tails.live[at]
+        j, front = tails.live[at] % tails.worth.size, tails.live[at] // tails.worth.size
         crossings = 0
         for e in range(graph.tail.size):
             if holds(tails.bits, j, graph.head[e]) and not holds(tails.bits, j, graph.tail[e]):
                 scratch.crossing[crossings] = e
                 crossings += 1
-        for state in range(tails.start[j], tails.start[j + 1]):
-            devices, later_sum = tails.devices[state], tails.data_parallel_sum[state]
-            if devices > tails.device_limit[j] or later_sum > tails.sum_limit[j]:
+        for state in range(tails.start[tails.live[at]], tails.start[tails.live[at] + 1]):
+            spent = tails.spent[state]
+            if spent > tails.room[j] or tails.data_parallel_sum[state] > tails.sum_limit[j]:
                 continue
             done = 0
             for product in cluster.products:
                 # A stage on that many devices has no more worth, and leaves enough for the layers in front of it.
-                beyond = devices + product - cluster.devices + tails.worth[whole] - 2.0 * cluster.rounding_devices
-                upto = tails.worth[j] + product + 2.0 * cluster.rounding_devices
+                beyond = spent + product - cluster.worth + tails.worth[whole] - 2.0 * cluster.rounding
+                upto = tails.worth[j] + product + 2.0 * cluster.rounding
                 begin = max(done, first_above(tails.worth, beyond))
                 done = max(done, first_above(tails.worth, upto))
                 for i in range(begin, done):
                     if i == j or not is_inside(tails.bits, j, i):
                         continue
                     scratch.tested[0] += 1
-                    found = _stage_leads_out(i, j, devices, later_sum, crossings, claim, scratch)
+                    found = _stage_leads_out(i, j, front, state, crossings, claim, scratch)
                     if found in (FITS, TOO_HARD):
                         return found
     return UNFIT

@@ -1,7 +1,11 @@
 """The records that the check's kernels read.
 
-Sizes: m downsets, n vertices, e edges that cost something, h tensors, r ways of running a stage, q degrees d. Seconds
-are for one device: a stage of d replicas takes a d-th. Budgets include the margins for rounding, sums do not.
+Sizes: m downsets, n vertices, e edges that cost something, h tensors, r ways of running a stage, q degrees d, g kinds
+of devices. Seconds are for one device: a stage of d replicas takes a d-th. Budgets include the margins for rounding,
+sums do not. Devices of several kinds are added up at prices, a number for each kind; with one kind it is 1.
+
+A tail has a *front*: g times the kind of its first stage, and the kind of the stage in front of it. The last stage has
+one of its own kind behind it. The *place* of a downset with a front is m times the front, and the downset.
 """
 
 from __future__ import annotations
@@ -28,21 +32,24 @@ class Graph(NamedTuple):
 
 
 class Budgets(NamedTuple):
-    """budget_s: of each stage. memory_bytes: of each device. degrees: int64[q], d, ascending.
+    """devices: int64[g]. prices: float64[g], of a device; worth: of all. budget_s: of each stage. degrees: int64[q], d,
+    ascending.
 
-    products: d t of all ways, ascending, each once. rounding_devices: the largest error of sums of ``worth``.
+    products: d t of all ways, at prices, ascending, each once. rounding: the largest error of sums of ``worth``.
     """
 
-    devices: int
+    devices: Ints
+    prices: Floats
+    worth: float
     budget_s: float
-    memory_bytes: float
     degrees: Ints
-    products: Ints
-    rounding_devices: float
+    products: Floats
+    rounding: float
 
 
 class Ways(NamedTuple):
-    """degree: int64[r], t. first, end: int64[r], the degrees d of way r are degrees[first] .. degrees[end - 1].
+    """degree: int64[r], t. kind, behind, ahead: int64[r], the kinds of the stage and of its neighbours. memory_bytes:
+    float64[r], of each device. first, end: int64[r], the degrees d of way r are degrees[first] .. degrees[end - 1].
 
     resync_s: float64[r, q], for each byte of weights. The options of vertex v are start[r, v] .. start[r, v + 1] - 1.
     Their charges (seconds) are for each of the vertex's edges in ``edge``, from edge_start (int64[n + 1]) on, in the
@@ -50,6 +57,10 @@ class Ways(NamedTuple):
     """
 
     degree: Ints
+    kind: Ints
+    behind: Ints
+    ahead: Ints
+    memory_bytes: Floats
     first: Ints
     end: Ints
     resync_s: Floats
@@ -88,18 +99,20 @@ class Least(NamedTuple):
 
 
 class ClaimedTails(NamedTuple):
-    """Downsets by rising ``worth``, and the claim for each: its states are start .. start + states.
+    """Downsets by rising ``worth``, and the claim for each: the states of a place are from its start on, by price.
 
-    worth: float64[m], the least devices of its layers. device_limit, sum_limit: int64[m], the most that a plan's tail
-    may take and leave room for the layers in front. live: the downsets with states.
+    worth: float64[m], the least price of its layers' devices. room: float64[m], sum_limit: int64[m], the most that a
+    plan's tail may take and leave room for the layers in front. devices: int64[states, g]. spent: float64[states], at
+    prices. live: the places with states.
     """
 
     bits: Bits
     worth: Floats
-    device_limit: Ints
+    room: Floats
     sum_limit: Ints
     start: Ints
     devices: Ints
+    spent: Floats
     data_parallel_sum: Ints
     live: Ints
 

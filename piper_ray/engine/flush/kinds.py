@@ -89,16 +89,21 @@ class KindSearch:
         ledger.offer(found, "search")
         if found.value_s <= found_s * (1.0 + TIE):
             return [KindNode(node.instance, node.lower_s)] if node.lower_s >= found.value_s * (1.0 - PROOF) else [node]
-        kinds = possible_kinds(workload.lattice.graph, workload.placed)
-        open_ends = [v for v, missed in enumerate(missed_s) if len(kinds[v]) > 1 and missed > 0.0]
-        if not open_ends:
-            return [node]
-        end = max(open_ends, key=lambda v: (missed_s[v], -v))
-        names, layer = node.instance.cluster.kind_names, workload.lattice.graph.layer_ids[end]
-        return [KindNode(_on_kind(node.instance, layer, names[kind]), node.lower_s) for kind in sorted(kinds[end])]
+        layer, kinds = open_end(node.instance, workload, missed_s)
+        return [KindNode(on_kind(node.instance, layer, kind), node.lower_s) for kind in kinds] or [node]
 
 
-def _on_kind(instance: Instance, layer: int, kind: str) -> Instance:
+def open_end(instance: Instance, workload: Any, missed_s: FloatArray) -> tuple[int, list[str]]:
+    """Returns the layer at whose edges the search left out most, and the kinds that it may be on; none: no layer's kind
+    would tell more."""
+    kinds = possible_kinds(workload.lattice.graph, workload.placed)
+    open_ends = [v for v, missed in enumerate(missed_s) if len(kinds[v]) > 1 and missed > 0.0]
+    end = max(open_ends, key=lambda v: (missed_s[v], -v), default=None)
+    names = instance.cluster.kind_names
+    return (0, []) if end is None else (workload.lattice.graph.layer_ids[end], [names[g] for g in sorted(kinds[end])])
+
+
+def on_kind(instance: Instance, layer: int, kind: str) -> Instance:
     """Returns the instance with a layer on devices of one kind alone."""
     own = instance.layer_by_id[layer]
     only = replace(own, tmpcs={t: tuple(x for x in row if x.kind == kind) for t, row in own.tmpcs.items()})
