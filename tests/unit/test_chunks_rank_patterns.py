@@ -43,7 +43,7 @@ def test_each_rank_of_a_plan_has_a_pattern_that_is_no_worse_and_the_bound_is_not
                 plans.append((float(value_s), chunk_of, choice))
         target_s = 1.001 * max((value_s for value_s, *_ in plans), default=0.0)
         relaxation = Relaxation.of(task, program, target_s)
-        if not plans or relaxation is None or not relaxation.kinds.counted.all():
+        if not target_s or relaxation is None or not relaxation.kinds.counted.all():
             continue
         kinds, members = relaxation.kinds, relaxation.members
         patterns = RankPatterns.of(program, relaxation.limits, kinds, members, target_s)

@@ -37,6 +37,20 @@ _A_LITTLE = 1e-9
 """The rounding errors that are allowed for: relative in sums, absolute in numbers of layers."""
 
 
+def waits_s(kinds: LayerKinds, limits: ShapeLimits, program: ChunkProgram) -> FloatArray:
+    """float64[2, p]: so long a rank has nothing to do at least, before its first pass; and also behind its last one."""
+    starts = kinds.option_start[:-1]
+    seconds = kinds.figures[:, FIGURE.forward_s : FIGURE.weight_s + 1]
+    forward, passes = (np.minimum.reduceat(x, starts) for x in (seconds[:, 0], seconds.sum(axis=1)))
+    chunks = np.arange(program.rank_of.size)
+    may = (kinds.first_chunk[:, None] <= chunks) & (chunks <= kinds.last_chunk[:, None])  # [kinds, s]
+    there = np.where(may, forward[:, None], np.inf).min(axis=0) + limits.crossing_s
+    whole = bool((program.kind <= BACKWARD).all())
+    round_trip = np.where(may, passes[:, None], np.inf).min(axis=0) + 2.0 * limits.crossing_s
+    first = program.stage_of.min(axis=1)
+    return np.array([np.append(0.0, np.cumsum(x))[first] for x in (there, round_trip if whole else there)])
+
+
 @dataclass(frozen=True)
 class RankCover:
     """The conditions on the ranks of a shape, one in each row.
@@ -63,14 +77,10 @@ class RankCover:
         passes = np.minimum.reduceat(
             kinds.figures[:, FIGURE.forward_s : FIGURE.weight_s + 1].sum(axis=1), kinds.option_start[:-1]
         )
-        forward, activation, fixed = least[:, FIGURE.forward_s], least[:, FIGURE.activation], least[:, FIGURE.fixed]
+        activation, fixed = least[:, FIGURE.activation], least[:, FIGURE.fixed]
         chunks = np.arange(rank_of.size)
         may = (kinds.first_chunk[:, None] <= chunks) & (chunks <= kinds.last_chunk[:, None])  # [kinds, s]
-        there = np.where(may, forward[:, None], np.inf).min(axis=0) + limits.crossing_s
-        whole = bool((program.kind <= BACKWARD).all())
-        round_trip = np.where(may, passes[:, None], np.inf).min(axis=0) + 2.0 * limits.crossing_s
-        first = program.stage_of.min(axis=1)
-        before, and_behind = (np.append(0.0, np.cumsum(x))[first] for x in (there, round_trip if whole else there))
+        before, and_behind = waits_s(kinds, limits, program)
         crossing = 2.0 * m * np.bincount(rank_of, limits.crossing_s, p)
         takes = m * passes
         absent: _Bools = ~np.asarray(may[:, program.stage_of].any(axis=2))  # [kinds, p]

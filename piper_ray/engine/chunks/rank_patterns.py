@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from piper_ray.cost.tolerances import PROOF
+from piper_ray.engine.chunks.rank_cover import waits_s
 from piper_ray.engine.kernels.chunk_bound import FIGURE, LayerKinds, Paths, ShapeLimits
 from piper_ray.engine.kernels.chunk_program import PASSES, ChunkProgram, critical_path, simulate_chunks
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
@@ -38,6 +39,9 @@ _MOST_PARTS = 2_000
 
 _ROUNDS_OF_A_PART = 60
 """Rounds of added paths, before the search branches on it."""
+
+_STEP = 0.2
+"""Of the way to each fractional plan, the mean of those so far moves."""
 
 _ROUNDING = 1e-10
 """Relative: what sums of prices and seconds may be off."""
@@ -95,32 +99,37 @@ class RankPatterns:
     def of(
         cls, program: ChunkProgram, limits: ShapeLimits, kinds: LayerKinds, members: list[IndexArray], target_s: float
     ) -> RankPatterns | None:
-        """Patterns of plans that take less than ``target_s``. None if they are too many, or a rank has none."""
-        figures, found = kinds.figures, []
+        """Patterns of plans that take less than ``target_s``. None if they are too many."""
+        figures, found, layer_s = kinds.figures, [], _layer_seconds(kinds)
+        m, v = program.microbatches, program.stage_of.shape[1]
         chunk_s = _least_seconds(kinds, program.rank_of.size)
+        room_s = target_s * (1.0 + _ROUNDING) - waits_s(kinds, limits, program)
+        room_s -= 2.0 * m * np.bincount(program.rank_of, limits.crossing_s, len(program.stage_of))
+        needed = _needed_layers(program, kinds, room_s[1] / m)
         for rank, stages in enumerate(program.stage_of.tolist()):
             first, end = program.held_start[rank : rank + 2]
             held, chunks = program.held[first:end].astype(np.float64), np.zeros((1, 0, figures.shape[0]), np.int64)
+            with_sync_s, microbatch_s = room_s[0, rank], room_s[1, rank] / m
             for turn, stage in enumerate(stages):
-                room_s = target_s / program.microbatches - (chunk_s[stages].sum() - chunk_s[stage])
-                alternatives = _contents(kinds, limits, stage, room_s)
+                others_s = chunk_s[stages].sum() - chunk_s[stage]
+                alternatives = _contents(kinds, limits, stage, microbatch_s - others_s)
                 if alternatives is None or len(chunks) * len(alternatives) > _MOST_PATTERNS:
                     return None
                 more = np.tile(alternatives, (len(chunks), 1))[:, None]
                 chunks = np.concatenate([np.repeat(chunks, len(alternatives), axis=0), more], axis=1)
                 takes = chunks @ figures  # [patterns, chunks so far, figures]
                 activations = takes[..., FIGURE.activation] @ held[:, : turn + 1].T
-                fits = activations.max(axis=1) + takes[..., FIGURE.fixed].sum(axis=1) <= limits.memory_bytes
-                busy_s = program.microbatches * takes[..., FIGURE.forward_s : FIGURE.weight_s + 1].sum(axis=(1, 2))
+                kept = activations.max(axis=1) + takes[..., FIGURE.fixed].sum(axis=1) <= limits.memory_bytes
+                own_s = takes[..., FIGURE.forward_s : FIGURE.weight_s + 1].sum(axis=(1, 2))
                 sync_s = takes[..., FIGURE.weights].sum(axis=1) * limits.sync_s_per_byte
-                later_s = program.microbatches * chunk_s[stages[turn + 1 :]].sum()
-                kept = fits & (busy_s + sync_s + later_s < target_s)
-                chunks, takes, sync_s = chunks[kept], takes[kept], sync_s[kept]
-            if not len(chunks):
-                return None
+                busy_s = own_s + chunk_s[stages[turn + 1 :]].sum()
+                kept &= (busy_s < microbatch_s) & (m * busy_s + sync_s < with_sync_s)
+                further = (microbatch_s - own_s)[:, None] / layer_s * (1.0 + _ROUNDING) if turn + 1 < v else 0.0
+                of_kinds = np.add.reduceat(chunks.sum(axis=1), kinds.option_start[:-1], axis=1)
+                kept &= (of_kinds + further >= needed[rank]).all(axis=1)
+                chunks, takes, sync_s, of_kinds = chunks[kept], takes[kept], sync_s[kept], of_kinds[kept]
             seconds = takes[..., FIGURE.forward_s : FIGURE.weight_s + 1]
-            of_kinds = np.add.reduceat(chunks.sum(axis=1), kinds.option_start[:-1], axis=1)
-            best = _undominated(np.column_stack([seconds.reshape(len(chunks), -1), sync_s, -of_kinds]))
+            best = _undominated(np.column_stack([seconds.reshape(len(chunks), v * PASSES), sync_s, -of_kinds]))
             if best is None:
                 return None
             found.append((chunks[best], seconds[best], sync_s[best]))
@@ -143,6 +152,13 @@ class RankPatterns:
         """int64[patterns, kinds], how many layers of each kind a pattern has."""
         found: IndexArray = np.add.reduceat(self.layers.sum(axis=1), self.kinds.option_start[:-1], axis=1)
         return found
+
+    @cached_property
+    def type_of(self) -> IndexArray:
+        """int64[patterns], the same for those of a rank that have as many layers of each kind in each chunk."""
+        by_chunk = np.add.reduceat(self.layers, self.kinds.option_start[:-1], axis=2).reshape(self.rank.size, -1)
+        _, found = np.unique(np.column_stack([self.rank, by_chunk]), axis=0, return_inverse=True)
+        return found.reshape(-1).astype(np.int64)
 
     def plan(self, chosen: IndexArray) -> tuple[IndexArray, IndexArray] | None:
         """int64[n] each: of each layer the chunk, and the option among its own. chosen: int64[p], the pattern of each
@@ -172,21 +188,29 @@ class RankPatterns:
         passes_s[:, :2] += self.crossing_s[:, None]
         return passes_s, np.bincount(self.rank, shares * self.sync_s, self.first.size).astype(np.float64)
 
+    def by_rank(self, figures: FloatArray | _Bools) -> FloatArray:
+        """float64[p], their sums. figures: of each pattern."""
+        return np.add.reduceat(figures.astype(np.float64), self.first)
+
     def have_room(self, allowed: _Bools) -> bool:
         """Whether each rank has an allowed pattern, and of no kind these have less layers than there are."""
         most = np.maximum.reduceat(np.where(allowed[:, None], self.of_kinds, -1), self.first)
         return bool((most >= 0).all() and (most.sum(axis=0) >= self.kinds.layers).all())
 
-    def bound_s(self, prices: PatternPrices, rows: Rows, allowed: _Bools) -> float:
-        """No plan of the allowed patterns takes less.
+    def bounds_s(self, prices: PatternPrices, rows: Rows, allowed: _Bools) -> FloatArray:
+        """float64[patterns]: no plan of the allowed patterns that has this one takes less; inf for those not allowed.
 
         A batch takes as long as each path, so as long as their mean, which is a sum over ranks. All layers are there,
-        so the price of each may be added for all of them and taken from each pattern that has it.
+        so the price of each may be added for all of them and taken from each pattern that has it. Then each rank but
+        that of the pattern takes its cheapest one.
         """
-        cost_s = np.where(allowed, prices.path @ rows.added_s - self.of_kinds @ prices.layer, np.inf)
+        cost_s = prices.path @ rows.added_s - self.of_kinds @ prices.layer
+        least_s = np.minimum.reduceat(np.where(allowed, cost_s, np.inf), self.first)
         layers_s = float(self.kinds.layers @ prices.layer)
-        total_s = float(np.minimum.reduceat(cost_s, self.first).sum() + prices.path @ rows.fixed_s)
-        return total_s + layers_s - _ROUNDING * (abs(total_s) + 2.0 * layers_s)
+        total_s = float(least_s.sum() + prices.path @ rows.fixed_s)
+        found_s = total_s + layers_s + (cost_s - least_s[self.rank])
+        found_s -= _ROUNDING * (np.abs(cost_s) + abs(total_s) + 2.0 * layers_s)
+        return np.where(allowed, found_s, np.inf)
 
     def slow(self, allowed: _Bools) -> _Bools:
         """bool[patterns, v]: where a chunk takes longer than with another allowed pattern of the rank."""
@@ -227,6 +251,8 @@ class PatternSearch:
     def of(cls, patterns: RankPatterns, paths: Paths) -> PatternSearch:
         """paths: some that may be long."""
         count = patterns.rank.size
+        if np.unique(patterns.rank).size < patterns.first.size:
+            return cls(patterns, [])  # a rank has none
         return cls(patterns, [_PatternPart(0.0, np.ones(count, np.bool_), patterns.rows(paths), np.zeros(count))])
 
     def copy(self) -> PatternSearch:
@@ -268,36 +294,52 @@ class PatternSearch:
                 break
             self._keep(shares)
             now_s = patterns.seconds(shares)
-            core_s = now_s if core_s is None else (0.5 * (core_s[0] + now_s[0]), 0.5 * (core_s[1] + now_s[1]))
+            core_s = now_s if core_s is None else _between(core_s, now_s, _STEP)
             longest_s, longer = self._longest(now_s)
             is_best = longest_s <= solution.batch_s * (1.0 + _NEAR)
             if not is_best:
-                longer = longer.with_more(self._longest(core_s)[1])
+                for step in (0.0, 0.5):
+                    longer = longer.with_more(self._longest(_between(core_s, now_s, step))[1])
                 program.add(longer)
                 rows = rows.with_more(longer)
         self.worked += program.worked
-        lower_s = part.lower_s
+        lower_s, allowed = part.lower_s, part.allowed
         if (prices := program.prices) is not None:
             priced, new = slice(prices.path.size), slice(prices.path.size, None)
-            lower_s = max(lower_s, patterns.bound_s(prices, rows.of(priced), part.allowed))
+            with_s = patterns.bounds_s(prices, rows.of(priced), part.allowed)
+            lower_s = max(lower_s, float(np.minimum.reduceat(with_s, patterns.first).max()))
+            allowed = allowed & (with_s < enough_s * (1.0 - PROOF))
             rows = rows.of(np.flatnonzero(prices.path > 0.0)).with_more(rows.of(new))
-        return _PatternPart(lower_s, part.allowed, rows, shares, part.rounds + used, is_best)
+        return _PatternPart(lower_s, allowed, rows, shares, part.rounds + used, is_best)
 
     def _told_apart(self, part: _PatternPart) -> list[_PatternPart]:
-        """Parts that hold all plans of this one together: by the turn whose ranks are the least decided, else by a
-        rank's pattern."""
+        """Parts that hold all plans of this one together.
+
+        First the layers of a rank's chunks: other ranks do best with as many in the same turns, as a turn goes at the
+        pace of its slowest chunk. Of the ranks that mix such, it is the middle one. Then the turn whose ranks are the
+        least decided, then a rank's pattern.
+        """
         patterns, shares = self.patterns, part.shares * part.allowed
+        type_share = np.bincount(patterns.type_of, shares)
+        mixed = patterns.by_rank(shares) - np.maximum.reduceat(type_share[patterns.type_of], patterns.first)
         slow = patterns.slow(part.allowed)
-        slow_share = np.add.reduceat(shares[:, None] * slow, patterns.first)  # [p, v]
-        undecided = np.minimum(slow_share, 1.0 - slow_share).sum(axis=0)
+        undecided = np.minimum(
+            *(np.add.reduceat(shares[:, None] * which, patterns.first) for which in (slow, ~slow))
+        ).sum(axis=0)
         turn = int(undecided.argmax())
-        if undecided[turn] > _NEAR:
+        if mixed.max() > _NEAR:
+            most = np.flatnonzero(mixed >= 0.5 * mixed.max())
+            of_rank = patterns.rank == most[most.size // 2]
+            types = np.flatnonzero((np.bincount(patterns.type_of, of_rank) > 0) & (type_share > _NEAR))
+            without = [of_rank & (patterns.type_of != one) for one in types]
+            without.append(np.isin(patterns.type_of, types))
+        elif undecided[turn] > _NEAR:
             late = slow[:, turn]
             ranks = range(patterns.first.size)
             first = [np.where(patterns.rank == rank, ~late, late & (patterns.rank < rank)) for rank in ranks]
             without = [late, *first]
         else:
-            several = np.add.reduceat(part.allowed.astype(np.int64), patterns.first)[patterns.rank] > 1
+            several = patterns.by_rank(part.allowed)[patterns.rank] > 1.0
             if not several.any():
                 # Plans that these patterns stand for may have fewer layers, and are not known then.
                 takes_s, _ = self._longest(patterns.seconds(part.allowed.astype(np.float64)))
@@ -332,6 +374,10 @@ class PatternSearch:
         return float(batch_s), self.patterns.rows(Paths(counts[: 1 + differ], rank[: 1 + differ]))
 
 
+def _between(one: _Seconds, other: _Seconds, step: float) -> _Seconds:
+    return (1.0 - step) * one[0] + step * other[0], (1.0 - step) * one[1] + step * other[1]
+
+
 def _least_seconds(kinds: LayerKinds, stages: int) -> FloatArray:
     """float64[stages], what a microbatch takes in a chunk at least: layers that must be there, or else some layer."""
     layer_s = _layer_seconds(kinds)
@@ -342,10 +388,25 @@ def _least_seconds(kinds: LayerKinds, stages: int) -> FloatArray:
     return found * (1.0 - _ROUNDING)
 
 
+def _needed_layers(program: ChunkProgram, kinds: LayerKinds, room_s: FloatArray) -> FloatArray:
+    """float64[p, kinds]: so many layers of each kind a rank has at least, as the others have no time for more.
+
+    room_s: float64[p], what a microbatch may take on each rank.
+    """
+    layer_s, stages = _layer_seconds(kinds), program.stage_of[..., None]
+    may_have = np.any((kinds.first_chunk <= stages) & (stages <= kinds.last_chunk), axis=1)
+    alone = kinds.first_chunk == kinds.last_chunk
+    left_s = room_s - may_have @ (alone * kinds.layers * layer_s)
+    most = np.floor(np.maximum(left_s, 0.0)[:, None] / layer_s * (1.0 + _ROUNDING))
+    most = may_have * np.where(alone, kinds.layers, np.minimum(most, kinds.layers))
+    found: FloatArray = kinds.layers - (most.sum(axis=0) - most)
+    return found
+
+
 def _layer_seconds(kinds: LayerKinds) -> FloatArray:
     """float64[kinds], what a microbatch takes in a layer of each at least."""
     seconds = kinds.figures[:, FIGURE.forward_s : FIGURE.weight_s + 1].sum(axis=1)
-    found: FloatArray = np.minimum.reduceat(seconds, kinds.option_start[:-1])
+    found: FloatArray = np.maximum(np.minimum.reduceat(seconds, kinds.option_start[:-1]), 1e-300)
     return found
 
 
@@ -358,7 +419,7 @@ def _contents(kinds: LayerKinds, limits: ShapeLimits, stage: int, room_s: float)
     # No chunk has so many layers that others have too few.
     spare = int(kinds.layers.sum() - np.maximum(limits.least_layers, 1.0).sum())
     most = int(min(limits.most_layers[stage], least + spare))
-    in_room = np.minimum(room_s / np.maximum(_layer_seconds(kinds), 1e-300) * (1.0 + _ROUNDING), kinds.layers)
+    in_room = np.minimum(room_s / _layer_seconds(kinds) * (1.0 + _ROUNDING), kinds.layers)
     found = np.zeros((1, kinds.figures.shape[0]), np.int64)
     for kind in np.flatnonzero(inside).tolist():
         options = np.arange(kinds.option_start[kind], kinds.option_start[kind + 1])
