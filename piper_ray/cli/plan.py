@@ -327,12 +327,11 @@ def _refuse_at_once(demand: PlanDemand, against: str | None, launched: Asked) ->
     """What a launch file says. Raises UsageError or InfeasibleError for what the config and that file alone tell, in
     hundredths of a second."""
     from piper_ray.export.launched import facts_of
-    from piper_ray.proposal.demand import NOTHING_FITS
     from piper_ray.workloads.estimate.refusals import reasons_against
 
     reasons = reasons_against(demand.model, demand.hardware, demand.gpu, demand.request, demand.runtime)
     if reasons and demand.further is None:  # which may hold what this kind does not
-        raise InfeasibleError("\n".join([*reasons, NOTHING_FITS]))
+        raise InfeasibleError("\n".join([*reasons, demand.nothing_fits]))
     facts = None if against is None else facts_of(against, launched)
     if facts is not None:
         batch = demand.with_batch(lambda _: None).request.batch or demand.model.batch

@@ -14,7 +14,7 @@ from piper_ray.model.errors import InfeasibleError, UsageError
 from piper_ray.model.figures import plural, size_text
 from piper_ray.model.headroom import NO_HEADROOM, Headroom
 from piper_ray.model.instance import Instance, Layer, Tmpc, divisors, with_rows
-from piper_ray.model.mode import Recomputation
+from piper_ray.model.mode import ALL_REPLICAS, Recomputation
 from piper_ray.model.one_mode import OneMode
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.restrictions import Restrictions, divisible_batch, odd_part
@@ -37,10 +37,6 @@ from piper_ray.workloads.schemes.tmpcs import SchemeOffer
 
 _EVERY_SIZE_TO = 16
 """Above this size only powers of two are tried, since larger microbatches hardly speed up matrix products."""
-
-NOTHING_FITS = (
-    "no plan fits: it takes more nodes, optimizer state shared among more replicas (zero), or GPUs with more memory"
-)
 
 Tell = Callable[[str], None]
 
@@ -294,10 +290,11 @@ class PlanDemand:
     @property
     def nothing_fits(self) -> str:
         """What could make a plan fit, if none does."""
-        found = NOTHING_FITS.replace(":", f"{self.layouts_text}:", 1)
-        if self.headroom.is_usual or not self.headroom:
-            return found
-        return found.replace("it takes", "it takes a smaller --headroom,")
+        wanted = [] if self.headroom.is_usual or not self.headroom else ["a smaller --headroom"]
+        wanted.append("more nodes")
+        if self.runtime.shares_state and self.request.offer.zero != ALL_REPLICAS:
+            wanted.append("optimizer state shared among all replicas (zero)")
+        return f"no plan fits{self.layouts_text}: it takes {', '.join(wanted)} or GPUs with more memory"
 
     @property
     def smallest(self) -> int:

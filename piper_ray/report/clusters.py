@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from rich.console import Console
 
-from piper_ray.model.figures import held_text, rounded, time_text
+from piper_ray.model.figures import held_text, plural, rounded, time_text
 from piper_ray.proposal.clusters import ClusterPlan
 from piper_ray.proposal.demand import PlanDemand, Proposed
 from piper_ray.proposal.figures import Figures, figures_of
@@ -137,11 +137,11 @@ def _number(value: float | None) -> str:
 
 def print_spare(console: Console, plans: Sequence[ClusterPlan]) -> None:
     """A row for each number of nodes that is left, and what moving to its plan from the one before takes."""
-    heads = ("nodes", "GPUs", "used", "step", "slower", "weights moved", "state")
+    heads = ("nodes", "GPUs", "used", "step", "slower", "weights moved", "state moved")
     columns = [*(Column(head, right=True) for head in heads), Column("layout")]
     print_fitting(console, columns, list(_spare_rows(plans)), SCREEN_COLUMNS)
     lacking = [one for one in plans if one.found is None]
-    print_lines(console, [f"{one.demand.request.nodes} nodes: {one.reason}" for one in lacking])
+    print_lines(console, [f"{plural(one.demand.request.nodes, 'node')}: {one.reason}" for one in lacking])
 
 
 def _spare_rows(plans: Sequence[ClusterPlan]) -> Iterator[list[str]]:
