@@ -20,7 +20,7 @@ from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule
 from piper_ray.model.solution import Solution, Status
 from piper_ray.proposal.cells import Cell, CellSearch, cells_of
-from piper_ray.proposal.demand import NOTHING_FITS, PlanDemand
+from piper_ray.proposal.demand import PlanDemand
 from piper_ray.proposal.offers import usual_headroom
 from scripts.ledger_of_runs.question import Question
 
@@ -59,7 +59,7 @@ def answer_to(question: Question) -> Answer:
     search = _searched(question.demand, cells, _PASSES)
     best = search.ledger.best
     if best is None:
-        raise InfeasibleError(NOTHING_FITS)
+        raise InfeasibleError(question.demand.nothing_fits)
     cell = next(x for x in cells if x.samples == best.samples and _has(x.setting.instance, best.plan))
     step_s, lower_s = best.step_s, search.ledger.lower_s
     return Answer(cell.setting.instance, best.plan, best.solution, best.samples, step_s, lower_s, cells)
