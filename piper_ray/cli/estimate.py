@@ -104,9 +104,7 @@ class ModelOptions:
 
     @property
     def nodes_of_kinds(self) -> dict[str, int]:
-        """The nodes of each kind of GPU, or at each site, where ``--gpu`` or ``--site`` says them; else none. Raises
-        UsageError."""
-        self.refuse_mistakes()
+        """The nodes of each kind of GPU, or at each site, where ``--gpu`` or ``--site`` says them; else none."""
         return self._kinds[0]
 
     @property

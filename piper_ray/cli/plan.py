@@ -87,9 +87,16 @@ class _Question:
         }
 
     def refuse_mistakes(self) -> None:
-        """Raises UsageError, before any work."""
-        self.modelled.refuse_mistakes()
-        self.written.refuse_mistakes(self.is_table, bool(self.kinds))
+        """Raises UsageError, before any work. What is wrong about the cluster, what is written and the runtime is told
+        at once."""
+        faults: list[str] = []
+        for refuse in (self.modelled.refuse_mistakes, self._refuse_written, self._refuse_runtime):
+            try:
+                refuse()
+            except UsageError as error:  # noqa: PERF203 - a fault for each
+                faults += str(error).splitlines()
+        if faults:
+            raise UsageError("\n".join(faults))
         self.trained.refuse_mistakes(len(dict(self.modelled.clusters)), self.is_table)
         if self.is_table and self.written.json:
             raise UsageError("--json is for one plan; the figures of a table are in --out DIR, in clusters.csv")
@@ -105,6 +112,13 @@ class _Question:
         if self.is_table and len(self.running.precisions) > 1:
             raise UsageError("--precision: one for a table of several plans")
 
+    def _refuse_written(self) -> None:
+        self.written.refuse_mistakes(self.is_table, bool(self.kinds))
+
+    def _refuse_runtime(self) -> None:
+        if not self.modelled.site:
+            RUNTIMES[self.trained.runtime].require_kinds([*self.kinds])
+
     def demand(self, model: ModelConfig, hardware: Hardware, gpu: str, nodes: int) -> PlanDemand:
         """For one cluster, in the first precision. Raises UsageError."""
         from piper_ray.proposal.demand import FurtherKinds, PlanDemand
@@ -113,8 +127,6 @@ class _Question:
         from piper_ray.workloads.schemes.tmpcs import SchemeOffer
 
         named, kinds = RUNTIMES[self.trained.runtime], self.kinds
-        if not self.modelled.site:
-            named.require_kinds([*kinds])
         schedules = schedules_of(named, self.trained.schedule, kinds=bool(kinds))
         request = self.request(model, hardware, gpu, nodes)
         gpus = {name: self.modelled.gpu_of(name) for name in kinds}

@@ -106,7 +106,7 @@ class PlanClusterOptions(ModelOptions):
     def clusters(self) -> list[tuple[str, int]]:
         """Pairs of a GPU and a number of nodes: a row of a table each, or the kinds of one cluster."""
         kinds = [(self.gpu_of(kind), count) for kind, count in self.nodes_of_kinds.items()]
-        return kinds or [(gpu, count) for gpu in self.gpus for count in self.nodes]
+        return kinds or [(gpu, count) for gpu in self.gpus for count in self.nodes or ()]
 
 
 @dataclass(frozen=True)
