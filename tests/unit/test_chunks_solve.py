@@ -238,7 +238,7 @@ def test_the_number_of_threads_changes_nothing(name: str, seeds: range) -> None:
 
 @pytest.mark.long
 def test_who_is_quick_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads that end their efforts in another order each time."""
+    """Threads that end their efforts in any order."""
     random = Random(0)
     real = Node.take
 
@@ -248,10 +248,9 @@ def test_who_is_quick_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
     alone = towers("interleaved")
     monkeypatch.setattr(Node, "take", slow)
-    for _ in range(2):
-        found = piper_ray.solve(TOWERS, schedule="interleaved", options=SolveOptions(threads=4))
-        assert (found.plan, found.lower_bound_s) == (alone.plan, alone.lower_bound_s)
-        assert found.stats.degrees == alone.stats.degrees
+    found = piper_ray.solve(TOWERS, schedule="interleaved", options=SolveOptions(threads=4))
+    assert (found.plan, found.lower_bound_s) == (alone.plan, alone.lower_bound_s)
+    assert found.stats.degrees == alone.stats.degrees
 
 
 def test_of_plans_that_take_the_same_that_of_fewest_devices() -> None:
