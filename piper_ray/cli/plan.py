@@ -268,7 +268,7 @@ def _plan_one(asked: _Question, demand: PlanDemand, command: str) -> None:
     files = [*_files(asked, found, launch, told, command), *folders]
     _tell(asked, found, helps, told, (theirs, fewer, files))
     if refused is not None:
-        note(f"the plan on stdout stands, but is not compared with {written.against}:")
+        note(f"the plan is on stdout, but is not compared with {written.against}:")
         raise refused
     if _interrupted():
         current().tell("this is the best plan so far")

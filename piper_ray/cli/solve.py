@@ -331,9 +331,7 @@ def solve(
     if own_runtime is not None and not in_haste:
         free = own_runtime.without_rules(instance, solution, options)
         print_lines(screen, own_runtime.receives_lines(instance, solution, simulation))
-        print_lines(
-            screen, [own_runtime.cost_text(instance, solution, free), *own_runtime.rank_lines(instance, solution)]
-        )
+        print_lines(screen, [own_runtime.cost_text(solution, free), *own_runtime.rank_lines(instance, solution)])
         more["runtime"] = own_runtime.document(solution, free)
     if wanted.plans > 1 and not in_haste:
         others = for_runtime.find_alternatives(instance, restrictions, asked, wanted, options, alone)

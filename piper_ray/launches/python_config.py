@@ -20,7 +20,7 @@ from piper_ray.model.errors import UsageError
 
 _MOST_NESTED = 24
 _MOST_STATEMENTS = 20_000
-_ELSEWHERE = "is not read, as its file is not in this or a folder above"
+_ELSEWHERE = "is not read: its file is neither here nor in a folder above; put this file into a clone, or set more here"
 _NOT_FOLLOWED = "registry"
 _HARMLESS = ("default_adamw", "decoder_vocab_size")
 """Functions of torchtitan that set nothing of time or memory: rates of AdamW, the size of the vocabulary."""

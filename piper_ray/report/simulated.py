@@ -18,7 +18,7 @@ from piper_ray.report.summary import rates_text
 from piper_ray.report.terminal import Column, print_lines, print_table
 from piper_ray.simulate.result import RankSimulation, Simulation
 from piper_ray.simulate.run import Transfers, simulate
-from piper_ray.workloads.estimate.doubt import shown_digits, step_text, workload_doubt
+from piper_ray.workloads.estimate.doubt import step_text, workload_doubt
 
 _WHAT = {
     ScheduleName.TWO_BW: "asynchronous 1F1B with two versions of the weights: never drained, updates a batch late",
@@ -54,9 +54,8 @@ def summary_lines(instance: Instance, simulation: Simulation) -> list[str]:
     """The schedule, the step, what was found and what stands for what: a line each."""
     schedule, doubt = simulation.schedule, workload_doubt(instance, simulation.schedule)
     time_s = simulation.time_per_sample_s
-    digits = shown_digits(instance)
-    rates = f"{time_text(time_s, digits)}/microbatch, {rates_text(simulation.batch, time_s, digits)}"
-    step = step_text(simulation.step_s, doubt, digits=digits)
+    rates = f"{time_text(time_s)}/microbatch, {rates_text(simulation.batch, time_s)}"
+    step = step_text(simulation.step_s, doubt)
     lines = [f"{schedule.text}: {_WHAT[schedule.name]}", f"step {step}: {rates}"]
     if not simulation.steady:
         lines[-1] += " (no period was found: the average of a long run)"
@@ -129,9 +128,9 @@ def _promise(simulation: Simulation) -> Iterator[str]:
     if promised_s is None or simulation.in_flight is None:
         return
     if simulation.keeps_promise:
-        yield f"the promised {time_text(promised_s, 4)} a batch are kept"
+        yield f"the promised {time_text(promised_s)} a batch are kept"
         return
-    slower = f"{share_text(step_s / promised_s - 1.0)} slower than the promised {time_text(promised_s, 4)} a batch"
+    slower = f"{share_text(step_s / promised_s - 1.0)} slower than the promised {time_text(promised_s)} a batch"
     least = simulation.sustaining
     if least is None:
         yield f"{slower}: transfers take too long to hide"
@@ -201,7 +200,7 @@ def _communication(simulation: Simulation) -> Iterator[str]:
     if longest_s >= _WORTH_SAYING * length_s:
         rank = all_reduce_s.index(longest_s)
         yield (
-            f"the all-reduce of {simulation.ranks[rank].name} takes {time_text(longest_s, 4)} after its last backward "
+            f"the all-reduce of {simulation.ranks[rank].name} takes {time_text(longest_s)} after its last backward "
             f"pass, {share_text(longest_s / length_s)} of the step"
         )
 

@@ -26,7 +26,7 @@ def template(package: str, name: str) -> Template:
         figures.memory_text,
         figures.percent_text,
         figures.plural,
-        figures.rate_text,
+        figures.rounded,
         figures.share_text,
         figures.size_text,
         figures.time_text,

@@ -17,7 +17,7 @@ from piper_ray.report.summary import instance_lines, layers_text, print_outcome,
 from piper_ray.report.terminal import Column, table_lines
 from tests.report_cases import GIB, small_instance, small_plan, solution, string_console
 
-SPEED = "speed: 99.6016 microbatches/s, 80.3200 ms/step\n"
+SPEED = "speed: 99.6 microbatches/s, 80.3 ms/step\n"
 
 AT_80_COLUMNS = """\
 #  layers                     d  t  devices  TMPCs
@@ -128,18 +128,18 @@ WORK = "1.50 s: lattice 0.25 s, stage costs 0.25 s, search 1.00 s in 2 evaluatio
     [
         (
             solution(plan=small_plan()),
-            f"optimal: 10.0400 ms/microbatch, 3 of 4 devices, gap 0 %\n{SPEED}",
+            f"optimal: 10.0 ms/microbatch, 3 of 4 devices, gap 0 %\n{SPEED}",
         ),
         (
             solution(Status.FEASIBLE, plan=small_plan(), lower_bound_s=0.01, stopped_by=StoppedBy.TIME_LIMIT),
             (
-                f"feasible (time limit): 10.0400 ms/microbatch, 3 of 4 devices, gap 0.3984 %\n{SPEED}"
-                "no plan is faster than 10.0000 ms/microbatch\n"
+                f"feasible (time limit): 10.0 ms/microbatch, 3 of 4 devices, gap 0.3984 %\n{SPEED}"
+                "no plan is faster than 10.0 ms/microbatch\n"
             ),
         ),
         (
             solution(Status.UNKNOWN, lower_bound_s=0.001, stopped_by=StoppedBy.INTERRUPT),
-            "unknown (interrupt): no plan found so far; none is faster than 1.00000 ms/microbatch\n",
+            "unknown (interrupt): no plan found so far; none is faster than 1.00 ms/microbatch\n",
         ),
         (
             solution(Status.INFEASIBLE, infeasibility=Infeasibility("layer 3 is too large", 9.5 * GIB + 0.5)),
