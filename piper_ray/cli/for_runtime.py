@@ -15,7 +15,7 @@ from piper_ray.cli.options import option
 from piper_ray.cli.shared import ScheduleOptions
 from piper_ray.cli.telling import Unwritten, note, working
 from piper_ray.model.errors import PiperRayError, UsageError
-from piper_ray.model.figures import least_text, percent_text, plural, size_text, time_text
+from piper_ray.model.figures import held_text, least_text, percent_text, plural, size_text, time_text
 from piper_ray.model.one_mode import context_of
 from piper_ray.model.stop import StoppedBy
 from piper_ray.runtimes.meshes import domain_of, gpus_per_node_of, meshes_of, node_sizes
@@ -139,7 +139,7 @@ class RuntimeSolve:
         target = Target(self.runtime.name.value)
         try:
             return export_plan(instance, found.plan, found.schedule, target, self.gpus_per_node).missing_bytes
-        except PiperRayError:  # what cannot be exported is told by whoever exports it
+        except PiperRayError:  # the export itself says what it cannot hold
             return 0.0
 
     def without_rules(self, instance: Instance, solution: Solution, options: SolveOptions) -> Solution:
@@ -333,10 +333,10 @@ def print_alternatives(
         else:
             words = ", ".join(reasons(first, one.simulation)) or "nothing"
             text = f"{one.name}: {_percent(first.step_s / one.simulation.step_s - 1.0)} faster than 1, with {words}"
-        lines.append(f"{text}; {size_text(alternative.spare_bytes)} to spare")
+        lines.append(f"{text}; {held_text(alternative.spare_bytes)} to spare")
     if found.left_from_s is not None:
         least = least_text(found.left_from_s)
-        lines.append(f"the time was up: no shape that was left takes less than {least}/microbatch")
+        lines.append(f"time limit: no shape that is left takes less than {least}/microbatch")
     print_lines(console, lines)
 
 

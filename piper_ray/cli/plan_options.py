@@ -211,7 +211,7 @@ class TrainedOptions:
         if self.price is None:
             return
         if not table and self.train_tokens is None:
-            raise UsageError("--price needs --train-tokens: of how long a training is the cost asked")
+            raise UsageError("--price needs --train-tokens, the length of the training whose cost is shown")
         if len(self.price) not in (1, gpus):
             raise UsageError(f"--price has {len(self.price)} prices for {gpus} GPUs; expected one each, or one for all")
 

@@ -175,7 +175,7 @@ class _Reader:
     def statement(self, one: ast.stmt, module: _ReadModule, variables: dict[str, object], depth: int) -> None:
         self.statements += 1
         if self.statements > _MOST_STATEMENTS or depth > _MOST_NESTED:
-            raise UsageError("the configuration goes round too often to be followed")
+            raise UsageError("the configuration's loops are too long to follow")
         if isinstance(one, ast.Assign):
             value = self.value(one.value, module, variables, depth)
             for target in one.targets:

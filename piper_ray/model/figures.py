@@ -104,7 +104,7 @@ def memory_text(size_bytes: float) -> str:
 def rounded(number: float, digits: int = SHOWN_DIGITS) -> str:
     """``73,000``, ``1,140``, ``8.9``: without an exponent."""
     text = f"{number:.{digits}g}"
-    return f"{float(text):,.0f}" if number >= 10.0**digits - 0.5 else text
+    return f"{float(text):,.0f}" if number >= 999.5 else text
 
 
 def rounded_down(number: float) -> float:

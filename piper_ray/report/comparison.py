@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from piper_ray.export.megatron_layout import plan_layout
-from piper_ray.model.figures import NEAR_DIGITS, printable, share_text, size_text, time_scale, time_text
+from piper_ray.model.figures import NEAR_DIGITS, held_text, printable, share_text, time_scale, time_text
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import Schedule
@@ -166,7 +166,7 @@ def print_comparison(
             f"{one.simulation.devices:,}",
             share_text(one.simulation.bubble_share),
             share_text(parts.uneven_s / step_s),
-            size_text(one.simulation.peak_memory_bytes) + ("" if one.fits else ": too much"),
+            held_text(one.simulation.peak_memory_bytes) + ("" if one.fits else ": too much"),
             ids_text(instance, one.plan),
         ])  # fmt: skip
     print_fitting(console, [*columns, Column("layers run as")], rows)

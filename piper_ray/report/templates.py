@@ -23,6 +23,7 @@ def template(package: str, name: str) -> Template:
     )
     writers = (
         figures.given_size_text,
+        figures.held_text,
         figures.memory_text,
         figures.percent_text,
         figures.plural,

@@ -25,9 +25,9 @@ AT_80_COLUMNS = """\
                                              activation recomp x2
 2  4 Block_3, 5 Head          1  1        1  vanilla x2
 
-#  time ms  compute   comm  grads  mem GiB   acts     %  binds
-1   10.040    7.500  0.040  2.500    6.500  2.500  81.2  time   ████████████░░░░
-2    5.080    5.000  0.080  0.000    3.000  1.000  37.5         ████████
+#  time ms  compute  comm  grads  mem GiB   acts     %  binds
+1    10.04     7.50  0.04   2.50    6.500  2.500  81.2  time   █████████████░░░░
+2     5.08     5.00  0.08   0.00    3.000  1.000  37.5         ████████▒
 bar: time, █ compute, ▒ communication, ░ gradients; memory limit 8 GiB
 grads: summed over replicas; acts: the part of mem for activations in flight
 """
@@ -37,9 +37,9 @@ AT_120_COLUMNS = """\
 1  0 Embedding, 1-3 Block x3  2  1        2  vanilla x2, activation recomp x2
 2  4 Block_3, 5 Head          1  1        1  vanilla x2
 
-#  time ms  compute   comm  grads  mem GiB   acts     %  binds
-1   10.040    7.500  0.040  2.500    6.500  2.500  81.2  time   ████████████████████████████████████░░░░░░░░░░░░
-2    5.080    5.000  0.080  0.000    3.000  1.000  37.5         ████████████████████████
+#  time ms  compute  comm  grads  mem GiB   acts     %  binds
+1    10.04     7.50  0.04   2.50    6.500  2.500  81.2  time   ████████████████████████████████████░░░░░░░░░░░░
+2     5.08     5.00  0.08   0.00    3.000  1.000  37.5         ████████████████████████
 bar: time, █ compute, ▒ communication, ░ gradients; memory limit 8 GiB
 grads: summed over replicas; acts: the part of mem for activations in flight
 """
@@ -61,7 +61,7 @@ def test_the_plan_at_both_usual_widths(width: int, expected: str) -> None:
 def test_an_ascii_stream_gets_ascii_bars() -> None:
     printed = _printed(small_instance(), small_plan(), 80, encoding="ascii")
     assert printed.isascii()
-    assert "time   ############...." in printed
+    assert "time   #############...." in printed
     assert "# compute, + communication, . gradients" in printed
 
 

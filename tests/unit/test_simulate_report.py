@@ -45,7 +45,7 @@ def test_communication_is_told_where_it_counts() -> None:
     instance = chain([3.0, 3.0], microbatches=8, weights_bytes=GIB, edge_bytes=GIB / 4)
     said = findings(simulate(instance, cut([1, 1], 2), "1f1b"))
     assert "transfers take 10.3 % of the ranks' time" in said
-    assert "the all-reduce of stage 1 takes 2.000 s after its last backward pass, 10.3 % of the step" in said
+    assert "the all-reduce of stage 1 takes 2.00 s after its last backward pass, 10.3 % of the step" in said
 
 
 def test_missing_memory_is_told_by_rank() -> None:
