@@ -57,7 +57,7 @@ class ModelOptions:
 
     model: str = argument(
         "MODEL",
-        "A config.json of Hugging Face, a model's name, such as llama3-70b, or its id there; - reads a config.",
+        "A Hugging Face config.json or id, or a model's name, such as llama3-70b; - reads a config from stdin.",
     )
     gpu: list[str] = option(
         "NAME",

@@ -20,7 +20,7 @@ class LaidModelOptions:
 
     model: str = argument(
         "MODEL",
-        "A config.json of Hugging Face, a model's name, such as llama3-70b, or its id there; - reads a config.",
+        "A Hugging Face config.json or id, or a model's name, such as llama3-70b; - reads a config from stdin.",
     )
     layout: str = option(
         "LAYOUT",

@@ -126,9 +126,7 @@ class WrittenOptions:
         min=1,
         max=20,
     )
-    against: str | None = option(
-        "FILE", "A launch file, or an exported folder, whose layout is compared with the plan."
-    )
+    against: str | None = option("FILE", "A launch file or exported folder to compare with the plan.")
     spare: int = option(
         "N", "Also plan for up to N nodes fewer, and say what moving from one plan to the next takes.", default=0, min=0
     )

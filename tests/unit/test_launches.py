@@ -129,7 +129,7 @@ def test_what_hangs_on_the_unknown_is_unseen() -> None:
         ("torchrun x.py --tensor-model-parallel-size 2 $EXTRA_ARGS", "behind $EXTRA_ARGS cannot be seen here; say it"),
         ("for t in 2 4; do torchrun x.py --tensor-model-parallel-size $t; done", "comes to 2 launches; say which"),
         ("echo hello --tensor-model-parallel-size", "no command of the script has options of Megatron"),
-        ("f() { f; }; f --zero-stage 1", "goes round too often"),
+        ("f() { f; }; f --zero-stage 1", "its loops are too long"),
         ("deepspeed x.py --zero-stage 5", "zero stage 5: expected 0, 1, 2 or 3"),
         (
             "torchrun -m torchtitan.train --config llama3_8b --module nothing",

@@ -50,7 +50,7 @@ def test_communication_is_told_where_it_counts() -> None:
 
 def test_missing_memory_is_told_by_rank() -> None:
     said = findings(simulate(chain([3.0] * 4, memory_bytes=1.6 * GIB), cut([1] * 4), "1f1b"))
-    assert "409.6 MiB too little memory on ranks 0-1" in said
+    assert "410 MiB too little memory on ranks 0-1" in said
 
 
 def test_a_promise_that_is_not_kept_and_what_would_keep_it() -> None:
@@ -114,7 +114,7 @@ def test_the_table_joins_ranks_that_read_alike() -> None:
         ]
     ]
     assert lines[1].split() == [
-        *["0-3", "1-4", "2", "57.1", "%", "0.0", "%", "0.0", "%", "42.9", "%", "4", "2.000", "GiB", "6", "GiB"]
+        *["0-3", "1-4", "2", "57.1", "%", "0.0", "%", "0.0", "%", "42.9", "%", "4", "2.00", "GiB", "6", "GiB"]
     ]
     assert lines[2] == ""
     assert lines[3] == "gpipe: all forward passes, all backward passes, then a flush"
