@@ -509,7 +509,7 @@ def _through_bytes_per_s(links: Sequence[Link]) -> float:
 
 
 def replicas_bytes_per_s(cluster: Cluster, devices: int, d: int, t: int, stages: int | None = None) -> float:
-    """Of a ring through d replicas, in a plan of so many devices; inf for one replica. stages: of a plan whose links
+    """Of a ring through d replicas, in a plan of this many devices; inf for one replica. stages: of a plan whose links
     follow from where its stages lie. With several sites the replicas at each have that many links to the next."""
     if cluster.between_bytes_per_s is not None and (count := len(cluster.sites)) > 0:
         inside = replicas_bytes_per_s(cluster.at_site, devices // count, d // count, t, stages)

@@ -248,7 +248,7 @@ def _refuse_too_many(instance: Instance, head: Certificate, rows: int) -> None:
     if rows <= _FEW_ROWS:
         return
     if not head.schedule.asynchronous:
-        raise CertificateRefused(f"the certificate has {rows:,} rows, of which there are none under a flush")
+        raise CertificateRefused(f"the certificate has {rows:,} rows; under a flush it has none")
     most = 0
     for level, tails in zip(_levels_of(instance, head), head.tails, strict=True):
         downsets = count_downsets(level, tails, max(2, int(free_bytes() / _BYTES_OF_DOWNSET)))

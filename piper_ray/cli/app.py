@@ -62,8 +62,6 @@ _PARAMETER = re.compile(
 )
 _NO_CHOICE = re.compile(r"(?:Value error, )?(?P<given>'[^']*' is not one of) (?P<known>.*)\.", re.DOTALL)
 
-_BRIDGE = "; plan with --runtime megatron, and piper-ray export --to megatron-bridge writes the plan for a recipe"
-
 
 def understood(command: str) -> Callable[[str], str]:
     """For ``token_normalize_func``: gives an option's name of today for one of before."""
@@ -94,8 +92,7 @@ def reword(complaint: Any) -> None:
     elif match := _NO_CHOICE.fullmatch(str(complaint.message)):
         known = re.findall(r"'([^']*)'", match["known"])
         given = re.findall(r"'([^']*)'", match["given"])[0]
-        meant = _BRIDGE if given == "megatron-bridge" else did_you_mean(given, known)
-        complaint.message = f"{match['given']} {', '.join(known)}{meant}"
+        complaint.message = f"{match['given']} {', '.join(known)}{did_you_mean(given, known)}"
 
 
 def _option_meant(complaint: Any) -> str:

@@ -22,7 +22,7 @@ from piper_ray import (
 from piper_ray.cli.interrupts import current
 from piper_ray.cli.options import flag, option
 from piper_ray.cli.telling import Unwritten, note, refuse_unwritable, working
-from piper_ray.model.figures import PROOF_TOLERANCE, percent_text, plural, time_text
+from piper_ray.model.figures import PROOF_DIGITS, PROOF_TOLERANCE, percent_text, plural, time_text
 from piper_ray.model.mode import FOUND
 from piper_ray.model.schedule import PAPERS_SCHEDULE
 from piper_ray.storage.files import kind_unless_file
@@ -118,7 +118,7 @@ def write_own_certificate(
         write_certificate(certificate, path)
         yield f"certificate: {path.stat().st_size:,} bytes in {path}, {time.perf_counter() - began_s:.2f} s"
         if certificate.bound_s < solution.lower_bound_s * (1.0 - 2.0 * PROOF_TOLERANCE):
-            yield f"it proves less than the solve: {time_text(certificate.bound_s)}/microbatch"
+            yield f"it proves less than the solve: {time_text(certificate.bound_s, PROOF_DIGITS)}/microbatch"
 
 
 def checked_certificate(path: Path, instance: Instance, *, unrestricted: bool) -> CertifiedBound:
@@ -136,7 +136,7 @@ def certified_text(found: CertifiedBound, silent_on: Sequence[str], time_s: floa
     kept = [] if found.is_unrestricted else [found.restrictions_text]
     if found.bound_s < float("inf"):
         which = "".join(f" that keeps {text}" for text in kept)
-        text = f"no plan{which}{under} takes less than {time_text(found.bound_s)}/microbatch"
+        text = f"no plan{which}{under} takes less than {time_text(found.bound_s, PROOF_DIGITS)}/microbatch"
     else:
         # Which plans are granted a billionth more memory is said by ``evaluate``; the check grants less.
         text = f"there is no plan{under} that keeps {' and '.join([*kept, 'the memory to the byte'])}"

@@ -57,7 +57,7 @@ class ModelOptions:
 
     model: str = argument(
         "MODEL",
-        "A config.json of Hugging Face, a model's name, such as llama3-70b, or its id there; - reads a config.",
+        "A Hugging Face config.json or id, or a model's name, such as llama3-70b; - reads a config from stdin.",
     )
     gpu: list[str] = option(
         "NAME",
@@ -68,18 +68,18 @@ class ModelOptions:
     nodes: int | None = option("COUNT", "Nodes of the cluster.", min=1)
     gpus_per_node: int | None = option("COUNT", "GPUs of a node, in place of the table's.", min=1)
     domain: int | None = option(
-        "COUNT", "GPUs that share the fast link, if it joins several nodes, as 72 for NVL72.", min=1
+        "COUNT", "GPUs that share the fast link, if it joins several nodes, such as 72 for NVL72.", min=1
     )
     uplink_bytes_per_s: float | None = option(
         "RATE",
-        "The rate of an uplink that the GPUs of a fast link share, both directions together, as 100GB/s; if left out, "
-        "each GPU has its own network link.",
+        "The rate of an uplink that the GPUs of a fast link share, both directions together, such as 100GB/s; if "
+        "left out, each GPU has its own network link.",
         "--uplink",
         parse=parse_rate,
     )
     site: list[str] | None = option(
         "NAME:NODES",
-        "A site and its nodes; give one for each site, as --site east:64 --site west:64 --between 5GB/s.",
+        "A site and its nodes; give one for each site, such as --site east:64 --site west:64 --between 5GB/s.",
     )
     between_bytes_per_s: float | None = option(
         "RATE",
@@ -88,7 +88,7 @@ class ModelOptions:
         "--between",
         parse=parse_rate,
     )
-    tokens: int | None = option("COUNT", "Tokens of a sample, as 8192 or 128k (131,072).", parse=parse_tokens)
+    tokens: int | None = option("COUNT", "Tokens of a sample, such as 8192 or 128k (131,072).", parse=parse_tokens)
     images: int | None = option("COUNT", "Images of a sample, for models with a vision tower; one if left out.", min=1)
     hardware: Path | None = option("FILE", "A TOML file whose constants replace those of the built-in table.")
     calibrate: Path | None = option(
@@ -114,7 +114,7 @@ class ModelOptions:
         wrong: list[str] = []
         gpus = [name for text in self.gpu for name in text.split(",")]
         said = self.site or (gpus if any(":" in gpu for gpu in gpus) else [])
-        option, each = ("--site", "site once, with 1 node or more, as east:64") if self.site else ("--gpu", _KIND)
+        option, each = ("--site", "site once, with 1 node or more, such as east:64") if self.site else ("--gpu", _KIND)
         for text in said:
             name, _, count = text.strip().partition(":")
             if not name or not count.isdecimal() or int(count) < 1 or name in found:
@@ -136,13 +136,15 @@ class ModelOptions:
         if not kinds and not faults and self.nodes is None:
             faults.append(f"--nodes is missing; expected how many nodes of {self.gpus[0]} there are")
         if self.site and not faults and (len(kinds) < 2 or len(self.gpus) > 1 or ":" in self.gpus[0]):
-            faults.append("--site: expected several sites, of one GPU, as --gpu H100-SXM --site east:64 --site west:64")
+            faults.append(
+                "--site: expected several sites of one GPU, such as --gpu H100-SXM --site east:64 --site west:64"
+            )
         if self.site and between_bytes_per_s is None:
-            faults.append("--between is missing; expected the rate of a GPU between sites, as 5GB/s")
+            faults.append("--between is missing; expected the rate of a GPU between sites, such as 5GB/s")
         if len(kinds) < 2 and not faults and not self.site and between_bytes_per_s is not None:
-            faults.append("--between: expected GPUs of several kinds, as --gpu A100-80:32 --gpu H100-SXM:32")
+            faults.append("--between: expected GPUs of several kinds, such as --gpu A100-80:32 --gpu H100-SXM:32")
         if between_bytes_per_s is not None and between_bytes_per_s <= 0.0:
-            faults.append("--between: expected a rate above 0, as 50GB/s")
+            faults.append("--between: expected a rate above 0, such as 50GB/s")
         faults += self._faults_of_gpus()
         if faults:
             raise UsageError("\n".join(dict.fromkeys(faults)))
@@ -206,11 +208,11 @@ class OfferOptions:
     )
     context_parallel: str | None = option(
         "DEGREES",
-        "Degrees of context parallelism to offer, as 1,2,4: this many groups of t GPUs share a sequence. A plan's t "
-        "counts the GPUs of all groups.",
+        "Degrees of context parallelism to offer, such as 1,2,4: this many groups of t GPUs share a sequence. A "
+        "plan's t counts the GPUs of all groups.",
     )
     expert_parallel: str | None = option(
-        "DEGREES", "Degrees of expert parallelism to offer, as 8,16, independent of t."
+        "DEGREES", "Degrees of expert parallelism to offer, such as 8,16, independent of t."
     )
     expert_tensor: int = option("COUNT", "GPUs that share an expert.", "--expert-tensor-parallel", default=1, min=1)
 
@@ -259,8 +261,8 @@ class EveryOfferOption(OfferOptions):
     )
     recompute: list[Any] | None = option(
         "PARTS",
-        "Offer recomputing these parts of each layer, as core_attn,mlp, in addition to those that suit the software; "
-        "may be given again.",
+        "Offer recomputing these parts of each layer, such as core_attn,mlp, in addition to those that suit the "
+        "software; may be given again.",
         parse=parse_recomputation,
     )
     gathered: bool = flag(
@@ -304,7 +306,7 @@ class RunningOptions:
     overlaps: Any = option(
         "NAMES",
         "Exchanges that overlap with passes, beyond those that the software overlaps by default: tensor, experts, "
-        "context, or several, as tensor,experts.",
+        "context, or several, such as tensor,experts.",
         "--overlap",
         default="",
         parse=lambda text: parse_overlaps(text) if text else (),
@@ -312,7 +314,7 @@ class RunningOptions:
     graphs: Any = option(
         "NAMES",
         "What CUDA graphs capture, so that the host launches it as one: attn (all that is not routed to experts), "
-        "moe_router (routing), or both, as attn,moe_router; full_iteration: a whole step.",
+        "moe_router (routing), or both, such as attn,moe_router; full_iteration: a whole step.",
         "--cuda-graphs",
         default="",
         parse=lambda text: parse_graphs(text) if text else (),
@@ -354,8 +356,8 @@ class TrainingOptions:
     )
     reserve_bytes: float | None = option(
         "SIZE",
-        "Leave this much of each GPU free, as 5GiB, for CUDA's context, communicators and the allocator's fragments, "
-        "in place of what is usual.",
+        "Leave this much of each GPU free, such as 5GiB, for CUDA's context, communicators and the allocator's "
+        "fragments, in place of what is usual.",
         parse=parse_size,
     )
 

@@ -151,7 +151,7 @@ def _in_flight(text: str) -> InFlightRule | tuple[int, ...]:
         return tuple(int(number) for number in text.split(","))
     except ValueError:
         raise UsageError(
-            f"--keep {text!r} is unknown; expected rule, sustaining, or a number for each stage, as 5,2,1"
+            f"--keep {text!r} is unknown; expected rule, sustaining, or a number for each stage, such as 5,2,1"
         ) from None
 
 
@@ -175,7 +175,7 @@ class SimulateOptions:
     )
     trace: Path | None = option("FILE", "Write every event, as JSON that ui.perfetto.dev opens.")
     plot: Path | None = option("FILE", "Draw the timeline, as FILE.svg, .png or .pdf.")
-    latency_s: float | None = option("TIME", "The latency of each transfer between stages, as 5us.", parse=parse_time)
+    latency_s: float | None = option("TIME", "Latency of a transfer between stages, such as 5us.", parse=parse_time)
     transfers: Transfers = option(
         "HOW",
         "How stages pass on tensors. in-passes (Piper's model): both stages wait during a transfer. overlapped: stages "
@@ -193,7 +193,7 @@ class SimulateOptions:
     keep: str = option(
         "Y",
         "Microbatches that a replica of each stage keeps in flight under 2bw, pipedream and 1f1b: rule, ceil(s / d); "
-        "sustaining, the least that keep an asynchronous pipeline's slowest stage busy; or numbers, as 5,2,1.",
+        "sustaining, the least that keep an asynchronous pipeline's slowest stage busy; or numbers, such as 5,2,1.",
         default=InFlightRule.RULE.value,
     )
     vertical_sync: bool = flag(
@@ -293,7 +293,7 @@ def compare(
     if told_as.json:
         document: dict[str, object] = {
             "plans": comparison_document(instance, plans),
-            "verdict": verdict(instance, plans),
+            "verdict": verdict(plans),
         }
         typer.echo(to_text(document), nl=False)
         return
@@ -301,8 +301,8 @@ def compare(
     print_lines(screen, [*instance_lines(instance), ""])
     print_comparison(screen, instance, plans)
     screen.print()
-    print_difference(screen, instance, plans)
-    print_lines(screen, ["", verdict(instance, plans)])
+    print_difference(screen, plans)
+    print_lines(screen, ["", verdict(plans)])
 
 
 def _compared(
@@ -360,7 +360,7 @@ def plan_names(plan_files: list[Path], recipe: str | None) -> list[str]:
 class PageOutput:
     """Where the page goes."""
 
-    out: Path = option("FILE", "The page to write, as report.html.", "-o", "--out", default=REQUIRED)
+    out: Path = option("FILE", "The page to write, such as report.html.", "-o", "--out", default=REQUIRED)
 
 
 def report(planned: PlannedOptions, page: PageOutput, scheduled: ScheduleOptions) -> None:
@@ -382,5 +382,5 @@ def report(planned: PlannedOptions, page: PageOutput, scheduled: ScheduleOptions
         subject = current().run(lambda _: report_subject(instance, plan, shown_for, claims, line))
     write_page(subject, page.out)
     simulation = subject.valued.simulation
-    text = simulation.text_of(step_text(simulation.step_s, subject.valued.doubt, digits=subject.valued.digits))
+    text = simulation.text_of(step_text(simulation.step_s, subject.valued.doubt))
     print_lines(console(), [f"{page.out}: {text}"])

@@ -15,7 +15,7 @@ from piper_ray.cli.options import option
 from piper_ray.cli.shared import ScheduleOptions
 from piper_ray.cli.telling import Unwritten, note, working
 from piper_ray.model.errors import PiperRayError, UsageError
-from piper_ray.model.figures import least_text, percent_text, plural, size_text, time_text
+from piper_ray.model.figures import held_text, least_text, percent_text, plural, size_text, time_text
 from piper_ray.model.one_mode import context_of
 from piper_ray.model.stop import StoppedBy
 from piper_ray.runtimes.meshes import domain_of, gpus_per_node_of, meshes_of, node_sizes
@@ -59,9 +59,9 @@ class RuntimeOptions(NodeOption):
     )
     tolerance: float = option(
         "SHARE",
-        "With --plans: plans count as equally fast if they take at most this share longer than the fastest, as 0.01 "
-        "for 1 %. Of these the one on the fewest devices is listed first, then the one of the simplest layout, then "
-        "the one with the most memory to spare.",
+        "With --plans: plans count as equally fast if they take at most this share longer than the fastest, such as "
+        "0.01 for 1 %. Of these the one on the fewest devices is listed first, then the one of the simplest layout, "
+        "then the one with the most memory to spare.",
         default=1e-3,
         min=0.0,
         max=1.0,
@@ -139,7 +139,7 @@ class RuntimeSolve:
         target = Target(self.runtime.name.value)
         try:
             return export_plan(instance, found.plan, found.schedule, target, self.gpus_per_node).missing_bytes
-        except PiperRayError:  # what cannot be exported is told by whoever exports it
+        except PiperRayError:  # the export itself says what it cannot hold
             return 0.0
 
     def without_rules(self, instance: Instance, solution: Solution, options: SolveOptions) -> Solution:
@@ -166,10 +166,8 @@ class RuntimeSolve:
         with working(f"the best plan without {self.runtime.title}'s rules"):
             return current().run(search)
 
-    def cost_text(self, instance: Instance, solution: Solution, free: Solution) -> str:
+    def cost_text(self, solution: Solution, free: Solution) -> str:
         """``1.8 % slower than without Megatron's rules``."""
-        from piper_ray.workloads.estimate.doubt import shown_digits
-
         mine_s, free_s = solution.time_per_sample_s, free.time_per_sample_s
         rules = f"without {self.runtime.title}'s rules"
         if mine_s is None:
@@ -186,7 +184,7 @@ class RuntimeSolve:
         if known and least < _FREE_GAP:
             return f"as fast as the best plan {rules}"
         bound = "" if known or most == float("inf") else f", {_percent(most)} at most"
-        how = f"{time_text(free_s, shown_digits(instance))}/microbatch with {_differs(free)}"
+        how = f"{time_text(free_s)}/microbatch with {_differs(free)}"
         return f"{_percent(least)} slower than {rules}{bound}: {how}{ended}"
 
     def document(self, solution: Solution, free: Solution) -> dict[str, object]:
@@ -312,7 +310,6 @@ def print_alternatives(
     """The table (letters: with layouts in Megatron's), and what separates each plan but the first from that."""
     from piper_ray.report.comparison import ComparedPlan, print_comparison, reasons
     from piper_ray.report.terminal import print_lines
-    from piper_ray.workloads.estimate.doubt import shown_digits
 
     plans = [ComparedPlan(str(number), one.plan, one.simulation) for number, one in enumerate(found.found, start=1)]
     console.print(
@@ -327,19 +324,19 @@ def print_alternatives(
             f"1 to {found.tied} are within {percent_text(tolerance)} of each other: fewest devices first, then the "
             "simplest layout, then the most memory to spare"
         )
-    first, digits = plans[0].simulation, shown_digits(instance)
+    first = plans[0].simulation
     for one, alternative in zip(plans[1:], found.found[1:], strict=True):
         slower = one.simulation.step_s / first.step_s - 1.0
         if slower >= 0.0:
-            words = ", ".join(reasons(one.simulation, first, digits)) or "nothing"
+            words = ", ".join(reasons(one.simulation, first)) or "nothing"
             text = f"{one.name}: {_percent(slower)} slower than 1, which has {words}"
         else:
-            words = ", ".join(reasons(first, one.simulation, digits)) or "nothing"
+            words = ", ".join(reasons(first, one.simulation)) or "nothing"
             text = f"{one.name}: {_percent(first.step_s / one.simulation.step_s - 1.0)} faster than 1, with {words}"
-        lines.append(f"{text}; {size_text(alternative.spare_bytes)} to spare")
+        lines.append(f"{text}; {held_text(alternative.spare_bytes)} to spare")
     if found.left_from_s is not None:
-        least = least_text(found.left_from_s, digits)
-        lines.append(f"the time was up: no shape that was left takes less than {least}/microbatch")
+        least = least_text(found.left_from_s)
+        lines.append(f"time limit: no shape that is left takes less than {least}/microbatch")
     print_lines(console, lines)
 
 

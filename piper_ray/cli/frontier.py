@@ -36,8 +36,9 @@ class CurveOptions:
 
     devices: str | None = option(
         "RANGE",
-        "Numbers of devices, as 8..2048, 8..2k:8 or 8,16,32; 1 to the input's number if not given. Of two kinds, as "
-        "'A100-80=0,8,16 H100-SXM=8..64:8', a table is shown (0: the other kind alone); whole nodes if not given.",
+        "Numbers of devices, such as 8..2048, 8..2k:8 or 8,16,32; 1 to the input's number if left out. Of two "
+        "kinds, as in 'A100-80=0,8,16 H100-SXM=8..64:8', a table is shown (0: the other kind alone); whole nodes if "
+        "left out.",
     )
     budgets: str | None = option(
         "RANGE", "Bounds on the sum of data-parallel degrees too, on the most devices: as --devices, or all."
@@ -213,7 +214,6 @@ def _table_of_kinds(
     from piper_ray.report.plots.style import save
     from piper_ray.report.summary import instance_lines, schedule_line
     from piper_ray.report.terminal import console, print_lines
-    from piper_ray.workloads.estimate.doubt import shown_digits
 
     if curves.budgets is not None:
         raise UsageError("--budgets: bounds on the sum of d are for plans whose stages may differ in d (schedule 2bw)")
@@ -229,7 +229,7 @@ def _table_of_kinds(
             return kind_table(instance, numbers, restrictions, asked, options, stop=stop, tell=known.append)
 
         points = current().run(found)
-    print_kind_table(screen, kinds, points, shown_digits(instance))
+    print_kind_table(screen, kinds, points)
     plans: dict[tuple[int, int], PlanEntry] = {}
     unwritten = Unwritten()
     if curves.plans is not None:

@@ -20,7 +20,7 @@ _BRACED = re.compile(r"\{([^{}]*)\}(\.\.\.)?")
 COMMON: Mapping[str, frozenset[str]] = {
     name: frozenset(options.split())
     for name, options in {
-        "plan": "gpu nodes out dry-run against runtime global-batch precision",
+        "plan": "gpu nodes tokens out dry-run against runtime global-batch precision",
         "solve": "devices microbatches memory out json schedule gap time-limit address",
         "estimate": "gpu nodes tokens out explain global-batch microbatch-size precision recompute calibrate",
         "frontier": "devices microbatches memory out plot json schedule gap time-limit",
@@ -30,7 +30,7 @@ COMMON: Mapping[str, frozenset[str]] = {
         "compare": "devices microbatches memory recipe launch set json",
         "export": "devices microbatches memory to out gpus-per-node",
         "import-plan": "devices microbatches memory out pipeline-parallel tensor-parallel data-parallel recipe launch",
-        "profile": "device arg input out gpu devices global-batch tensor-parallel",
+        "profile": "device arg input microbatch-size out gpu devices global-batch tensor-parallel",
         "run": "device workload schemes steps schedule microbatches trace json",
     }.items()
 }

@@ -20,7 +20,7 @@ class LaidModelOptions:
 
     model: str = argument(
         "MODEL",
-        "A config.json of Hugging Face, a model's name, such as llama3-70b, or its id there; - reads a config.",
+        "A Hugging Face config.json or id, or a model's name, such as llama3-70b; - reads a config from stdin.",
     )
     layout: str = option(
         "LAYOUT",
@@ -30,7 +30,7 @@ class LaidModelOptions:
     )
     gpu: str | None = option("NAME", "The GPU that it has to fit on, such as H100-SXM.")
     gpus: int | None = option("COUNT", "All GPUs, if LAYOUT does not give the number of replicas.", min=1)
-    tokens: int | None = option("COUNT", "Tokens of a sample, as 8192 or 128k (131,072).", parse=parse_tokens)
+    tokens: int | None = option("COUNT", "Tokens of a sample, such as 8192 or 128k (131,072).", parse=parse_tokens)
     global_batch: int | None = option("SAMPLES", "Samples of a batch, over all replicas.", min=1)
     microbatch_size: int | None = option("SAMPLES", "Samples of a microbatch.", min=1)
     precision: str | None = option("NAME", "Precision of products: bf16 (if not given), fp16 or fp8.")

@@ -48,7 +48,7 @@ class Left:
 
     @property
     def answer(self) -> Any:
-        """The last that it told of; None if there was none."""
+        """The last answer that it reported; None if there was none."""
         return _value(self._told.get(_ANSWER))
 
     @property

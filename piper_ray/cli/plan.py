@@ -106,7 +106,7 @@ class _Question:
                 f"{several[0]}: a table is for one kind of GPU at one site, not for several; give one value"
             )
         if self.offered.schemes and (self.kinds or "fp8" in self.running.precisions):
-            raise UsageError("--schemes: of one kind of GPU at one site, in bf16 or fp16")
+            raise UsageError("--schemes is for one kind of GPU at one site, in bf16 or fp16")
         if len(several) > 1:
             raise UsageError(f"{several[0]} and {several[1]}: give several of one of them")
         if self.is_table and len(self.running.precisions) > 1:
@@ -189,7 +189,7 @@ class _Question:
         return with_offers(request, model, named, domain, contexts, experts, trained.software, exchange)
 
     def calibrated(self, demands: list[PlanDemand]) -> list[PlanDemand]:
-        """With what the file of measurements says of the GPU, which is told once."""
+        """With what the file of measurements says of the GPU, which is printed once."""
         first = demands[0]
         found = self.modelled.calibrated_on(first.gpu, first.model, first.hardware, first.request)
         return [replace(one, request=replace(one.request, calibration=found.calibration)) for one in demands]
@@ -280,7 +280,7 @@ def _plan_one(asked: _Question, demand: PlanDemand, command: str) -> None:
     files = [*_files(asked, found, launch, told, command), *folders]
     _tell(asked, found, helps, told, (theirs, fewer, files))
     if refused is not None:
-        note(f"the plan on stdout stands, but is not compared with {written.against}:")
+        note(f"the plan is on stdout, but is not compared with {written.against}:")
         raise refused
     if _interrupted():
         current().tell("this is the best plan so far")

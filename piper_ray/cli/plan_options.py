@@ -126,9 +126,7 @@ class WrittenOptions:
         min=1,
         max=20,
     )
-    against: str | None = option(
-        "FILE", "A launch file, or an exported folder, whose layout is compared with the plan."
-    )
+    against: str | None = option("FILE", "A launch file or exported folder to compare with the plan.")
     spare: int = option(
         "N", "Also plan for up to N nodes fewer, and say what moving from one plan to the next takes.", default=0, min=0
     )
@@ -195,12 +193,12 @@ class TrainedOptions:
     )
     unfused_attention: bool = flag("Attention that keeps its scores, as before FlashAttention.")
     train_tokens: int | None = option(
-        "COUNT", "Tokens of the whole training, as 15T, to show its days.", parse=parse_count
+        "COUNT", "Tokens of the whole training, such as 15T, to show its days.", parse=parse_count
     )
     price: Any = option(
         "MONEY",
-        "The price of one GPU for one hour, in any currency, as 2.5; with --train-tokens the cost of the training is "
-        "shown. For several GPUs one price each, as 2.10,3.50.",
+        "The price of one GPU for one hour, in any currency, such as 2.5; with --train-tokens the cost of the "
+        "training is shown. For several GPUs one price each, such as 2.10,3.50.",
         parse=partial(several, parse_money),
     )
 
@@ -211,7 +209,7 @@ class TrainedOptions:
         if self.price is None:
             return
         if not table and self.train_tokens is None:
-            raise UsageError("--price needs --train-tokens: of how long a training is the cost asked")
+            raise UsageError("--price needs --train-tokens, the length of the training whose cost is shown")
         if len(self.price) not in (1, gpus):
             raise UsageError(f"--price has {len(self.price)} prices for {gpus} GPUs; expected one each, or one for all")
 
@@ -230,19 +228,19 @@ class MemoryRoomOptions:
 
     headroom: Any = option(
         "SIZE|SHARE",
-        "Memory of each GPU to leave free, as 4GiB or 8%; 0,4%,8% shows a table. If left out, as much as 9 in 10 "
+        "Memory of each GPU to leave free, such as 4GiB or 8%; 0,4%,8% shows a table. If left out, as much as 9 in 10 "
         "published peaks ask for.",
         parse=partial(several, parse_headroom),
     )
     reserve_bytes: float | None = option(
         "SIZE",
-        "Leave this much of each GPU for CUDA's context, communicators and the allocator's fragments, as 5GiB, in "
+        "Leave this much of each GPU for CUDA's context, communicators and the allocator's fragments, such as 5GiB, in "
         "place of what is usual.",
         parse=parse_size,
     )
     host_memory_bytes: float | None = option(
         "SIZE",
-        "How much of a node's own memory the optimizer's state may take, as 1TB; if left out, all that such nodes "
+        "How much of a node's own memory the optimizer's state may take, such as 1TB; if left out, all that such nodes "
         "usually have: 1.8 TB with 8 H100, 1 TB with 8 A100 (host_memory of --hardware).",
         parse=parse_size,
     )
@@ -274,7 +272,7 @@ class PlanOfferOptions(EveryOfferOption):
     )
     tensor_parallel: Any = option(
         "T,T,...",
-        "Only these tensor-parallel degrees, as 2,4; without those of context parallelism.",
+        "Only these tensor-parallel degrees, such as 2,4; without those of context parallelism.",
         parse=partial(parse_degrees, "--tensor-parallel"),
     )
     stages: int | None = option("P", "Only plans with P pipeline ranks.", min=1)

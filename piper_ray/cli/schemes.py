@@ -39,13 +39,13 @@ class SchemeOptions:
 
     degrees: str | None = option(
         "DEGREES",
-        "Tensor-parallel degrees, as 2,4,8; if not given, those that divide the GPUs of a node.",
+        "Tensor-parallel degrees, such as 2,4,8; if not given, those that divide the GPUs of a node.",
         "-t",
         "--tensor-parallel",
     )
     in_flight: str = option(
         "COUNTS",
-        "Microbatches in flight, as 8 or 1,8,32, at which a scheme's memory is weighed against its time.",
+        "Microbatches in flight, such as 8 or 1,8,32, at which a scheme's memory is weighed against its time.",
         default="8",
     )
     show: str | None = option("ID", "Show a scheme operator by operator; ID: the beginning of its id.")
@@ -174,7 +174,7 @@ def _refuse_mistakes(modelled: ModelOptions, asked: SchemeOptions, running: Runn
                 f"--out {asked.out}: unknown kind of file; expected a path that ends in .json, .toml or .py"
             )
         if kind == ".py" and (asked.show is None or not _is_module(modelled.model)):
-            raise UsageError(f"--out {asked.out}: expected a module of PyTorch, as model.py:factory, and --show ID")
+            raise UsageError(f"--out {asked.out}: expected a PyTorch module, such as model.py:factory, and --show ID")
         refuse_unwritable("--out", asked.out)
         if asked.out.suffix.lower() == ".toml" and modelled.nodes is None:
             raise UsageError(f"--out {asked.out}: a workload is for a cluster; expected --nodes COUNT, too")
@@ -193,7 +193,7 @@ def _refuse_mistakes(modelled: ModelOptions, asked: SchemeOptions, running: Runn
     if asked.plan is not None and (_is_module(modelled.model) or modelled.nodes is None):
         raise UsageError(f"--plan {asked.plan}: of a model that estimate knows, on the cluster of --nodes COUNT")
     if asked.strict and not _is_module(modelled.model):
-        raise UsageError("--strict is for modules of PyTorch, as model.py:factory")
+        raise UsageError("--strict is for modules of PyTorch, such as model.py:factory")
 
 
 def _is_module(model: str) -> bool:

@@ -37,13 +37,15 @@ class WorkloadOptions:
         "INPUT",
         "The workload: TOML, Piper's or dnn-partitioning's JSON, or a PipeDream profile (graph.txt); - reads stdin.",
     )
-    devices: int | None = option("K", "Number of devices, as 512 or 1k, in place of the input's.", parse=parse_count)
+    devices: int | None = option(
+        "K", "Number of devices, such as 512 or 1k; the input's if left out.", parse=parse_count
+    )
     microbatches: int | None = option("N", "Microbatches in a batch, in place of the input's.", parse=parse_count)
     memory_bytes: float | None = option(
-        "SIZE", "Memory of each device, as 80GB or 8GiB, in place of the input's.", parse=parse_size
+        "SIZE", "Memory of each device, such as 80GB or 8GiB, in place of the input's.", parse=parse_size
     )
     bandwidth_bytes_per_s: float | None = option(
-        "RATE", "Bandwidth from a device to the others, as 25GB/s, in place of the input's.", parse=parse_rate
+        "RATE", "Bandwidth from a device to the others, such as 25GB/s, in place of the input's.", parse=parse_rate
     )
     in_flight: InFlight | None = option(
         "RULE",
@@ -145,7 +147,7 @@ class RestrictionOptions:
     same_degrees: bool = flag("One d and one t for all stages, as under a flush in any case.")
     stages: int | None = option("P", "Only plans with P stages; with P ranks where a rank holds several.")
     use_all_devices: bool = flag("Only plans that use all devices: d t p = K.")
-    tensor_parallel: str | None = option("T,T,...", "Only these tensor-parallel degrees, as 1,2,4,8.")
+    tensor_parallel: str | None = option("T,T,...", "Only these tensor-parallel degrees, such as 1,2,4,8.")
     per_stage_recompute: Literal["all-or-none", "first-k", "one-for-all"] | None = option(
         "RULE",
         "Only recomputation that runtimes can express: all-or-none of each stage; first-k, the first k layers of each "
@@ -201,7 +203,7 @@ class StepOptions:
         "Share of the time for summing gradients that overlaps with backward passes, from 0 to 1. For schedules that "
         "flush each batch.",
     )
-    optimizer_s: float | None = option("TIME", "Time of the optimizer, once a batch, as 20ms.", parse=parse_time)
+    optimizer_s: float | None = option("TIME", "Time of the optimizer, once a batch, such as 20ms.", parse=parse_time)
 
     def terms(self, known: StepTerms | None = None) -> StepTerms:
         """The ones given, else those known. Raises UsageError."""
@@ -247,18 +249,18 @@ class SearchOptions:
 
     gap: float = option(
         "G",
-        "Stop when a plan is proved to be within this share of the best, as 0.01 or 1%.",
+        "Stop when a plan is proved to be within this share of the best, such as 0.01 or 1%.",
         default=0.0,
         parse=parse_gap,
     )
     time_limit_s: float | None = option(
         "TIME",
-        "Stop after this time, as 90, 10m or 1.5h, with the best plans and bounds so far.",
+        "Stop after this time, such as 90, 10m or 1.5h, with the best plans and bounds so far.",
         parse=parse_seconds,
     )
     threads: int | None = option("T", "Worker threads; one for each core if not given.")
     memory_limit_bytes: float | None = option(
-        "SIZE", "Refuse a search that itself needs more memory than this, as 16GB.", parse=parse_size
+        "SIZE", "Refuse a search that itself needs more memory than this, such as 16GB.", parse=parse_size
     )
 
     def options(self, contract: Contract = Contract.SAFE, checkpoint: str | None = None) -> SolveOptions:

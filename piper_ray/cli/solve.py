@@ -60,7 +60,7 @@ def refuse_search_options(planner: str, given: Collection[str]) -> None:
     planner_of(planner)
     for name in _EXACT_ALONE:
         if name in given:
-            raise UsageError(f"{option_name(name)} is for the exact planner; --planner {planner} knows nothing of it")
+            raise UsageError(f"{option_name(name)} is for the exact planner; --planner {planner} does not take it")
 
 
 def solve_by_baseline(
@@ -116,7 +116,7 @@ class PlanOutput:
     out: Path | None = option("FILE", "Write the plan to FILE: Piper's JSON and our figures.", "-o", "--out")
     apart: bool = flag(
         "On devices of several kinds, also find the best pipelines of one kind each, with the microbatches shared out "
-        "among these. The faster plan is the answer; with --runtime, which launches no such plan, it is only told."
+        "among these. The faster plan is the answer; with --runtime, which launches no such plan, it is only shown."
     )
     verbose: bool = flag("Show each step of the search as it comes, and all stages and ranks of the plan.")
 
@@ -229,7 +229,7 @@ def solve(
     json, out, certificate, checkpoint = told_as.json, written.out, proved.certificate, cluster.checkpoint
     if cluster.supervise:
         if checkpoint is None:
-            raise UsageError("--supervise needs --checkpoint: where the state is kept that a new start takes up")
+            raise UsageError("--supervise needs --checkpoint, which keeps the state from which a new start goes on")
         from piper_ray.cli.supervise import supervise, without_supervise
 
         raise typer.Exit(supervise(without_supervise(sys.argv[1:]), checkpoint))
@@ -331,9 +331,7 @@ def solve(
     if own_runtime is not None and not in_haste:
         free = own_runtime.without_rules(instance, solution, options)
         print_lines(screen, own_runtime.receives_lines(instance, solution, simulation))
-        print_lines(
-            screen, [own_runtime.cost_text(instance, solution, free), *own_runtime.rank_lines(instance, solution)]
-        )
+        print_lines(screen, [own_runtime.cost_text(solution, free), *own_runtime.rank_lines(instance, solution)])
         more["runtime"] = own_runtime.document(solution, free)
     if wanted.plans > 1 and not in_haste:
         others = for_runtime.find_alternatives(instance, restrictions, asked, wanted, options, alone)

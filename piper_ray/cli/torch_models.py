@@ -36,7 +36,7 @@ class FactoryOptions:
 
     model: str = argument(
         "MODULE:FACTORY",
-        "A function that makes the model, as package.module:function or file.py:function. It returns a "
+        "A function that makes the model, such as package.module:function or file.py:function. It returns a "
         "torch.nn.Module, or a pair of it and example inputs (a tensor, a tuple, or a dict of keywords). If it takes "
         "`microbatch` or `tensor_parallel` it gets them.",
     )
@@ -81,7 +81,7 @@ class MeasureOptions:
         min=1,
     )
     batch: int | None = option("SAMPLES", "Samples of a batch; 32 microbatches if not given.", "--global-batch", min=1)
-    memory_bytes: float | None = option("SIZE", "Memory of each device, as 80GB.", parse=parse_size)
+    memory_bytes: float | None = option("SIZE", "Memory of each device, such as 80GB.", parse=parse_size)
     bandwidth_bytes_per_s: float | None = option(
         "RATE", "Bandwidth from a device to the others; the GPU's, or 25GB/s.", parse=parse_rate
     )

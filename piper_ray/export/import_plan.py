@@ -286,6 +286,12 @@ def _setting(
     sequence = bool(run_as.sequence_parallel) and mesh.tensor_parallel > 1
     sharding, shards = _shards(instance, known, run_as, d * context, notes)
     experts, each = _spread(instance, known, mesh, run_as.expert_tensor or 1, notes)
+    if experts is not None and (ranks := d * context * mesh.tensor_parallel) % (experts * each):
+        raise UsageError(
+            f"expert parallelism {experts}, {plural(each, 'device')} for each expert, needs {experts * each} devices "
+            f"of a stage, or a multiple of that; each stage has {ranks}. Another expert_tensor_parallel_size helps: "
+            "Megatron takes the tensor-parallel degree if it is left out"
+        )
     recomputation = run_as.recomputation or Recomputation.NONE
     return Mode(
         recomputation,

@@ -182,7 +182,7 @@ def _completed(run: PublishedRun, config: ModelConfig, assumed: list[str]) -> Pu
     """The run with assumptions for what is not stated. Raises UsageError for what cannot be assumed."""
     t, p, c = run.tp or 1, run.pp or 1, run.cp or 1
     if run.dp is None and run.gpus is None:
-        raise UsageError("layout: neither replicas nor GPUs are said; say dp=8 or gpus=64")
+        raise UsageError("layout: the number of replicas or of GPUs is missing; expected dp=8 or gpus=64, for example")
     replicas = run.dp or (run.gpus or 0) // (t * p * c)
     found: dict[str, Any] = {}
     if run.dp is None and replicas:

@@ -20,7 +20,7 @@ from piper_ray.model.errors import UsageError
 
 _MOST_NESTED = 24
 _MOST_STATEMENTS = 20_000
-_ELSEWHERE = "is not read, as its file is not in this or a folder above"
+_ELSEWHERE = "is not read: its file is neither here nor in a folder above; put this file into a clone, or set more here"
 _NOT_FOLLOWED = "registry"
 _HARMLESS = ("default_adamw", "decoder_vocab_size")
 """Functions of torchtitan that set nothing of time or memory: rates of AdamW, the size of the vocabulary."""
@@ -175,7 +175,7 @@ class _Reader:
     def statement(self, one: ast.stmt, module: _ReadModule, variables: dict[str, object], depth: int) -> None:
         self.statements += 1
         if self.statements > _MOST_STATEMENTS or depth > _MOST_NESTED:
-            raise UsageError("the configuration goes round too often to be followed")
+            raise UsageError("the configuration's loops are too long to follow")
         if isinstance(one, ast.Assign):
             value = self.value(one.value, module, variables, depth)
             for target in one.targets:

@@ -98,7 +98,7 @@ class _Script:
     def _statement(self, node: Node, depth: int, line: int | None) -> None:
         self.statements += 1
         if self.statements > _MOST_STATEMENTS or depth > _MOST_NESTED:
-            raise UsageError("launch script: it goes round too often to be followed")
+            raise UsageError("launch script: its loops are too long to follow")
         kind = node.type
         if kind == "variable_assignment":
             self._assign(node)

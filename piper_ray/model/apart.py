@@ -50,8 +50,8 @@ def on_kind(instance: Instance, kind: str) -> Instance | None:
 
 
 def beside_others(instance: Instance, kind: str, kinds: int) -> Instance | None:
-    """What a kind is charged by where so many kinds, itself one of them, have microbatches: as many sites like it. None
-    where it cannot run some layer."""
+    """The instance by which a kind is charged if ``kinds`` kinds have microbatches, itself among them: that many sites
+    like it. None if it cannot run some layer."""
     own = on_kind(instance, kind)
     if own is None or kinds == 1:
         return own

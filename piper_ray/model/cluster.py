@@ -178,7 +178,7 @@ class Cluster:
         return replace(self, devices=self.devices // len(self.sites), sites=(), between_bytes_per_s=None)
 
     def each_site(self, count: int) -> int:
-        """How many of so many devices, or replicas, are at each site, if all have equally many."""
+        """The number at each site of ``count`` devices or replicas, if all sites have equally many."""
         return -(-count // (len(self.sites) or 1))
 
     @property

@@ -8,8 +8,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-ESTIMATED_DIGITS = 3
-"""Significant digits of times and rates that are estimates."""
+SHOWN_DIGITS = 3
+"""Significant digits of times, rates and sizes in answers. Files have all digits."""
+
+NEAR_DIGITS = 4
+"""Significant digits in a column whose figures are close to each other, or far smaller than their sum."""
+
+PROOF_DIGITS = 6
+"""Significant digits of thresholds and bounds in the record of a proof."""
 
 PROOF_TOLERANCE = 2e-9
 """Relative. A proof states that no plan is faster by more than 1e-9, and its own arithmetic rounds."""
@@ -37,7 +43,7 @@ _SIZES = (("TiB", 2.0**40), ("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10)
 _DECIMAL_SIZES = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
 
 
-def time_scale(largest_s: float, digits: int = 5) -> Scale:
+def time_scale(largest_s: float, digits: int = SHOWN_DIGITS) -> Scale:
     """The unit of time that gives the largest figure of a column ``digits`` significant digits."""
     return _scale(_TIMES, largest_s, digits)
 
@@ -47,8 +53,8 @@ def size_scale(largest_bytes: float, digits: int = 4) -> Scale:
     return _scale(_SIZES, largest_bytes, digits)
 
 
-def time_text(seconds: float, digits: int = 6) -> str:
-    """``703.591 us``, ``8.66677 s``."""
+def time_text(seconds: float, digits: int = SHOWN_DIGITS) -> str:
+    """``704 us``, ``8.67 s``."""
     scale = time_scale(seconds, digits)
     return scale.with_unit(seconds) if math.isfinite(seconds) else "inf"
 
@@ -95,11 +101,10 @@ def memory_text(size_bytes: float) -> str:
     return f"{binary} ({decimal})" if is_round and len(decimal) + 1 < len(binary) else binary
 
 
-def rounded(number: float) -> str:
-    """``73,000``, ``1,140``, ``8.9``: three digits."""
-    if number >= 999.5:
-        return f"{float(f'{number:.3g}'):,.0f}"
-    return f"{number:.3g}"
+def rounded(number: float, digits: int = SHOWN_DIGITS) -> str:
+    """``73,000``, ``1,140``, ``8.9``: without an exponent."""
+    text = f"{number:.{digits}g}"
+    return f"{float(text):,.0f}" if number >= 999.5 else text
 
 
 def rounded_down(number: float) -> float:
@@ -110,16 +115,9 @@ def rounded_down(number: float) -> float:
     return math.floor(number / last * (1.0 + 1e-12)) * last
 
 
-def least_text(bound_s: float, digits: int = 6) -> str:
-    """A lower bound of a time; in three digits it is rounded down."""
-    return time_text(rounded_down(bound_s) if digits == ESTIMATED_DIGITS else bound_s, digits)
-
-
-def rate_text(rate: float, digits: int = 6) -> str:
-    """``2,970,680``, ``65.2184``: samples or tokens per second, without an exponent; ``2,970,000`` in three digits."""
-    if digits == ESTIMATED_DIGITS:
-        return rounded(rate)
-    return f"{rate:,.0f}" if rate >= 1e4 else f"{rate:.6g}"
+def least_text(bound_s: float) -> str:
+    """A lower bound of a time, rounded down."""
+    return time_text(rounded_down(bound_s))
 
 
 def bytes_text(size_bytes: float) -> str:

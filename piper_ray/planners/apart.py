@@ -125,7 +125,7 @@ def _least(some: Sequence[_OfKind], microbatches: int) -> tuple[float, list[tupl
 
 
 def _either(before: FloatArray, one: _OfKind, microbatches: int) -> FloatArray:
-    """float64[N - 1]: how long kinds take that share so many, where the last has 1, 2, .. of them."""
+    """float64[N - 1]: how long kinds take to share ``microbatches``, if the last one has 1, 2, .. of them."""
     found: FloatArray = np.maximum(before[microbatches - 1 : 0 : -1], one.least_s[1:microbatches])
     return found
 

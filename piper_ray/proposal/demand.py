@@ -203,7 +203,7 @@ class PlanDemand:
         return found
 
     def whole_bytes(self, planned_bytes: float) -> float:
-        """The memory of a GPU that leaves plans so many bytes."""
+        """The memory of a GPU that leaves ``planned_bytes`` to plans."""
         return (planned_bytes + self.headroom.size_bytes + self.set_aside_bytes) / (1.0 - self.headroom.share)
 
     def with_batch(self, tell: Tell) -> PlanDemand:

@@ -160,7 +160,7 @@ def plan(
     if price_per_hour is not None:
         price_per_hour = arguments.number_from("price_per_hour", price_per_hour, 0.0, "a number of at least 0")
     if price_per_hour is not None and train_tokens is None:
-        raise UsageError("price_per_hour needs train_tokens: of how long a training is the cost asked")
+        raise UsageError("price_per_hour needs train_tokens, the length of the training whose cost is shown")
     read = read_model(arguments.location("model", model, MODEL_WORDS))
     if images is not None:
         read = with_images(read, arguments.positive("images", images), arguments.positive_or_none("tokens", tokens))
@@ -170,9 +170,9 @@ def plan(
     names = precision.split(",") if isinstance(precision, str) else list(precision)
     names = list(dict.fromkeys(running_arguments(name, (), None, None)["precision"] for name in names))
     if not names:
-        raise UsageError("precision must name one at least, such as 'bf16'")
+        raise UsageError("precision must name at least one, such as 'bf16'")
     if arguments.flag("schemes", schemes) and (len(kinds) > 1 or "fp8" in names):
-        raise UsageError("schemes: of one kind of GPU at one site, in bf16 or fp16")
+        raise UsageError("schemes is for one kind of GPU at one site, in bf16 or fp16")
     asked = EstimateRequest(
         nodes=1,  # of each kind its own
         gpus_per_node=arguments.positive_or_none("gpus_per_node", gpus_per_node),

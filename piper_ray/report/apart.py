@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from piper_ray.model.figures import least_text, plural, printable, time_text
 from piper_ray.model.instance import Instance
 from piper_ray.model.solution import Solution
-from piper_ray.workloads.estimate.doubt import shown_digits
 
 if TYPE_CHECKING:
     from piper_ray.planners.apart import KindsApart
@@ -23,17 +22,17 @@ def apart_lines(instance: Instance, apart: KindsApart | None, solution: Solution
     if apart is None:
         yield f"{each}: none fit"
         return
-    microbatches, digits = instance.microbatches, shown_digits(instance)
+    microbatches = instance.microbatches
     own_s = None if solution.time_per_sample_s is None else microbatches * solution.time_per_sample_s
     less = "" if own_s is None else f", {_beside(apart.batch_s, own_s)}"
     is_proved = apart.batch_s <= apart.least_s * (1.0 + _SAME)
-    bound = "" if is_proved else f"; none take less than {least_text(apart.least_s, digits)}"
-    yield f"{each}: {time_text(apart.batch_s, digits)} a step{less}{bound}"
+    bound = "" if is_proved else f"; none take less than {least_text(apart.least_s)}"
+    yield f"{each}: {time_text(apart.batch_s)} a step{less}{bound}"
     for part in apart.parts:
         stages = plural(len(part.plan.stages), "stage")
         yield (
             f"  {printable(part.kind)}: {part.microbatches:,} of {microbatches:,} microbatches in "
-            f"{time_text(part.batch_s, digits)}, {stages}, d x t: {part.plan.degrees_text}"
+            f"{time_text(part.batch_s)}, {stages}, d x t: {part.plan.degrees_text}"
         )
 
 

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from piper_ray.export.megatron_layout import plan_layout
-from piper_ray.model.figures import printable, share_text, size_text, time_scale, time_text
+from piper_ray.model.figures import NEAR_DIGITS, held_text, printable, share_text, time_scale, time_text
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import Schedule
 from piper_ray.report.terminal import Column, print_fitting, print_lines, print_table
 from piper_ray.runtimes.runtime import RUNTIMES
 from piper_ray.simulate.result import Simulation
-from piper_ray.workloads.estimate.doubt import shown_digits
 
 _MATTERS = 0.1
 """A share of the whole difference: a part that makes less of it is left out."""
@@ -96,30 +95,26 @@ def ids_text(instance: Instance, plan: Plan) -> str:
     return ", ".join(printable(tmpc_id) for tmpc_id in sorted(free or every))
 
 
-def reasons(slower: Simulation, faster: Simulation, digits: int) -> list[str]:
-    """Why the one is faster, as phrases with seconds in ``digits`` digits, the largest part first."""
+def reasons(slower: Simulation, faster: Simulation) -> list[str]:
+    """Why the one is faster, as phrases with seconds, the largest part first."""
     one, other = parts_of(slower), parts_of(faster)
     gain_s = slower.step_s - faster.step_s
     if gain_s <= _EQUAL * slower.step_s:
         return []
     parts = sorted(((getattr(one, name) - getattr(other, name), name) for name in _WORDS), reverse=True)
-    found = [
-        f"{_WORDS[name][0]} ({time_text(part_s, digits)})" for part_s, name in parts if part_s >= _MATTERS * gain_s
-    ]
-    lost = [
-        f"{_WORDS[name][1]} ({time_text(-part_s, digits)})" for part_s, name in parts if part_s <= -_MATTERS * gain_s
-    ]
+    found = [f"{_WORDS[name][0]} ({time_text(part_s)})" for part_s, name in parts if part_s >= _MATTERS * gain_s]
+    lost = [f"{_WORDS[name][1]} ({time_text(-part_s)})" for part_s, name in parts if part_s <= -_MATTERS * gain_s]
     return [*found, *(f"despite {text}" for text in reversed(lost))]
 
 
-def verdict(instance: Instance, plans: Sequence[ComparedPlan]) -> str:
+def verdict(plans: Sequence[ComparedPlan]) -> str:
     """``yours 10.2 s a step, best 9.4 s (theirs, 7.8 % less)``: the first plan against the fastest one that fits."""
     yours = plans[0]
     fitting = [one for one in plans if one.fits]
     if not fitting:
         return "none of these plans fits into the devices' memory"
     best = min(fitting, key=lambda one: one.simulation.step_s)
-    step, least = (_step(instance, one) for one in (yours, best))
+    step, least = (time_text(one.simulation.step_s) for one in (yours, best))
     if not yours.fits:
         return f"{yours.name} does not fit into memory; best of the others {best.name}: {least}"
     if best is yours or yours.simulation.step_s <= best.simulation.step_s * (1.0 + _EQUAL):
@@ -136,7 +131,7 @@ _PARTS = {
 }
 
 
-def print_difference(console: Console, instance: Instance, plans: Sequence[ComparedPlan]) -> None:
+def print_difference(console: Console, plans: Sequence[ComparedPlan]) -> None:
     """The parts of a step of the first plan and of the fastest other one that fits, which add up to both steps."""
     yours, *others = plans
     fitting = [one for one in others if one.fits]
@@ -146,16 +141,12 @@ def print_difference(console: Console, instance: Instance, plans: Sequence[Compa
     mine, theirs = parts_of(yours.simulation), parts_of(best.simulation)
     pairs = [(words, getattr(mine, name), getattr(theirs, name)) for name, words in _PARTS.items()]
     pairs.append(("step", yours.simulation.step_s, best.simulation.step_s))
-    scale = time_scale(yours.simulation.step_s, min(5, shown_digits(instance) + 1))  # one more, as parts are small
+    scale = time_scale(yours.simulation.step_s, NEAR_DIGITS)  # one more, as parts are small
     columns = [Column(f"{scale.unit} of a step"), *(Column(x.name, right=True) for x in (yours, best))]
     rows = [
         [words, scale.text(a), scale.text(b), f"{'+' if b > a else ''}{scale.text(b - a)}"] for words, a, b in pairs
     ]
     print_table(console, [*columns, Column("difference", right=True)], rows)
-
-
-def _step(instance: Instance, one: ComparedPlan) -> str:
-    return time_text(one.simulation.step_s, shown_digits(instance))
 
 
 def print_comparison(
@@ -169,13 +160,13 @@ def print_comparison(
         parts, step_s = parts_of(one.simulation), one.simulation.step_s
         rows.append([
             one.name,
-            _step(instance, one),
+            time_text(step_s),
             one.simulation.schedule.name.value,
             shape_text(one.plan, one.simulation.schedule),
             f"{one.simulation.devices:,}",
             share_text(one.simulation.bubble_share),
             share_text(parts.uneven_s / step_s),
-            size_text(one.simulation.peak_memory_bytes) + ("" if one.fits else ": too much"),
+            held_text(one.simulation.peak_memory_bytes) + ("" if one.fits else ": too much"),
             ids_text(instance, one.plan),
         ])  # fmt: skip
     print_fitting(console, [*columns, Column("layers run as")], rows)

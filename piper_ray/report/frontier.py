@@ -13,13 +13,21 @@ from rich.text import Text
 from piper_ray.engine.frontier.result import Frontier, FrontierPoint
 from piper_ray.engine.frontier.walk import CurveAdvanced, PointClosed
 from piper_ray.model.events import Event
-from piper_ray.model.figures import percent_text, plural, printable, range_text, rate_text, time_text
+from piper_ray.model.figures import (
+    NEAR_DIGITS,
+    PROOF_DIGITS,
+    percent_text,
+    plural,
+    printable,
+    range_text,
+    rounded,
+    time_text,
+)
 from piper_ray.model.solution import Status
 from piper_ray.model.stop import StoppedBy
 from piper_ray.report.log import SolverLog
 from piper_ray.report.summary import Throughput
 from piper_ray.report.terminal import Column, print_lines, print_table
-from piper_ray.workloads.estimate.doubt import shown_digits
 
 _MOST_ROWS = 24
 _POINT_HEAD = (
@@ -61,8 +69,9 @@ class FrontierLog(SolverLog):
         self._begin_rows(_POINT_HEAD)
         name = f"{'s' if point.by_sum else 'K'} = {point.position:,}"
         without = math.isinf(point.lower_s)
-        time_s = "infeasible" if without else "-" if math.isinf(point.upper_s) else time_text(point.upper_s)
-        lower = "-" if without else time_text(point.lower_s)
+        known = "-" if math.isinf(point.upper_s) else time_text(point.upper_s, PROOF_DIGITS)
+        time_s = "infeasible" if without else known
+        lower = "-" if without else time_text(point.lower_s, PROOF_DIGITS)
         gap = "-" if math.isinf(point.upper_s) else percent_text(max(0.0, 1.0 - point.lower_s / point.upper_s))
         proved = f"{curve.closed:,} of {curve.points:,}"
         self.line(
@@ -77,7 +86,7 @@ def print_frontier(console: Console, found: Frontier, budgets: Sequence[Frontier
     for points, by_budget in ((found.points(), False), (budgets, True)):
         if any(point.time_per_sample_s is not None for point in points):
             console.print()
-            print_table(console, *_steps_table(points, by_budget, throughput, shown_digits(found.instance)))
+            print_table(console, *_steps_table(points, by_budget, throughput))
             steps = sum(point.is_step for point in points)
             if steps > _MOST_ROWS:
                 console.print(f"some of {steps:,} steps; --out writes all", soft_wrap=True)
@@ -94,7 +103,7 @@ def print_frontier(console: Console, found: Frontier, budgets: Sequence[Frontier
 
 
 def _steps_table(
-    points: Sequence[FrontierPoint], by_budget: bool, throughput: Throughput, digits: int
+    points: Sequence[FrontierPoint], by_budget: bool, throughput: Throughput
 ) -> tuple[list[Column], list[list[str]]]:
     """Each stretch of equal time: where it begins and ends. A long table keeps steps evenly spaced on a log scale."""
     steps: list[tuple[FrontierPoint, int]] = []
@@ -112,8 +121,8 @@ def _steps_table(
         assert time_s is not None
         rate = throughput.per_s(time_s) if time_s > 0 else math.inf
         first = point.data_parallel_budget if by_budget else point.devices
-        figures = [time_text(time_s, digits), rate_text(rate, digits), f"{rate / point.devices:.{min(4, digits)}g}"]
-        rows.append([f"{first:,}", f"{last:,}", *figures, percent_text(point.gap or 0.0)])
+        rates = [rounded(figure, NEAR_DIGITS) for figure in (rate, rate / point.devices)]
+        rows.append([f"{first:,}", f"{last:,}", time_text(time_s, NEAR_DIGITS), *rates, percent_text(point.gap or 0.0)])
     heads = [
         "sum of d" if by_budget else "devices",
         "up to",

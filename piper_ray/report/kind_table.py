@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from piper_ray.engine.frontier.kinds import Counts, KindPoint
-from piper_ray.model.figures import percent_text, plural, printable, time_text
+from piper_ray.model.figures import NEAR_DIGITS, percent_text, plural, printable, time_text
 from piper_ray.model.instance import Instance
 from piper_ray.model.solution import Status
 from piper_ray.report.terminal import Column, print_lines, print_table
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def print_kind_table(screen: Console, kinds: Sequence[str], points: Sequence[KindPoint], digits: int) -> None:
+def print_kind_table(screen: Console, kinds: Sequence[str], points: Sequence[KindPoint]) -> None:
     """Times of a microbatch, with the gap of those that are not proved; then how many are proved."""
     first, second = map(printable, kinds)
-    of_pair = {one.devices: _cell(one, digits) for one in points}
+    of_pair = {one.devices: _cell(one) for one in points}
     others = sorted({one.devices[1] for one in points})
     columns = [Column(f"{first} \\ {second}", right=True), *(Column(f"{count:,}", right=True) for count in others)]
     rows = [
@@ -36,12 +36,12 @@ def print_kind_table(screen: Console, kinds: Sequence[str], points: Sequence[Kin
     print_lines(screen, ["", f"{proved:,} of {plural(len(points), 'point')} proved, by {plural(solved, 'solve')}"])
 
 
-def _cell(point: KindPoint, digits: int) -> str:
+def _cell(point: KindPoint) -> str:
     found = point.solution
     if found.time_per_sample_s is None:
         return "none fits" if found.status is Status.INFEASIBLE else "?"
     gap = "" if found.gap is None or found.status is Status.OPTIMAL else f" (gap {percent_text(found.gap)})"
-    return f"{time_text(found.time_per_sample_s, digits)}{gap}"
+    return f"{time_text(found.time_per_sample_s, NEAR_DIGITS)}{gap}"
 
 
 def kind_rows(kinds: Sequence[str], points: Sequence[KindPoint], plans: Mapping[Counts, str]) -> list[Document]:

@@ -9,13 +9,17 @@ from rich.console import Console
 from rich.text import Text
 
 from piper_ray.model import events
-from piper_ray.model.figures import PROOF_TOLERANCE, duration_text, percent_text, plural, time_text
+from piper_ray.model.figures import PROOF_DIGITS, PROOF_TOLERANCE, duration_text, percent_text, plural, time_text
 from piper_ray.model.instance import Instance
 from piper_ray.report.summary import instance_lines
 from piper_ray.report.terminal import LiveLog, left_texts, print_lines
 from piper_ray.version import __version__
 
 _HEAD = f"{'#':>4}  {'threshold':>11}  {'answer':<12} {'lower bound':>11}  {'upper bound':>11}  {'gap':>9}  {'time':>8}"
+
+
+def _time(seconds: float) -> str:
+    return time_text(seconds, PROOF_DIGITS)
 
 
 _USUAL_ORIGINS = ("evaluation", "search")
@@ -72,11 +76,11 @@ class SolverLog(LiveLog):
             again = closed and self._closed and isinstance(event, events.EvaluationFinished)
             answer = "infeasible" if not event.feasible else "tie-break" if again else "feasible"
             below = "<" if closed and not event.feasible else ""  # by a billionth: the proof
-            self._row(str(event.index), below + time_text(event.threshold_s), answer, event.bounds)
+            self._row(str(event.index), below + _time(event.threshold_s), answer, event.bounds)
             self._closed = closed
         elif isinstance(event, events.IncumbentFound):
             answer = "plan" if event.origin in _USUAL_ORIGINS else f"plan ({event.origin})"
-            self._row("*", time_text(event.time_per_sample_s), answer, event.bounds)
+            self._row("*", _time(event.time_per_sample_s), answer, event.bounds)
 
     def _row(self, mark: str, threshold: str, answer: str, bounds: events.Bounds) -> None:
         self._gap = bounds.gap
@@ -87,10 +91,10 @@ class SolverLog(LiveLog):
             self._part_is_named = True
             self.line(f"{'-':>4}  {self._part.what}")
         self._shown_s = self._part_began_s + bounds.elapsed_s
-        upper = "-" if bounds.upper_s is None else time_text(bounds.upper_s)
+        upper = "-" if bounds.upper_s is None else _time(bounds.upper_s)
         gap = "-" if bounds.gap is None else percent_text(bounds.gap)
         self.line(
-            f"{mark:>4}  {threshold:>11}  {answer:<12} {time_text(bounds.lower_s):>11}  {upper:>11}  "
+            f"{mark:>4}  {threshold:>11}  {answer:<12} {_time(bounds.lower_s):>11}  {upper:>11}  "
             f"{gap:>9}  {self._shown_s:6.2f} s"
         )
 
@@ -121,7 +125,7 @@ class SolverLog(LiveLog):
 
 def _evaluation_parts(advance: events.EvaluationAdvanced) -> list[str]:
     share = advance.done / advance.total if advance.total else 1.0
-    parts = [f"evaluation {advance.index} at {time_text(advance.threshold_s)}"]
+    parts = [f"evaluation {advance.index} at {_time(advance.threshold_s)}"]
     # A downset looks at those before it, so what is done grows as the square of their share.
     parts += left_texts(advance.seconds, share**2, "left of it")
     if advance.bounds.gap is not None:
@@ -133,7 +137,7 @@ def _evaluation_parts(advance: events.EvaluationAdvanced) -> list[str]:
 
 
 def _degrees_parts(advance: events.DegreesAdvanced) -> list[str]:
-    at = f" up to {time_text(advance.threshold_s)}" if math.isfinite(advance.threshold_s) else ""
+    at = f" up to {_time(advance.threshold_s)}" if math.isfinite(advance.threshold_s) else ""
     parts = [f"plans{at}: {advance.done:,} of {plural(advance.total, 'pair')} (d, t)"]
     parts += left_texts(advance.seconds, advance.done / advance.total if advance.total else 1.0, "left of them")
     parts.append(f"{advance.running} at work")

@@ -526,7 +526,6 @@ def print_against(console: Console, proposal: FoundPlans, theirs: Theirs) -> Non
         console.print()
         print_difference(
             console,
-            best.instance,
             [
                 ComparedPlan("yours", own.plan, own.simulation),
                 ComparedPlan("plan", best.plan, best.simulation),
@@ -564,7 +563,7 @@ def why_not(proposal: FoundPlans, theirs: Theirs) -> str:
         return f"it uses {own.devices:,} of {own.instance.devices:,} GPUs; --nodes {nodes} plans for as many"
     if own.batch != best.batch:
         return f"its pipelines run empty after every {own.batch:,} samples"
-    return f"the plan has {', '.join(reasons(own.simulation, best.simulation, 3)) or 'nothing in particular'}"
+    return f"the plan has {', '.join(reasons(own.simulation, best.simulation)) or 'nothing in particular'}"
 
 
 def _per_sample(one: Proposed) -> float:

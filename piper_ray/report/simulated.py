@@ -10,7 +10,7 @@ from itertools import groupby
 
 from rich.console import Console
 
-from piper_ray.model.figures import plural, share_text, size_scale, size_text, time_text
+from piper_ray.model.figures import SHOWN_DIGITS, held_text, plural, share_text, size_scale, time_text
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import ScheduleName
@@ -18,7 +18,7 @@ from piper_ray.report.summary import rates_text
 from piper_ray.report.terminal import Column, print_lines, print_table
 from piper_ray.simulate.result import RankSimulation, Simulation
 from piper_ray.simulate.run import Transfers, simulate
-from piper_ray.workloads.estimate.doubt import shown_digits, step_text, workload_doubt
+from piper_ray.workloads.estimate.doubt import step_text, workload_doubt
 
 _WHAT = {
     ScheduleName.TWO_BW: "asynchronous 1F1B with two versions of the weights: never drained, updates a batch late",
@@ -54,9 +54,8 @@ def summary_lines(instance: Instance, simulation: Simulation) -> list[str]:
     """The schedule, the step, what was found and what stands for what: a line each."""
     schedule, doubt = simulation.schedule, workload_doubt(instance, simulation.schedule)
     time_s = simulation.time_per_sample_s
-    digits = shown_digits(instance)
-    rates = f"{time_text(time_s, digits)}/microbatch, {rates_text(simulation.batch, time_s, digits)}"
-    step = step_text(simulation.step_s, doubt, digits=digits)
+    rates = f"{time_text(time_s)}/microbatch, {rates_text(simulation.batch, time_s)}"
+    step = step_text(simulation.step_s, doubt)
     lines = [f"{schedule.text}: {_WHAT[schedule.name]}", f"step {step}: {rates}"]
     if not simulation.steady:
         lines[-1] += " (no period was found: the average of a long run)"
@@ -83,10 +82,10 @@ def _cells(simulation: Simulation, rank: RankSimulation) -> list[str]:
     length_s = simulation.length_s
     parts_s = (rank.compute_s, rank.communication_s, rank.waiting_s, rank.bubble_s)
     shares = [share_text(seconds / length_s) if length_s > 0 else "-" for seconds in parts_s]
-    scale = size_scale(simulation.peak_memory_bytes)
+    scale = size_scale(simulation.peak_memory_bytes, SHOWN_DIGITS)
     unused_bytes = rank.memory_limit_bytes - rank.peak_memory_bytes
     over = unused_bytes < -1e-9 * rank.memory_limit_bytes
-    unused = f"over by {size_text(-unused_bytes, 3)}" if over else size_text(max(0.0, unused_bytes), 3)
+    unused = f"over by {held_text(-unused_bytes)}" if over else held_text(max(0.0, unused_bytes))
     in_flight = "+".join(map(str, rank.in_flight if len(rank.in_flight) <= _MOST_CHUNKS else [sum(rank.in_flight)]))
     return [str(rank.devices), *shares, in_flight, scale.with_unit(rank.peak_memory_bytes), unused]
 
@@ -106,7 +105,7 @@ _ALIKE = 0.1
 _MOST_UNUSED = 4
 
 _TOLD_EARLY = 5e-4
-"""Share of the step from which it is told what receives that are posted early cost."""
+"""Share of the step from which the cost of receives that are posted early is shown."""
 
 _UNEVEN = 1.05
 """The busiest rank's time over the average from which the stages are called uneven."""
@@ -129,9 +128,9 @@ def _promise(simulation: Simulation) -> Iterator[str]:
     if promised_s is None or simulation.in_flight is None:
         return
     if simulation.keeps_promise:
-        yield f"the promised {time_text(promised_s, 4)} a batch are kept"
+        yield f"the promised {time_text(promised_s)} a batch are kept"
         return
-    slower = f"{share_text(step_s / promised_s - 1.0)} slower than the promised {time_text(promised_s, 4)} a batch"
+    slower = f"{share_text(step_s / promised_s - 1.0)} slower than the promised {time_text(promised_s)} a batch"
     least = simulation.sustaining
     if least is None:
         yield f"{slower}: transfers take too long to hide"
@@ -144,7 +143,7 @@ def _promise(simulation: Simulation) -> Iterator[str]:
         stage.activation_bytes * max(0, wanted - held)
         for stage, wanted, held in zip(simulation.stages, least, simulation.in_flight, strict=True)
     )
-    yield f"{_listed(least)} in flight would keep the promise, for up to {size_text(more)} more on a device"
+    yield f"{_listed(least)} in flight would keep the promise, for up to {held_text(more)} more on a device"
 
 
 def _bound(simulation: Simulation) -> Iterator[str]:
@@ -201,7 +200,7 @@ def _communication(simulation: Simulation) -> Iterator[str]:
     if longest_s >= _WORTH_SAYING * length_s:
         rank = all_reduce_s.index(longest_s)
         yield (
-            f"the all-reduce of {simulation.ranks[rank].name} takes {time_text(longest_s, 4)} after its last backward "
+            f"the all-reduce of {simulation.ranks[rank].name} takes {time_text(longest_s)} after its last backward "
             f"pass, {share_text(longest_s / length_s)} of the step"
         )
 
@@ -212,7 +211,7 @@ def _memory(simulation: Simulation) -> Iterator[str]:
     unused = [rank.memory_limit_bytes - rank.peak_memory_bytes for rank in simulation.ranks]
     for short, ranks in _runs([x < -1e-9 * limit_bytes for x in unused]):
         if short:
-            yield f"{size_text(-min(unused[rank] for rank in ranks))} too little memory on {ranks_text(ranks)}"
+            yield f"{held_text(-min(unused[rank] for rank in ranks))} too little memory on {ranks_text(ranks)}"
     alike = [
         (min(unused[rank] for rank in ranks), ranks)
         for step, ranks in _runs(
@@ -222,7 +221,7 @@ def _memory(simulation: Simulation) -> Iterator[str]:
     ]
     largest = sorted(alike, key=lambda found: -found[0] * len(found[1]))[:_MOST_UNUSED]
     for size, ranks in sorted(largest, key=lambda found: found[1]):
-        yield f"{size_text(size)} unused on {ranks_text(ranks)}"
+        yield f"{held_text(size)} unused on {ranks_text(ranks)}"
 
 
 def _versions(simulation: Simulation) -> Iterator[str]:
@@ -240,8 +239,8 @@ def _versions(simulation: Simulation) -> Iterator[str]:
     stashed = [versions.stashed for versions in known]
     synced = [versions.vertical_sync for versions in known]
     yield (
-        f"weight stashing keeps {_spread(stashed)} versions of the weights, up to {size_text(most_bytes(stashed))}; "
-        f"vertical sync {_spread(synced)}, up to {size_text(most_bytes(synced))}; the peaks have those of "
+        f"weight stashing keeps {_spread(stashed)} versions of the weights, up to {held_text(most_bytes(stashed))}; "
+        f"vertical sync {_spread(synced)}, up to {held_text(most_bytes(synced))}; the peaks have those of "
         + ("vertical sync" if simulation.options.vertical_sync else "stashing")
     )
 

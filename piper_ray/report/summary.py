@@ -20,6 +20,7 @@ from piper_ray.evaluate import Evaluation, StageEvaluation
 from piper_ray.model.borders import stage_borders
 from piper_ray.model.cluster import Cluster, DeviceKind
 from piper_ray.model.figures import (
+    NEAR_DIGITS,
     PROOF_TOLERANCE,
     given_size_text,
     least_text,
@@ -28,8 +29,8 @@ from piper_ray.model.figures import (
     plural,
     printable,
     range_text,
-    rate_text,
     relative_gap,
+    rounded,
     size_above,
     size_scale,
     size_text,
@@ -51,7 +52,7 @@ from piper_ray.report.terminal import (
     table_lines,
 )
 from piper_ray.simulate.result import Simulation
-from piper_ray.workloads.estimate.doubt import Doubt, shown_digits, step_text, workload_doubt
+from piper_ray.workloads.estimate.doubt import Doubt, step_text, workload_doubt
 
 _AS_CLAIMED = 1e-6
 """Relative. A long run's average ends up to so far from what it comes to."""
@@ -98,15 +99,13 @@ def links_text(cluster: Cluster) -> str:
 
 
 def cost_text(instance: Instance, time_per_sample_s: float, devices: int) -> str:
-    """``703.591 us/microbatch, 2048 of 2048 devices``."""
-    time = time_text(time_per_sample_s, shown_digits(instance))
-    return f"{time}/microbatch, {devices} of {instance.devices} devices"
+    """``704 us/microbatch, 2048 of 2048 devices``."""
+    return f"{time_text(time_per_sample_s)}/microbatch, {devices} of {instance.devices} devices"
 
 
 def speed_line(instance: Instance, time_per_sample_s: float, schedule: Schedule) -> str:
-    """``speed: 1421.28 microbatches/s, 1.35090 s/step``: the line after the plan's cost."""
-    doubt, digits = workload_doubt(instance, schedule), shown_digits(instance)
-    return f"speed: {speed_text(instance.batch, time_per_sample_s, doubt, digits)}"
+    """``speed: 1,420 microbatches/s, 1.35 s/step``: the line after the plan's cost."""
+    return f"speed: {speed_text(instance.batch, time_per_sample_s, workload_doubt(instance, schedule))}"
 
 
 def schedule_line(schedule: Schedule, most_chunks: int | None = None) -> str:
@@ -128,15 +127,14 @@ def print_simulated(console: Console, instance: Instance, solution: Solution, si
     kept = found_s <= claimed_s * (1.0 + _AS_CLAIMED)
     gap = solution.gap or 0.0 if kept else relative_gap(found_s, solution.lower_bound_s)
     close = percent_text(gap) if gap <= PROOF_TOLERANCE else f"{100.0 * gap:.3g} %"
-    digits = shown_digits(instance)
     times_s = [batch.step_s(x) for x in (claimed_s, solution.lower_bound_s, found_s)]
-    promised, bound, simulated = (time_text(x, digits) for x in times_s)
+    promised, bound, simulated = map(time_text, times_s)
     console.print(f"step: promised {promised}, bound {bound}, simulated {simulated}, gap {close}", soft_wrap=True)
     if solution.plan is not None and solution.plan.in_flight is not None:
         listed = ", ".join(map(str, solution.plan.in_flight))
         console.print(f"sustained by replicas that take turns, with {listed} in flight")
     if not kept:
-        console.print(f"simulated speed: {rates_text(batch, found_s, digits)}", soft_wrap=True)
+        console.print(f"simulated speed: {rates_text(batch, found_s)}", soft_wrap=True)
         console.print(_unkept_text(simulation, found_s / claimed_s - 1.0))
 
 
@@ -163,7 +161,7 @@ def _outcome_lines(instance: Instance, solution: Solution) -> Iterator[str | Tex
     status = solution.status
     stopped = f" ({solution.stopped_by})" if solution.stopped_by is not None else ""
     plan, time_per_sample_s = solution.plan, solution.time_per_sample_s
-    bound = f"{least_text(solution.lower_bound_s, shown_digits(instance))}/microbatch"
+    bound = f"{least_text(solution.lower_bound_s)}/microbatch"
     if plan is not None and time_per_sample_s is not None and solution.gap is not None:
         line = Text(f"{status.value}{stopped}", style=_STYLES.get(status, ""))
         devices = plan.by_rank(solution.schedule).devices
@@ -181,7 +179,7 @@ def _outcome_lines(instance: Instance, solution: Solution) -> Iterator[str | Tex
     else:
         yield f"{status.value}{stopped}: no plan found so far; none is faster than {bound}"
     if solution.blocks is not None:
-        yield _best_of_blocks_text(solution.blocks, shown_digits(instance))
+        yield _best_of_blocks_text(solution.blocks)
     yield _work_text(solution)
     if solution.stats.cluster is not None:
         yield from cluster_lines(solution.stats.cluster, solution.stats.search_s)
@@ -212,13 +210,13 @@ def blocks_text(blocks: BlockStats) -> str:
     )
 
 
-def _best_of_blocks_text(blocks: BlockStats, digits: int) -> str:
+def _best_of_blocks_text(blocks: BlockStats) -> str:
     if blocks.time_per_sample_s is None:
         best = "no plan of whole blocks was found; one that cuts through them may still exist"
     elif blocks.proved:
-        best = f"no plan of whole blocks is faster than {least_text(blocks.time_per_sample_s, digits)}/microbatch"
+        best = f"no plan of whole blocks is faster than {least_text(blocks.time_per_sample_s)}/microbatch"
     else:
-        best = f"a plan of whole blocks takes {time_text(blocks.time_per_sample_s, digits)}/microbatch"
+        best = f"a plan of whole blocks takes {time_text(blocks.time_per_sample_s)}/microbatch"
     return f"{blocks_text(blocks)}; {best}"
 
 
@@ -413,7 +411,7 @@ def _layers_table(
 
 
 def _print_costs(console: Console, instance: Instance, evaluation: Evaluation, most: int | None) -> None:
-    times = time_scale(evaluation.time_per_sample_s)
+    times = time_scale(evaluation.time_per_sample_s, NEAR_DIGITS)
     sizes = size_scale(max([instance.memory_bytes, *(stage.memory_bytes for stage in evaluation.stages)]))
     columns = [
         Column(head, right=True)
@@ -479,22 +477,22 @@ class Throughput:
         return self.per_microbatch / time_per_sample_s
 
 
-def speed_text(batch: Batch, time_per_sample_s: float, doubt: Doubt | None = None, digits: int = 6) -> str:
-    """``10,667 samples/s, 10,922,667 tokens/s, 3.07200 s/step``."""
+def speed_text(batch: Batch, time_per_sample_s: float, doubt: Doubt | None = None) -> str:
+    """``10,700 samples/s, 10,900,000 tokens/s, 3.07 s/step``."""
     if time_per_sample_s <= 0:
         return "no time at all"
-    step = step_text(batch.step_s(time_per_sample_s), doubt, "/step", digits)
-    return f"{rates_text(batch, time_per_sample_s, digits)}, {step}"
+    step = step_text(batch.step_s(time_per_sample_s), doubt, "/step")
+    return f"{rates_text(batch, time_per_sample_s)}, {step}"
 
 
-def rates_text(batch: Batch, time_per_sample_s: float, digits: int = 6) -> str:
-    """``10,667 samples/s, 10,922,667 tokens/s``."""
+def rates_text(batch: Batch, time_per_sample_s: float) -> str:
+    """``10,700 samples/s, 10,900,000 tokens/s``."""
     if time_per_sample_s <= 0:
         return "no time at all"
     throughput = Throughput.of(batch)
-    parts = [f"{rate_text(throughput.per_s(time_per_sample_s), digits)} {throughput.unit}/s"]
+    parts = [f"{rounded(throughput.per_s(time_per_sample_s))} {throughput.unit}/s"]
     if batch.tokens_per_microbatch is not None:
-        parts.append(f"{rate_text(batch.tokens_per_microbatch / time_per_sample_s, digits)} tokens/s")
+        parts.append(f"{rounded(batch.tokens_per_microbatch / time_per_sample_s)} tokens/s")
     return ", ".join(parts)
 
 

@@ -23,10 +23,11 @@ def template(package: str, name: str) -> Template:
     )
     writers = (
         figures.given_size_text,
+        figures.held_text,
         figures.memory_text,
         figures.percent_text,
         figures.plural,
-        figures.rate_text,
+        figures.rounded,
         figures.share_text,
         figures.size_text,
         figures.time_text,

@@ -46,6 +46,7 @@ class RuntimeName(str, Enum):
     """The runtimes that a plan can be made for."""
 
     MEGATRON = "megatron"
+    MEGATRON_BRIDGE = "megatron-bridge"
     TORCHTITAN = "torchtitan"
     TORCH = "torch"
     DEEPSPEED = "deepspeed"
@@ -221,29 +222,35 @@ _TORCH_SCHEDULES = (
     ScheduleName.DUALPIPE_V,
 )
 
+# megatron-core 0.16: schedules.get_forward_backward_func has 1F1B and, with virtual stages, interleaved 1F1B, whose
+# groups of microbatches hold at least p and at most m. finalize_model_grads sums gradients of a tied embedding over
+# the first and last rank; MoELayer refuses to train on t > 1 without sequence parallelism. Its
+# HybridDeviceOptimizer keeps fp32 weights and moments in host memory and works with a distributed optimizer.
+# get_pp_rank_microbatches counts one more warm-up pass with overlap_moe_expert_parallel_comm.
+_MEGATRON = Runtime(
+    RuntimeName.MEGATRON,
+    "Megatron",
+    (ScheduleName.ONE_F_ONE_B, ScheduleName.INTERLEAVED),
+    OneMode(
+        (*_WHOLE_LAYERS, *MEGATRON_MODULES),
+        context=True,
+        experts=True,
+        expert_tensor=True,
+        experts_in_sequence=True,
+    ),
+    kinds=True,
+    fills_interleaved=True,
+    letters=True,
+    context_exchanges=_OF_TRANSFORMER_ENGINE,
+    state_on_host=True,
+    passes_ahead=True,
+)
+
 RUNTIMES: dict[RuntimeName, Runtime] = {
-    # megatron-core 0.16: schedules.get_forward_backward_func has 1F1B and, with virtual stages, interleaved 1F1B, whose
-    # groups of microbatches hold at least p and at most m. finalize_model_grads sums gradients of a tied embedding over
-    # the first and last rank; MoELayer refuses to train on t > 1 without sequence parallelism. Its
-    # HybridDeviceOptimizer keeps fp32 weights and moments in host memory and works with a distributed optimizer.
-    # get_pp_rank_microbatches counts one more warm-up pass with overlap_moe_expert_parallel_comm.
-    RuntimeName.MEGATRON: Runtime(
-        RuntimeName.MEGATRON,
-        "Megatron",
-        (ScheduleName.ONE_F_ONE_B, ScheduleName.INTERLEAVED),
-        OneMode(
-            (*_WHOLE_LAYERS, *MEGATRON_MODULES),
-            context=True,
-            experts=True,
-            expert_tensor=True,
-            experts_in_sequence=True,
-        ),
-        kinds=True,
-        fills_interleaved=True,
-        letters=True,
-        context_exchanges=_OF_TRANSFORMER_ENGINE,
-        state_on_host=True,
-        passes_ahead=True,
+    RuntimeName.MEGATRON: _MEGATRON,
+    # It launches megatron-core. That it places kinds of devices is not known.
+    RuntimeName.MEGATRON_BRIDGE: replace(
+        _MEGATRON, name=RuntimeName.MEGATRON_BRIDGE, title="Megatron-Bridge", kinds=False
     ),
     # torchtitan 0.3: one ActivationCheckpointing policy wraps all blocks of a model. Autograd keeps the tensors that
     # its sequence parallelism gathers; weights are gathered for each pass if fsdp_reshard_after_forward requires it.

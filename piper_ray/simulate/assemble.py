@@ -447,7 +447,7 @@ def transfer_bytes_per_s(cluster: Cluster, devices: int, one: str = "", other: s
 
 
 def replicas_bytes_per_s(cluster: Cluster, devices: int, d: int, t: int, stages: int | None = None) -> float:
-    """The bandwidth of a ring through the d replicas of a stage, t devices each, in a plan of so many devices. Where
+    """The bandwidth of a ring through the d replicas of a stage, t devices each, in a plan of this many devices. Where
     several replicas share a node, each has a link out of it. inf for one replica. stages: of a plan whose links
     follow from where its stages lie.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from piper_ray.model.figures import bytes_text, html_table, plural, size_text, time_text
+from piper_ray.model.figures import bytes_text, held_text, html_table, plural, time_text
 from piper_ray.model.instance import Batch
 from piper_ray.model.schedule import Schedule
 from piper_ray.simulate.actions import ActionKind
@@ -258,4 +258,4 @@ class Simulation:
     @property
     def _peak_text(self) -> str:
         over = ": too much" if self.memory_violations else ""
-        return f"{size_text(self.peak_memory_bytes)} of {size_text(self.memory_limit_bytes)}{over}"
+        return f"{held_text(self.peak_memory_bytes)} of {held_text(self.memory_limit_bytes)}{over}"

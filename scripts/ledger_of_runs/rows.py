@@ -280,7 +280,7 @@ def _plain_row(question: Question, answer: Answer) -> Row:
         certified_step_s=None,
         certificate="",
         excess_bytes=question.excess_bytes,
-        because="; ".join(reasons(question.simulation, fastest, 3)),
+        because="; ".join(reasons(question.simulation, fastest)),
         device_bytes=question.laid.stack.gpu.device_bytes,
     )
 

@@ -91,7 +91,7 @@ def test_what_cannot_be_is_said_before_any_search(tmp_path: Path) -> None:
     finished = run("plan", "llama3-8b", *asked, "--runtime", "torchtitan", "--precision", "fp16")
     assert finished.returncode == 2
     assert "torchtitan trains in bf16 or fp8, and this plan in fp16" in finished.stderr
-    assert "--runtime megatron, torch, deepspeed or flagscale may do" in finished.stderr
+    assert "--runtime megatron, megatron-bridge, torch, deepspeed or flagscale may do" in finished.stderr
     assert "microbatches of" not in finished.stderr
     finished = run("plan", "deepseek-v3", *asked)
     assert finished.returncode == 4
@@ -448,7 +448,7 @@ def test_the_plan_is_shown_where_a_launch_cannot_be_compared(tmp_path: Path) -> 
     finished = small(tmp_path, "--nodes", "1", "--dry-run", "--against", str(launch))
     assert finished.returncode == 2
     assert "\nlayout    " in finished.stdout
-    assert f"note: the plan on stdout stands, but is not compared with {launch}:\n" in finished.stderr
+    assert f"note: the plan is on stdout, but is not compared with {launch}:\n" in finished.stderr
     assert "do not divide evenly over 4 pipeline ranks, which Megatron requires without a layout" in finished.stderr
 
 

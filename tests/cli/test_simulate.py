@@ -37,7 +37,7 @@ def test_as_a_process(files: tuple[Path, Path], tmp_path: Path) -> None:
     lines = result.stdout.splitlines()
     assert lines[0] == "Workload  chain: 4 layers, 3 edges, tensor-parallel degrees 1"
     assert "1f1b: one forward, one backward pass in turn, then a flush" in lines
-    assert "step 37.7500 s: 4.71875 s/microbatch, 0.211921 microbatches/s" in lines
+    assert "step 37.8 s: 4.72 s/microbatch, 0.212 microbatches/s" in lines
     assert json.loads(trace.read_text())["otherData"]["step_s"] == 37.75
     assert plot.read_text().startswith("<?xml")
 
@@ -119,5 +119,5 @@ def test_files_that_cannot_be_written_cost_no_answer(files: tuple[Path, Path], t
     missing = tmp_path / "missing"
     code, out, err = _run(*files, "--trace", missing / "trace.json", "--plot", missing / "timeline.svg")
     assert code == 2
-    assert "the promised 28.00 s a batch are kept" in out
+    assert "the promised 28.0 s a batch are kept" in out
     assert err.count("cannot be written") == 2

@@ -133,10 +133,10 @@ def test_experts_lie_as_megatron_lays_them_by_default() -> None:
     divided = import_plan(mixture(), megatron, RunAs())
     assert divided.plan == over_t.plan
     assert any("expert parallelism 1, each expert on 4 devices" in note for note in divided.notes)
-    apart = import_plan(
-        mixture(), f"{megatron} --expert-model-parallel-size 8 --expert-tensor-parallel-size 1", RunAs()
-    )
-    assert any("ep8" in tmpc_id for tmpc_id in ids(apart))
+    over_8 = f"{megatron} --expert-model-parallel-size 8 --expert-tensor-parallel-size 1"
+    assert any("ep8" in tmpc_id for tmpc_id in ids(import_plan(mixture(), over_8, RunAs())))
+    with pytest.raises(UsageError, match="needs 8 devices of a stage, or a multiple of that; each stage has 4"):
+        import_plan(mixture(), over_8, RunAs(data_parallel=1))
 
 
 def test_torchtitan_keeps_what_sequence_parallelism_gathers() -> None:

@@ -322,11 +322,11 @@ def test_sites_are_kinds_of_one_gpu(config: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
-        (SITES[:4], "--site: expected several sites, of one GPU"),
+        (SITES[:4], "--site: expected several sites of one GPU"),
         (SITES[:6], "--between is missing; expected the rate of a GPU between sites"),
         ((*SITES[:4], "--site", "west", *SITES[6:]), "--site west: expected each site once, with 1 node or more"),
         ((*SITES, "--nodes", "2"), "--nodes: --site east:1 says how many nodes"),
-        (("--gpu", "A100-80:2", *SITES[2:]), "--site: expected several sites, of one GPU"),
+        (("--gpu", "A100-80:2", *SITES[2:]), "--site: expected several sites of one GPU"),
     ],
 )
 def test_mistakes_about_sites(asked: tuple[str, ...], told: str) -> None:

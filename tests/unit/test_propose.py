@@ -573,6 +573,7 @@ def test_plan_prices_the_runtime_s_own_software() -> None:
     model, request = read_model("llama3-8b"), EstimateRequest(nodes=2, offer=Offer(zero=ALL_REPLICAS))
     expected = {
         "megatron": ("megatron-core", ALL_REPLICAS, ()), "flagscale": ("megatron-core", ALL_REPLICAS, ()),
+            "megatron-bridge": ("megatron-core", ALL_REPLICAS, ()),
         "torchtitan": ("fsdp", ALL_REPLICAS, (16, 8)), "torch": ("fsdp", 1, ()),
         "deepspeed": ("deepspeed-2021", ALL_REPLICAS, ()),
     }  # fmt: skip

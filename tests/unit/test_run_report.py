@@ -130,8 +130,8 @@ def test_a_run_travels() -> None:
     run = made_up(simulated=False)
     again = pickle.loads(pickle.dumps(run))
     assert vars(again) == vars(run)
-    assert repr(again) == "Run(gpipe: 3 steps on 2 ranks, step 20.0000 s)"
-    assert repr(made_up()) == "Run(gpipe: 3 steps on 2 ranks, step 20.0000 s, promised 18.0000 s)"
+    assert repr(again) == "Run(gpipe: 3 steps on 2 ranks, step 20.0 s)"
+    assert repr(made_up()) == "Run(gpipe: 3 steps on 2 ranks, step 20.0 s, promised 18.0 s)"
 
 
 def test_measured_and_promised_tracks_lie_side_by_side(tmp_path: Any) -> None:

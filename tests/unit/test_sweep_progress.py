@@ -45,7 +45,7 @@ def test_of_equally_fast_points_the_best_is_the_same_in_every_order() -> None:
 def test_which_of_several_is_told_and_why() -> None:
     text = best_text(progress_of(POINTS).best["bert"])
     assert text == (
-        "1.00000 s/microbatch at K = 16, N = 512, M = 8 GiB (piper, of 4 as fast with the fewest devices, then the "
+        "1.00 s/microbatch at K = 16, N = 512, M = 8 GiB (piper, of 4 as fast with the fewest devices, then the "
         "least memory)"
     )
     assert best_text(progress_of(POINTS[:1]).best["bert"]).endswith("(piper)")

@@ -277,7 +277,7 @@ class PatternSearch:
         self.lower_s = max(self.lower_s, min(least_s, target_s, self.value_s))
 
     def _solved(self, part: _PatternPart, rounds: int, enough_s: float) -> _PatternPart:
-        """After at most so many rounds more; at least one."""
+        """After at most this many more rounds, and at least one."""
         from piper_ray.engine.chunks.pattern_program import PatternProgram  # HiGHS is loaded where it is needed
 
         patterns, rows, shares, is_best, used = self.patterns, part.rows, part.shares, False, 0

@@ -57,7 +57,7 @@ class ChunkSeries:
         self.preparation_s = self._problem.tables_s
 
     def solve(self, request: SolveRequest, *, explained: bool = False) -> Solution:
-        """On so many devices as the request has; where searches are kept, the last one goes on. explained: where there
+        """On as many devices as the request has; where searches are kept, the last one goes on. explained: where there
         is no plan, with the reason and the memory that would do."""
         problem, limits, last = self._problem, request.limits, self._last
         ledger: Ledger[Candidate] = request.ledger(problem.instance.microbatches) if last is None else last.ledger

@@ -37,7 +37,7 @@ PAIR_LIMIT = 40_000_000
 
 @dataclass(frozen=True)
 class TailTables:
-    """A state is told by its tail, the layers that are left: number 0 leaves none, the last one all.
+    """A state is named by its tail, the layers that are left: number 0 leaves none, the last one all.
 
     layer_ids: for each vertex its place in the file and its layer's id. bits: uint64[m, words], the tails, each after
     its subsets. pairs: the number of nested tails, for any batch and memory. time_s: float64[m], the sum over the tail

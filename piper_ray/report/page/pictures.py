@@ -12,7 +12,7 @@ import numpy.typing as npt
 from markupsafe import Markup
 
 from piper_ray.model.cluster import Cluster
-from piper_ray.model.figures import plural, printable, share_text, size_text, time_scale
+from piper_ray.model.figures import held_text, plural, printable, share_text, time_scale
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import FLUSHED
@@ -324,8 +324,8 @@ def memory_picture(simulation: Simulation, lanes: Sequence[Group]) -> MemoryPict
         pieces.append(_lane(simulation, group, names[number], (left, y), most, fixed_bytes, top_bytes, plot))
     bottom = len(lanes) * (_LANE + _GAP)
     pieces.append(_axis(until_s, left, bottom, plot))
-    of_device = ", a device's" if top_bytes == limit_bytes else f"; a device has {size_text(limit_bytes)}"
-    legend = f"The height of a lane is {size_text(top_bytes)}{of_device}."
+    of_device = ", a device's" if top_bytes == limit_bytes else f"; a device has {held_text(limit_bytes)}"
+    legend = f"The height of a lane is {held_text(top_bytes)}{of_device}."
     words = f"Memory of {plural(len(simulation.ranks), 'rank')} over time. {legend}"
     return MemoryPicture(picture(_WIDTH, bottom + _AXIS, pieces, words, "memory"), legend)
 
@@ -381,7 +381,7 @@ def _lane(
         label(
             _WIDTH - _FIGURES + 8.0,
             y + _LANE / 2 + 4.0,
-            f"{size_text(peak_bytes)}{share}",
+            f"{held_text(peak_bytes)}{share}",
             "warns" if over else "start",
         ),
     ]
@@ -389,7 +389,7 @@ def _lane(
         limit = Markup('<path d="M{} {}h{}" class="limit"/>')
         pieces.append(limit.format(number(left), number(base - height(limit_bytes)), number(plot)))
     stages = ", ".join(dict.fromkeys(simulation.ranks[rank].name for rank in group))
-    title = f"{ranks_text(group)}: {stages}: at most {size_text(peak_bytes)}, {size_text(fixed_bytes)} of it throughout"
+    title = f"{ranks_text(group)}: {stages}: at most {held_text(peak_bytes)}, {held_text(fixed_bytes)} of it throughout"
     return titled(pieces, title)
 
 

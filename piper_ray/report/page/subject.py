@@ -15,7 +15,7 @@ from piper_ray.planners import KIND_PLANNERS
 from piper_ray.planners import plan as planned
 from piper_ray.simulate.result import Simulation
 from piper_ray.simulate.run import SimulationOptions, simulate
-from piper_ray.workloads.estimate.doubt import Doubt, shown_digits, workload_doubt
+from piper_ray.workloads.estimate.doubt import Doubt, workload_doubt
 from piper_ray.workloads.formats.plans import PlanClaims
 
 _SAME_TIME = 1e-9
@@ -57,11 +57,6 @@ class Valued:
     def doubt(self) -> Doubt | None:
         """How sure the step and the memory are; None where they are no estimates."""
         return workload_doubt(self.instance, self.simulation.schedule)
-
-    @property
-    def digits(self) -> int:
-        """In how many digits times and rates are shown."""
-        return shown_digits(self.instance)
 
     @property
     def likely_memory(self) -> str:

@@ -10,7 +10,7 @@ from itertools import chain, groupby
 from typing import Generic, TypeVar
 
 from piper_ray.evaluate import Evaluation
-from piper_ray.model.figures import plural, printable, range_text, share_text, size_scale, time_scale
+from piper_ray.model.figures import SHOWN_DIGITS, plural, printable, range_text, share_text, size_scale, time_scale
 from piper_ray.model.plan import Stage
 from piper_ray.report.page.subject import Compared, Subject, Valued
 from piper_ray.report.summary import border_texts, layers_text
@@ -185,10 +185,11 @@ def _valued_columns(found: Valued, evaluation: Evaluation) -> list[PageColumn[Gr
     stages = evaluation.stages
     slowest_s = max(stage.time_s for stage in stages)
     memory = [stage.memory_bytes for stage in stages]
-    sizes = size_scale(max(found.instance.memory_bytes, *memory)).with_unit
+    sizes = size_scale(max(found.instance.memory_bytes, *memory), SHOWN_DIGITS).with_unit
 
     def seconds(name: str, largest_s: float | None = None) -> Callable[[Group], TableCell]:
-        return _spreads([getattr(stage, name) for stage in stages], time_scale(slowest_s).with_unit, largest_s)
+        times_s = [getattr(stage, name) for stage in stages]
+        return _spreads(times_s, time_scale(max(times_s)).with_unit, largest_s)
 
     def binds(group: Group) -> TableCell:
         names = sorted({name for number in group for name in stages[number].binding})
@@ -235,7 +236,7 @@ def rank_table(found: Valued, rows: Sequence[Group]) -> PageTable[Group]:
 
     peak = [rank.peak_memory_bytes for rank in ranks]
     unused = [rank.memory_limit_bytes - rank.peak_memory_bytes for rank in ranks]
-    sizes = size_scale(max(simulation.memory_limit_bytes, *peak)).with_unit
+    sizes = size_scale(max(simulation.memory_limit_bytes, *peak), SHOWN_DIGITS).with_unit
     over = frozenset(k for k, rank in enumerate(ranks) if unused[k] < -1e-9 * rank.memory_limit_bytes)
     devices = _sums([rank.devices for rank in ranks])
     of_devices = "Each rank stands for the t devices of a replica, which go in step"
@@ -263,7 +264,7 @@ def comparison_table(subject: Subject) -> PageTable[Compared]:
     runs = [x.simulation for x in plans if x.simulation is not None]
     longest_s, own_s = max(run.step_s for run in runs), own.step_s
     times = time_scale(longest_s).with_unit
-    sizes = size_scale(max(run.peak_memory_bytes for run in runs)).with_unit
+    sizes = size_scale(max(run.peak_memory_bytes for run in runs), SHOWN_DIGITS).with_unit
 
     def figures(of: Callable[[Simulation], TableCell]) -> Callable[[Compared], TableCell]:
         return lambda one: TableCell("-") if one.simulation is None else of(one.simulation)

@@ -103,8 +103,8 @@ def widths(curves: Sequence[Points]) -> list[dict[str, float]]:
 
 
 def _coincide(one: Points, other: Points) -> bool:
-    """Whether both have a stretch in common, or their only point, to a width's precision: curves that cross are told
-    apart without help."""
+    """Whether both have a stretch in common, or their only point, to a width's precision: curves that cross can be
+    told apart without help."""
     values = {x: y for x, y in other if y is not None}
     common = [y is not None and x in values and as_good(y, values[x]) for x, y in one]
     return any(map(all, pairwise(common))) if len(common) > 1 else any(common)

@@ -84,7 +84,7 @@ def timeline_figure(simulation: Simulation) -> Figure:
     windows = _windows_s(simulation)
     head = _subtitle(simulation, group * step)
     heads = [head] if len(windows) == 1 else [f"start; {head}", "end"]
-    step_text = f"{time_text(simulation.step_s, 4)} a batch of {simulation.microbatches:,} microbatches"
+    step_text = f"{time_text(simulation.step_s)} a batch of {simulation.microbatches:,} microbatches"
     figure, panes = panels(f"{simulation.schedule.text}: {step_text}", heads, alike=False)
     figure.set_size_inches(_WIDTH_IN, 1.7 + max(1.2, min(14.0, len(lanes) * (0.42 if len(lanes) <= 16 else 0.2))))
     scale = time_scale(windows[-1][1])

@@ -324,7 +324,7 @@ def links_of(gpu: Gpu, domain: int, uplink_bytes_per_s: float | None = None) -> 
     """
     network = Link(2.0 * gpu.network_bytes_per_s * gpu.network_fraction)
     if uplink_bytes_per_s is not None and (domain == 1 or uplink_bytes_per_s <= 0.0):
-        raise UsageError("--uplink: expected a rate above 0, as 100GB/s, of several GPUs that share a fast link")
+        raise UsageError("--uplink: expected a rate above 0, such as 100GB/s, of several GPUs that share a fast link")
     if domain == 1:
         return (network,)
     return (Link(2.0 * gpu.link_bytes_per_s * gpu.link_fraction, domain, uplink_bytes_per_s), network)

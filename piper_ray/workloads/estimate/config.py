@@ -49,10 +49,11 @@ class ModelConfig:
     def architecture(self, microbatch: Microbatch) -> Architecture:
         """The model's layers for this microbatch. Raises UsageError if the model cannot have this length."""
         most = self.config.most_tokens
-        if most is None and microbatch.tokens is not None:
-            raise UsageError(f"--tokens {microbatch.tokens}: {self.name} has samples of one length; expected none")
-        if most is not None and microbatch.tokens is not None and microbatch.tokens > most:
-            raise UsageError(f"--tokens {microbatch.tokens}: {self.name} has positions for {most}; expected at most so")
+        tokens = microbatch.tokens
+        if most is None and tokens is not None:
+            raise UsageError(f"--tokens {tokens}: {self.name} has samples of one length; expected none")
+        if most is not None and tokens is not None and tokens > most:
+            raise UsageError(f"--tokens {tokens}: {self.name} has positions for {most}; expected at most that many")
         return self.family.build(self.config, microbatch, self.name)
 
 

@@ -12,7 +12,7 @@ from importlib.resources import files
 
 from pydantic import Field
 
-from piper_ray.model.figures import ESTIMATED_DIGITS, held_text, plural, time_text
+from piper_ray.model.figures import held_text, plural, time_text
 from piper_ray.model.instance import Instance, TrainedModel
 from piper_ray.model.schedule import Schedule
 from piper_ray.workloads.estimate.hardware import Gpu
@@ -189,15 +189,10 @@ def _is_estimate(model: TrainedModel) -> bool:
     return bool(model.gpu) and model.software in load_software() and model.precision in set(Precision)
 
 
-def shown_digits(instance: Instance) -> int:
-    """The number of digits in which its times and rates are shown: three if ``estimate`` wrote the workload."""
-    return ESTIMATED_DIGITS if instance.model is not None and _is_estimate(instance.model) else 6
-
-
-def step_text(step_s: float, doubt: Doubt | None, each: str = "", digits: int = 6) -> str:
-    """``115 s (102 s to 132 s, as 9 in 10 of 26 measured runs like it)``; without a doubt ``115.123 s``, in ``digits``
-    digits. each: follows the time."""
-    text = time_text(step_s, ESTIMATED_DIGITS if doubt else digits) + each
+def step_text(step_s: float, doubt: Doubt | None, each: str = "") -> str:
+    """``115 s (102 s to 132 s, as 9 in 10 of 26 measured runs like it)``; without a doubt ``115 s``. each: follows the
+    time."""
+    text = time_text(step_s) + each
     return f"{text} ({doubt.range_text(step_s)})" if doubt else text
 
 

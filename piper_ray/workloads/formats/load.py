@@ -315,7 +315,7 @@ def load_solution(source: Source, instance: Instance | Source) -> Solution:
 
     >>> import piper_ray
     >>> piper_ray.load_solution("solution.json", "workload.toml")  # of solve --json  # doctest: +SKIP
-    Solution(optimal under 1f1b: 15.3316 ms/microbatch, gap 0 %, 8 stages on 512 devices)
+    Solution(optimal under 1f1b: 15.3 ms/microbatch, gap 0 %, 8 stages on 512 devices)
     """
     instance = instance_of(instance)
     path, document = _json_document(source, "solution")

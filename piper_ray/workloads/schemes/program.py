@@ -456,7 +456,7 @@ class SchemeProgram:
         return self._figures(values).held_bytes(in_flight)
 
     def fastest(self, in_flight: float, most_bytes: float = np.inf) -> Scheme | None:
-        """The fastest scheme that holds no more with so many microbatches in flight, of equally fast ones one that
+        """The fastest scheme that holds no more with this many microbatches in flight, of equally fast ones one that
         holds little; None where there is none."""
         tie = _TIE / (1.0 + in_flight)
         return self._least(tie * in_flight, tie, most_bytes)
