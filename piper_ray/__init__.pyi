@@ -58,7 +58,7 @@ from piper_ray.model.passes import Passes as Passes
 from piper_ray.model.passes import passes_of as passes_of
 from piper_ray.model.passes import with_passes as with_passes
 from piper_ray.workloads.formats.load import Source as Source
-from piper_ray.engine.frontier.ranges import Numbers as Numbers
+from piper_ray.engine.frontier.result import Numbers as Numbers
 from piper_ray.model.forms import Form as Form
 from piper_ray.model.forms import InFlight as InFlight
 
@@ -95,9 +95,9 @@ from piper_ray.engine.backends.ray.coordinator import WithoutWorkers as WithoutW
 
 # events, and who hears them
 from piper_ray.model.events import Listener as Listener
-from piper_ray.engine.frontier.walk import FrontierListener as FrontierListener
-from piper_ray.engine.frontier.walk import CurveAdvanced as CurveAdvanced
-from piper_ray.engine.frontier.walk import PointClosed as PointClosed
+from piper_ray.engine.frontier.result import FrontierListener as FrontierListener
+from piper_ray.engine.frontier.result import CurveAdvanced as CurveAdvanced
+from piper_ray.engine.frontier.result import PointClosed as PointClosed
 from piper_ray.sweep.point import Progress as Progress
 from piper_ray.sweep.point import SweepListener as SweepListener
 from piper_ray.sweep.point import Point as Point

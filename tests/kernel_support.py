@@ -9,8 +9,8 @@ from fractions import Fraction
 import numpy as np
 
 from piper_ray.engine.kernels.types import Threshold
-from piper_ray.engine.lattice.bits import members
 from piper_ray.engine.lattice.contraction import without_contraction
+from piper_ray.engine.lattice.layer_graph import members
 from piper_ray.engine.tables.problem import Problem
 from piper_ray.model.instance import Instance
 from tests.brute_force import brute_force, least_stage_time

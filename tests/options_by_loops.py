@@ -10,8 +10,7 @@ import numpy.typing as npt
 
 from piper_ray.cost.variants import Variant, undominated
 from piper_ray.engine.kernels.types import FloatArray, OptionArrays
-from piper_ray.engine.lattice.bits import offsets
-from piper_ray.engine.lattice.layer_graph import LayerGraph
+from piper_ray.engine.lattice.layer_graph import LayerGraph, offsets
 from piper_ray.engine.tables.tmpc_options import TmpcOptions, VertexCosts, fastest
 from piper_ray.model.instance import Instance, Tmpc
 

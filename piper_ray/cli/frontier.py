@@ -17,7 +17,7 @@ from piper_ray.cli.shared import JsonOption, RestrictionOptions, ScheduleOptions
 from piper_ray.cli.solve import check_own_plan, simulate_own_plan
 from piper_ray.cli.telling import Unwritten, refuse_unwritable, say, working
 from piper_ray.cli.values import counts_text
-from piper_ray.engine.frontier.ranges import parse_numbers
+from piper_ray.engine.frontier.result import parse_numbers
 from piper_ray.model.errors import EXIT_INTERRUPTED, EXIT_SOLVED, InfeasibleError, LimitError, UsageError
 from piper_ray.model.schedule import CHUNKED, Schedule
 

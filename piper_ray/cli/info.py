@@ -41,8 +41,7 @@ def info(workload: WorkloadOptions, contracted: ContractOption, shown: InfoOptio
         check_path(picture)
     instance = workload.load()
 
-    from piper_ray.report.document import degree_rows, info_document, to_text
-    from piper_ray.report.machine import machine_table
+    from piper_ray.report.document import degree_rows, info_document, machine_table, to_text
     from piper_ray.report.summary import blocks_text, instance_lines
     from piper_ray.report.terminal import Column, console, print_lines, print_table
 

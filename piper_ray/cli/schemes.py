@@ -143,7 +143,7 @@ def schemes(
             assert of is not None
             draw_scheme(shown[0], of, asked.picture)
         if asked.out is not None and asked.out.suffix.lower() == ".py":
-            from piper_ray.export.torchtitan_sharding import sharding_text
+            from piper_ray.export.torchtitan_model import sharding_text
 
             samples = trained.samples or 1
             write_atomically(asked.out, sharding_text(modelled.model, samples, shown[0].name, shown[0].scheme))

@@ -26,8 +26,8 @@ from piper_ray.storage.files import write_atomically
 
 if TYPE_CHECKING:
     from piper_ray import Job, Run
+    from piper_ray.workloads.measure.build import Store
     from piper_ray.workloads.measure.session import Profile, Progress
-    from piper_ray.workloads.measure.store import Store
 
 
 @dataclass(frozen=True)

@@ -29,13 +29,11 @@ from piper_ray.engine.evaluation.backend import Backend
 from piper_ray.engine.evaluation.state_tables import StateTables
 from piper_ray.engine.evaluation.threshold import evaluate_threshold
 from piper_ray.engine.flush.kinds import on_kind, open_end
-from piper_ray.engine.forecast import downset_limit, lattice_within
 from piper_ray.engine.kernels.types import BitArray, IndexArray
 from piper_ray.engine.lattice.contraction import without_contraction
-from piper_ray.engine.lattice.counting import count_downsets
-from piper_ray.engine.lattice.layer_graph import LayerGraph, build_graph
+from piper_ray.engine.lattice.layer_graph import LayerGraph, build_graph, count_downsets
 from piper_ray.engine.mixed import MixedWorkload
-from piper_ray.engine.preparation import Outline, prepare
+from piper_ray.engine.preparation import Outline, downset_limit, lattice_within, prepare
 from piper_ray.engine.search.planning import Planning
 from piper_ray.engine.subproblems import instances
 from piper_ray.engine.tables.problem import build_problem

@@ -10,13 +10,20 @@ from piper_ray.cost.plan import cost_of
 from piper_ray.cost.variants import layer_without_choice
 from piper_ray.engine.evaluation.backend import Backend
 from piper_ray.engine.evaluation.evaluations import Evaluations, Memo
-from piper_ray.engine.forecast import downset_limit, note_of_many
 from piper_ray.engine.lattice.downsets import build_lattice
 from piper_ray.engine.ledger import Ledger, no_plan, stats_of_nothing
-from piper_ray.engine.preparation import Findings, FindingsPoint, Outline, PointShape, Preparation, prepare
+from piper_ray.engine.preparation import (
+    Findings,
+    FindingsPoint,
+    Outline,
+    PointShape,
+    Preparation,
+    downset_limit,
+    note_of_many,
+    prepare,
+)
 from piper_ray.engine.request import SolveRequest
-from piper_ray.engine.search.infeasibility import explain
-from piper_ray.engine.search.planning import Planning, ValuedPlan
+from piper_ray.engine.search.planning import Planning, ValuedPlan, explain
 from piper_ray.engine.search.search import Search
 from piper_ray.engine.search.wide import WideSearch
 from piper_ray.engine.tables.problem import LatticeTables, build_problem

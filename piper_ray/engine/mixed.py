@@ -31,7 +31,6 @@ from piper_ray.engine.flush.mixes import (
     possible_kinds,
     tensor_rates,
 )
-from piper_ray.engine.forecast import lattice_within
 from piper_ray.engine.kernels.knapsack import TOO_HARD as CHOICE_TOO_HARD
 from piper_ray.engine.kernels.knapsack import least_cost
 from piper_ray.engine.kernels.mixed import (
@@ -45,10 +44,10 @@ from piper_ray.engine.kernels.mixed import (
 )
 from piper_ray.engine.kernels.types import FloatArray
 from piper_ray.engine.lattice.contraction import without_contraction
-from piper_ray.engine.lattice.counting import count_downsets
 from piper_ray.engine.lattice.downsets import Lattice
-from piper_ray.engine.lattice.layer_graph import build_graph
+from piper_ray.engine.lattice.layer_graph import build_graph, count_downsets
 from piper_ray.engine.ledger import Ledger, keeping_known, no_plan, stats_of_nothing
+from piper_ray.engine.preparation import lattice_within
 from piper_ray.engine.request import SolveRequest
 from piper_ray.engine.search.bracket import Bracket
 from piper_ray.engine.search.planning import Planning, ValuedPlan, items_of

@@ -6,12 +6,10 @@ from dataclasses import dataclass, replace
 
 from piper_ray.cost.variants import stage_variants
 from piper_ray.engine.blocks.block_instance import merge_operators
-from piper_ray.engine.forecast import forecast
 from piper_ray.engine.lattice.contraction import without_contraction
-from piper_ray.engine.lattice.counting import count_downsets
-from piper_ray.engine.lattice.layer_graph import build_graph
+from piper_ray.engine.lattice.layer_graph import build_graph, count_downsets
 from piper_ray.engine.layers import is_wide
-from piper_ray.engine.preparation import Outline
+from piper_ray.engine.preparation import Outline, forecast
 from piper_ray.model import arguments
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import Contract

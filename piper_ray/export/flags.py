@@ -3,14 +3,13 @@ them."""
 
 from __future__ import annotations
 
-from importlib.resources import files
 from typing import Literal
 
 from pydantic import Field
 
 from piper_ray.model.schedule import ScheduleName
 from piper_ray.workloads.estimate.software import TokenDispatcher
-from piper_ray.workloads.formats.documents import parse_toml
+from piper_ray.workloads.formats.documents import package_table
 from piper_ray.workloads.formats.fields import Closed
 
 Value = bool | int | float | str | tuple[str, ...]
@@ -63,7 +62,7 @@ class _Tables(Closed):
     torch: _TorchFlags
 
 
-_TABLES = _Tables.model_validate(parse_toml("flags.toml", files(__package__).joinpath("flags.toml").read_text("utf-8")))
+_TABLES = _Tables.model_validate(package_table("piper_ray.export", "flags.toml"))
 MEGATRON, TITAN, TORCH = _TABLES.megatron, _TABLES.torchtitan, _TABLES.torch
 
 READ_FLAGS = {flag.name: flag for flag in (*MEGATRON.written, *MEGATRON.older)}

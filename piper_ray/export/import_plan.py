@@ -26,7 +26,7 @@ from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.runtimes.pieces import ModelPieces, pieces_of
 from piper_ray.simulate.actions import group_size
 from piper_ray.simulate.run import Transfers
-from piper_ray.workloads.estimate.dispatch import dispatcher_of
+from piper_ray.workloads.estimate.exchanges import dispatcher_of
 from piper_ray.workloads.formats.documents import advice
 
 FORMS = (

@@ -27,7 +27,7 @@ from piper_ray.runtimes.pieces import ModelPieces, pieces_of
 from piper_ray.runtimes.runtime import Runtime
 from piper_ray.simulate.actions import group_size
 from piper_ray.simulate.stages import stages_of
-from piper_ray.workloads.estimate.dispatch import dispatcher_of
+from piper_ray.workloads.estimate.exchanges import dispatcher_of
 from piper_ray.workloads.estimate.software import Software, TokenDispatcher, load_software
 
 

@@ -1,15 +1,22 @@
 """Settings of a launch that a plan does not hold: refused if they divide the model, and noted if they cost time or
-memory."""
+memory.
+
+Also compares a launch that only names its model with the workload's model.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from difflib import get_close_matches
 
 from piper_ray.export.flags import MEGATRON, READ_FIELDS, READ_FLAGS, RENAMED_FIELDS, flag_of
-from piper_ray.launches.unseen import readable
+from piper_ray.launches.launch import readable
 from piper_ray.model.errors import UsageError
 from piper_ray.model.figures import printable
+from piper_ray.model.instance import Instance
+from piper_ray.workloads.estimate.config import model_of_config
+from piper_ray.workloads.estimate.families import Microbatch
 
 _DEGREES = frozenset({
     "parallel", "parallelism", "pipeline", "degree", "stages",
@@ -84,3 +91,21 @@ def _is_degree(name: str, word: str) -> bool:
         return False
     parts = name.lower().split("_")
     return any(part in _DEGREES or get_close_matches(part, _LONG, 1, _ALIKE) for part in parts)
+
+
+_BILLIONS = re.compile(r"(?<![\dx.a-z])(\d+(?:\.\d+)?)b(?![a-z])", re.IGNORECASE)
+_NAMED_ALIKE = 1.5
+"""Names round the number of parameters, and only some count the embedding."""
+
+
+def notes_of_model(name: str, instance: Instance) -> Iterator[str]:
+    """A sentence on the name. Raises UsageError if it states another size than that of the workload's model."""
+    yield f"the launch names its model, {name}, but not the sizes, so these are not compared with the workload's"
+    said = _BILLIONS.search(name)
+    if said is None or instance.model is None or not instance.model.config:
+        return
+    model = model_of_config("model", instance.model.config)
+    tokens = None if instance.batch.tokens_per_sample is None else 1
+    billions = model.architecture(Microbatch(1, tokens, fused=True)).parameters / 1e9
+    if not 1 / _NAMED_ALIKE <= billions / float(said[1]) <= _NAMED_ALIKE:
+        raise UsageError(f"layout: the model is {name} by its name, and the workload's has {billions:.3g}B parameters")

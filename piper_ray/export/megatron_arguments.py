@@ -11,13 +11,11 @@ from types import SimpleNamespace
 from typing import Any, TypeGuard
 
 from piper_ray.export.flags import DISPATCHERS, MEGATRON, READ_FLAGS, RENAMED_FIELDS, PlanFlag, flag_of
-from piper_ray.export.left_aside import notes_of_the_rest
+from piper_ray.export.left_aside import notes_of_model, notes_of_the_rest
 from piper_ray.export.megatron_layout import BLOCK, EMBEDDING, LOSS, MTP, pieces_of_letters, read_string, with_ends
 from piper_ray.export.megatron_model import model_settings, require_megatron_model
-from piper_ray.export.model_name import notes_of_model
 from piper_ray.export.run_as import ReadLayout, RunAs, RunMesh, positive
-from piper_ray.launches.launch import Dialect, Launch
-from piper_ray.launches.unseen import causes, readable
+from piper_ray.launches.launch import Dialect, Launch, causes, readable
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.mode import ALL_REPLICAS, Recomputation

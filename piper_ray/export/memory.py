@@ -8,9 +8,15 @@ from dataclasses import replace
 from typing import Any
 
 from piper_ray.calibrate.layouts import NO_RECOMPUTATION, NotExpressible, Untold, laid_out
-from piper_ray.calibrate.memory import LayoutMemory, layout_document, memory_of_ranks, traits_of
+from piper_ray.calibrate.memory import (
+    LayoutMemory,
+    are_words,
+    layout_document,
+    memory_of_ranks,
+    run_of_words,
+    traits_of,
+)
 from piper_ray.calibrate.runs import PublishedRun
-from piper_ray.calibrate.words import are_words, run_of_words
 from piper_ray.export.import_plan import read_layout
 from piper_ray.export.run_as import ReadLayout
 from piper_ray.launches.launch import THE_ONE, Asked, Source

@@ -13,12 +13,11 @@ from typing import Any
 from piper_ray.export.files import Export, json_text, noted, rendered
 from piper_ray.export.flags import READ_FIELDS, TITAN, TORCH_NAMES
 from piper_ray.export.job import ExportJob
-from piper_ray.export.model_name import notes_of_model
+from piper_ray.export.left_aside import notes_of_model
 from piper_ray.export.run_as import ReadLayout, RunAs
 from piper_ray.export.stage_documents import ONE_STAGE, actions_csv
 from piper_ray.export.torchtitan_model import BACKEND, model_fields, require_titan_model
-from piper_ray.launches.launch import Launch
-from piper_ray.launches.unseen import causes
+from piper_ray.launches.launch import Launch, causes
 from piper_ray.model.errors import Fault, InputError, UsageError
 from piper_ray.model.figures import printable
 from piper_ray.model.instance import Instance, TrainedModel, divisors

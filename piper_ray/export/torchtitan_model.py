@@ -1,6 +1,8 @@
 """A decoder in torchtitan's terms: which of its models, with which sizes, or the reasons why it has none.
 
 Names and meanings are those of torchtitan 0.3 and of its main branch of August 2026, whose builders of layers agree.
+
+Also a found scheme of a PyTorch module as torchtitan's sharding by module path: a Python file.
 """
 
 from __future__ import annotations
@@ -8,15 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import partial
 
-from piper_ray.export.files import Target
+from piper_ray.export.files import Target, rendered
 from piper_ray.export.training import require_decoder
 from piper_ray.model.instance import TrainedModel
-from piper_ray.workloads.estimate.adapters import with_adapters
 from piper_ray.workloads.estimate.architectures.experts import Experts
 from piper_ray.workloads.estimate.architectures.layers import Dense, LatentAttention
 from piper_ray.workloads.estimate.config import model_of_config
 from piper_ray.workloads.estimate.decoder_shape import DecoderShape, Rotary
 from piper_ray.workloads.estimate.families import Microbatch
+from piper_ray.workloads.estimate.operators import with_adapters
+from piper_ray.workloads.schemes.document import digest_of
+from piper_ray.workloads.schemes.scheme import Scheme
 
 Fields = Mapping[str, object]
 
@@ -227,3 +231,23 @@ def _scaling(shape: DecoderShape, rotary: Rotary) -> dict[str, object] | None:
         "original_seq_len": int(rotary.figure("original_max_position_embeddings", 4096)),
         "truncate": said.get("truncate") is not False,
     }
+
+
+__all__ = ["sharding_text"]
+
+
+def sharding_text(spec: str, samples: int, name: str, scheme: Scheme) -> str:
+    """The file's text. spec, samples: what the scheme was found with. name: the scheme's. Raises UsageError with all
+    that torchtitan's shardings cannot say of it."""
+    from piper_ray.workloads.measure.module_sharding import module_shardings
+    from piper_ray.workloads.measure.operators import traced_programs
+
+    program = next(one for one in traced_programs(spec, samples) if one.traced.graph.name == scheme.kind)
+    return rendered(
+        "torchtitan_sharding.py.jinja",
+        layer=f"{scheme.kind} of {spec}",
+        degree=scheme.degree,
+        id=digest_of(scheme),
+        name=name,
+        modules=module_shardings(spec, program, scheme),
+    )

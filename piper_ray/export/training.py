@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from importlib.resources import files
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 
 from piper_ray.export.files import Target
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import TrainedModel
 from piper_ray.workloads.estimate.decoder_shape import DecoderShape, decoder_shape
-from piper_ray.workloads.formats.documents import parse_toml
+from piper_ray.workloads.formats.documents import package_table
 from piper_ray.workloads.formats.fields import Closed
 
 
@@ -49,10 +48,9 @@ class TrainingRules(Closed):
                 yield f"{self.title} {what} in {sizes} bytes, and the plan in {planned:g}"
 
 
-_TEXT = files(__package__).joinpath("training.toml").read_text("utf-8")
 TRAINING = {
-    Target(name): rules
-    for name, rules in TypeAdapter(dict[str, TrainingRules]).validate_python(parse_toml("training.toml", _TEXT)).items()
+    Target(name): TrainingRules.model_validate(rules)
+    for name, rules in package_table("piper_ray.export", "training.toml").items()
 }
 """The training of each form."""
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from piper_ray.launches.files import text_beside
-from piper_ray.launches.launch import Dialect, Launch, Source
-from piper_ray.launches.unseen import after_unseen, causes, readable
+from piper_ray.launches.launch import Dialect, Launch, Source, after_unseen, causes, readable, text_beside
 from piper_ray.model.errors import UsageError
 
 _RENAMED = {

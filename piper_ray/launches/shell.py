@@ -16,10 +16,8 @@ from itertools import takewhile
 import tree_sitter_bash
 from tree_sitter import Language, Node, Parser
 
-from piper_ray.launches.files import text_beside
-from piper_ray.launches.shell_state import Outside, State, Variable
-from piper_ray.launches.shell_words import ShellWords, command_parts, line_of, text_of
-from piper_ray.launches.unseen import after_unseen, causes, unseen
+from piper_ray.launches.launch import after_unseen, causes, text_beside, unseen
+from piper_ray.launches.shell_words import Outside, ShellWords, State, Variable, command_parts, line_of, text_of
 from piper_ray.model.errors import UsageError
 
 _PLACEHOLDER = re.compile(r"<[A-Za-z][^<>|&;$\n]*>")

@@ -33,8 +33,7 @@ from piper_ray.proposal.demand import OVERLAPPED, PlanDemand, Proposed, uncollec
 from piper_ray.proposal.each_pass import solve_each_pass
 from piper_ray.proposal.layout_words import EACH_SITE
 from piper_ray.simulate.run import SimulationOptions, simulate
-from piper_ray.workloads.estimate.build import Estimate
-from piper_ray.workloads.estimate.host import with_state_on_host
+from piper_ray.workloads.estimate.build import Estimate, with_state_on_host
 
 CHUNKED_PASSES = 6_000_000_000
 """The most passes that all searches with chunks may simulate together: about 12 s of one core."""

@@ -23,11 +23,10 @@ from piper_ray.model.solution import Solution
 from piper_ray.runtimes.runtime import Runtime
 from piper_ray.simulate.result import Simulation
 from piper_ray.simulate.run import SimulationOptions, simulate
-from piper_ray.workloads.estimate.build import Estimate, EstimateRequest, estimate, estimate_on
+from piper_ray.workloads.estimate.build import HOST_BYTES, Estimate, EstimateRequest, estimate, estimate_on
 from piper_ray.workloads.estimate.config import ModelConfig
 from piper_ray.workloads.estimate.families import Microbatch
 from piper_ray.workloads.estimate.hardware import Gpu, Hardware
-from piper_ray.workloads.estimate.host import HOST_BYTES
 from piper_ray.workloads.estimate.kinds import joined, with_sites
 from piper_ray.workloads.estimate.modes import degrees_of
 from piper_ray.workloads.estimate.refusals import host_excess, may_be_on_host

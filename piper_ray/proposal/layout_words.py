@@ -10,7 +10,7 @@ from piper_ray.model.constraints import choices_made
 from piper_ray.model.instance import Tmpc
 from piper_ray.model.mode import Recomputation, Sharding, share_of
 from piper_ray.proposal.demand import Proposed
-from piper_ray.workloads.estimate.dispatch import NEAR_RANKS, dispatcher_of
+from piper_ray.workloads.estimate.exchanges import NEAR_RANKS, dispatcher_of
 from piper_ray.workloads.estimate.software import TokenDispatcher
 
 _SHARING = {

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
@@ -15,6 +13,7 @@ from piper_ray.proposal.demand import PlanDemand, Proposed
 from piper_ray.proposal.figures import Figures, figures_of
 from piper_ray.proposal.layout_words import layout_words
 from piper_ray.proposal.moved import moved_between
+from piper_ray.report.findings_table import csv_text
 from piper_ray.report.proposal import SCREEN_COLUMNS, change_text, gap_text
 from piper_ray.report.terminal import NO_BREAK, Column, print_fitting, print_lines
 
@@ -38,24 +37,21 @@ def cost_per_billion(one: ClusterPlan, figures: Figures, price_per_hour: float |
 
 def clusters_csv(plans: Sequence[ClusterPlan], prices: Sequence[float | None], tokens: float | None) -> str:
     """A line for each cluster."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(CSV_COLUMNS)
+    rows: list[list[object]] = []
     for one, price in zip(plans, prices, strict=True):
         request = one.demand.request
         first = [one.demand.gpu, request.nodes, one.demand.devices]
         if one.found is None:
-            writer.writerow([*first, *[""] * (len(CSV_COLUMNS) - 5), one.reason, ""])
+            rows.append([*first, *[None] * (len(CSV_COLUMNS) - 5), one.reason, None])
             continue
         best, figures = one.found.best, figures_of(one.found.best, tokens, price if tokens is not None else None)
-        row = [
+        rows.append([
             *first, best.devices, best.batch, best.step_s, one.found.lower_s, figures.tokens_per_s,
             figures.tokens_per_s_per_device, figures.mfu, best.simulation.peak_memory_bytes, price,
-            cost_per_billion(one, figures, price), figures.days, figures.cost, layout_words(best).text, "",
+            cost_per_billion(one, figures, price), figures.days, figures.cost, layout_words(best).text, None,
             one.demand.whole_bytes(best.instance.memory_bytes) - best.instance.memory_bytes,
-        ]  # fmt: skip
-        writer.writerow(["" if cell is None else cell for cell in row])
-    return text.getvalue()
+        ])  # fmt: skip
+    return csv_text(CSV_COLUMNS, rows)
 
 
 def print_clusters(

@@ -16,8 +16,14 @@ from piper_ray.report.templates import template
 from piper_ray.workloads.estimate import memory, roofline
 from piper_ray.workloads.estimate.build import Estimate
 from piper_ray.workloads.estimate.costs import LayerCosts, edge_bytes, sync_bytes
-from piper_ray.workloads.estimate.dispatch import dispatcher_for
-from piper_ray.workloads.estimate.exchanges import context_s, exchange_s, is_all_to_all, regather_s, regathers
+from piper_ray.workloads.estimate.exchanges import (
+    context_s,
+    dispatcher_for,
+    exchange_s,
+    is_all_to_all,
+    regather_s,
+    regathers,
+)
 from piper_ray.workloads.estimate.hardware import Training
 from piper_ray.workloads.estimate.modes import LayerMode
 from piper_ray.workloads.estimate.offered import attends

@@ -1,10 +1,20 @@
-"""A table of findings, for a terminal and as Markdown."""
+"""Tables of findings: for a terminal, as Markdown, and as CSV."""
 
 from __future__ import annotations
 
+import csv
+import io
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from piper_ray.report.terminal import Column
+
+
+def csv_text(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    """Full figures as CSV; None is nothing."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([heads, *rows])
+    return text.getvalue()
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from piper_ray.engine.frontier.result import Frontier, FrontierPoint
-from piper_ray.engine.frontier.walk import CurveAdvanced, PointClosed
+from piper_ray.engine.frontier.result import CurveAdvanced, Frontier, FrontierPoint, PointClosed
 from piper_ray.model.events import Event
 from piper_ray.model.figures import (
     NEAR_DIGITS,

@@ -12,8 +12,7 @@ from typing import Any
 
 import pygraphviz
 
-from piper_ray.engine.lattice.counting import count_cuts, count_downsets
-from piper_ray.engine.lattice.layer_graph import LayerGraph
+from piper_ray.engine.lattice.layer_graph import LayerGraph, count_cuts, count_downsets
 from piper_ray.engine.preview import lattice_input
 from piper_ray.model import arguments
 from piper_ray.model.errors import LimitError, UsageError

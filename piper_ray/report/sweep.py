@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from piper_ray.model.figures import duration_text, given_size_text, plural, printable, size_text, time_text
-from piper_ray.report.findings_table import FindingsTable
+from piper_ray.report.findings_table import FindingsTable, csv_text
 from piper_ray.report.terminal import Column, LiveLog, print_table
 from piper_ray.sweep.demand import Demand, PointKind, kind_of
 from piper_ray.sweep.findings import Record, best_of_each, comparisons
@@ -179,11 +177,7 @@ _CSV: Mapping[str, Callable[[Record], object]] = {
 
 def points_csv(records: Sequence[Record]) -> str:
     """Every point, in full figures, without its plan."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(_CSV)
-    writer.writerows([of(record) for of in _CSV.values()] for record in records)  # None is written as nothing
-    return text.getvalue()
+    return csv_text(_CSV, ([of(record) for of in _CSV.values()] for record in records))
 
 
 def _planners(records: Sequence[Record]) -> FindingsTable:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from piper_ray.model.figures import rounded, time_text
-from piper_ray.report.findings_table import FindingsTable
+from piper_ray.report.findings_table import FindingsTable, csv_text
 from piper_ray.sweep.plan_findings import PlanRecord, TrainedBatch, best_of_clusters, ways_of
 
 Prices = Mapping[str, float]
@@ -160,11 +158,7 @@ _CSV: Mapping[str, Callable[[PlanRecord], object]] = {
 
 def plans_csv(records: Sequence[PlanRecord]) -> str:
     """Every plan, in full figures."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(_CSV)
-    writer.writerows([of(record) for of in _CSV.values()] for record in records)  # None is written as nothing
-    return text.getvalue()
+    return csv_text(_CSV, ([of(record) for of in _CSV.values()] for record in records))
 
 
 def _number(value: float | None) -> str:

@@ -27,8 +27,7 @@ from typing import Any, NamedTuple
 
 from piper_ray.compiled.jit import sources_digest
 from piper_ray.engine.evaluation.backend import Backend
-from piper_ray.engine.forecast import bytes_per_downset
-from piper_ray.engine.preparation import PointShape, Preparation, prepare
+from piper_ray.engine.preparation import PointShape, Preparation, bytes_per_downset, prepare
 from piper_ray.engine.solve import solve
 from piper_ray.evaluate import Evaluation
 from piper_ray.model.errors import InfeasibleError, UsageError

@@ -55,6 +55,41 @@ class PlannedModel:
         facts = [usual, model.document, gpus, hardware.training.model_dump()]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
+    def point(
+        self,
+        label: str,
+        cluster: Mapping[str, int],
+        gpus_per_node: int | None,
+        batch: int | None,
+        precision: str,
+        trained_by: str,
+        tokens: int | None,
+        schedule: str | None,
+    ) -> PlanPoint:
+        """A point of this model, with what is not said filled in, so that one question is one point. cluster: of each
+        GPU its nodes.
+
+        Raises UsageError for a GPU or a precision that is not known.
+        """
+        nodes_of = {self.hardware.key(gpu): nodes for gpu, nodes in cluster.items()}
+        if len(nodes_of) < len(cluster):
+            raise UsageError(f"{', '.join(cluster)} are one GPU; expected several kinds")
+        devices = sum(
+            EstimateRequest(nodes, gpus_per_node).devices_of(self.hardware.gpus[key]) for key, nodes in nodes_of.items()
+        )
+        named = " ".join(f"{key}:{nodes}" for key, nodes in nodes_of.items())
+        return PlanPoint(
+            label,
+            named if len(nodes_of) > 1 else next(iter(nodes_of)),
+            sum(nodes_of.values()),
+            devices,
+            usual_batch(self.model, devices) if batch is None else batch,
+            running_arguments(precision, (), None, None)["precision"],
+            trained_by,
+            tokens,
+            None if schedule is None else ScheduleName(schedule),
+        )
+
 
 @dataclass(frozen=True)
 class PlanPoint:
@@ -90,41 +125,6 @@ class PlanPoint:
         facts = asdict(self)
         input_hash = hashlib.sha256(json.dumps([PLAN, digest, *facts.values()]).encode()).hexdigest()
         return {"input_hash": input_hash, "graph_hash": digest, "planner": PLAN, **facts}
-
-
-def point_of(
-    label: str,
-    planned: PlannedModel,
-    cluster: Mapping[str, int],
-    gpus_per_node: int | None,
-    batch: int | None,
-    precision: str,
-    trained_by: str,
-    tokens: int | None,
-    schedule: str | None,
-) -> PlanPoint:
-    """With what is not said filled in, so that one question is one point. cluster: of each GPU its nodes.
-
-    Raises UsageError for a GPU or a precision that is not known.
-    """
-    nodes_of = {planned.hardware.key(gpu): nodes for gpu, nodes in cluster.items()}
-    if len(nodes_of) < len(cluster):
-        raise UsageError(f"{', '.join(cluster)} are one GPU; expected several kinds")
-    devices = sum(
-        EstimateRequest(nodes, gpus_per_node).devices_of(planned.hardware.gpus[key]) for key, nodes in nodes_of.items()
-    )
-    named = " ".join(f"{key}:{nodes}" for key, nodes in nodes_of.items())
-    return PlanPoint(
-        label,
-        named if len(nodes_of) > 1 else next(iter(nodes_of)),
-        sum(nodes_of.values()),
-        devices,
-        usual_batch(planned.model, devices) if batch is None else batch,
-        running_arguments(precision, (), None, None)["precision"],
-        trained_by,
-        tokens,
-        None if schedule is None else ScheduleName(schedule),
-    )
 
 
 def schedules_tried(point: PlanPoint) -> tuple[ScheduleName, ...]:

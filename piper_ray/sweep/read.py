@@ -73,7 +73,7 @@ from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.units import OnNote, doubtful
 from piper_ray.planners import ALL_NAMES
 from piper_ray.runtimes.runtime import RuntimeName
-from piper_ray.sweep.plan_point import PlannedModel, PlanPoint, point_of
+from piper_ray.sweep.plan_point import PlannedModel, PlanPoint
 from piper_ray.sweep.point import AnyPoint, Point, Sweep, graph_hash
 from piper_ray.workloads.estimate.config import ModelConfig, model_names, read_model
 from piper_ray.workloads.estimate.hardware import Hardware, load_hardware
@@ -412,7 +412,7 @@ def _read_plans(
                     on_note(text)
         asked = ((label, cluster, read.gpus_per_node, *others) for label, cluster, *others in product(*axes))
         try:
-            points += [point_of(label, models[label], *others) for label, *others in asked if label in models]
+            points += [models[label].point(label, *others) for label, *others in asked if label in models]
         except UsageError as error:
             faults.at(path, str(error))
     return models, points

@@ -33,8 +33,16 @@ def sweep_form() -> str:
 
 
 def dataset_columns() -> str:
-    """Markdown: the columns of a sweep's dataset, as its writer describes them."""
-    return _described(columns.__doc__, "text")
+    """Markdown: the columns of a sweep's dataset: those of all rows, and those of plans alone."""
+    lines = [_described(columns.__doc__, "text")]
+    for of, head in ((None, "column"), ("plans", "column of plans")):
+        lines += [f"\n| {head} | type | meaning |", "|---|---|---|"]
+        lines += [
+            f"| `{name}` | {said['type']}{'' if 'always' in said else ', may be null'} | {said['meaning']} |"
+            for name, said in columns.COLUMNS.items()
+            if said.get("of") == of
+        ]
+    return "\n".join(lines)
 
 
 def models() -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from piper_ray.engine.backends.ray.pacing import Pacing, Span
 from piper_ray.engine.kernels.types import IndexArray
-from piper_ray.engine.tables.rate import Rate
+from piper_ray.engine.tables.problem import Rate
 
 _LEVELS = 2
 

@@ -16,7 +16,7 @@ import numpy as np
 from piper_ray.engine.backends.ray.coordinator import Chunk, Command, Coordinator, Send
 from piper_ray.engine.backends.ray.pacing import Pacing
 from piper_ray.engine.kernels.types import IndexArray
-from piper_ray.engine.tables.rate import Rate
+from piper_ray.engine.tables.problem import Rate
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from piper_ray.calibrate.fit import Measurement, fit
 from piper_ray.calibrate.layouts import Laid
-from piper_ray.calibrate.measurements import layout_step_s
+from piper_ray.calibrate.measurements import Measurement, fit, layout_step_s
 from piper_ray.calibrate.runs import PublishedRun
 from piper_ray.workloads.estimate.hardware import Hardware
 from piper_ray.workloads.estimate.software import DEFAULT_SOFTWARE, UNCALIBRATED, Constant, Stack, software_named

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from piper_ray.calibrate.fit import student_90
+from piper_ray.calibrate.measurements import student_90
 from scripts.validation.errors import Errors, groups_of
 from scripts.validation.price import PricedRun
 

@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from piper_ray.engine.checkpoint.encoding import (
+from piper_ray.engine.checkpoint.checkpoint import (
     decode_levels,
     decode_results,
     encode_levels,

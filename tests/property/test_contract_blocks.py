@@ -12,8 +12,7 @@ from piper_ray.cost.variants import Variant, stage_variants
 from piper_ray.engine.blocks.block_instance import build_instance
 from piper_ray.engine.lattice.blocks import Blocks, find_blocks
 from piper_ray.engine.lattice.contraction import contract
-from piper_ray.engine.lattice.counting import count_downsets
-from piper_ray.engine.lattice.layer_graph import number_graph
+from piper_ray.engine.lattice.layer_graph import count_downsets, number_graph
 from piper_ray.engine.solve import solve
 from piper_ray.evaluate import evaluate
 from piper_ray.model.constraints import Recompute

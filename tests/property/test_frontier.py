@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from piper_ray.engine.frontier.frontier import frontier
-from piper_ray.engine.frontier.result import Frontier
-from piper_ray.engine.frontier.walk import CurveAdvanced
+from piper_ray.engine.frontier.result import CurveAdvanced, Frontier
 from piper_ray.engine.solve import solve
 from piper_ray.evaluate import evaluate
 from piper_ray.model.constraints import (

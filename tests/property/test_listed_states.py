@@ -17,9 +17,9 @@ from piper_ray.engine.evaluation.dual_prices import StageCover
 from piper_ray.engine.evaluation.outcome import Outcome
 from piper_ray.engine.evaluation.reach import Reach, Room
 from piper_ray.engine.evaluation.threshold import evaluate_threshold
-from piper_ray.engine.lattice.bits import members
 from piper_ray.engine.lattice.contraction import without_contraction
 from piper_ray.engine.lattice.downsets import listed_lattice
+from piper_ray.engine.lattice.layer_graph import members
 from piper_ray.engine.search import wide
 from piper_ray.engine.tables.problem import LatticeTables, Problem, build_problem
 from piper_ray.model.instance import Instance

@@ -18,8 +18,8 @@ from piper_ray.engine.evaluation.completion import Completion
 from piper_ray.engine.evaluation.outcome import Outcome
 from piper_ray.engine.evaluation.state_tables import StateTables
 from piper_ray.engine.evaluation.threshold import evaluate_threshold
-from piper_ray.engine.lattice.bits import members
 from piper_ray.engine.lattice.contraction import without_contraction
+from piper_ray.engine.lattice.layer_graph import members
 from piper_ray.engine.tables.problem import Problem
 from piper_ray.model.instance import Instance, divisors
 from tests.brute_force import brute_force, least_stage_time

@@ -109,7 +109,7 @@ def test_a_long_time_limit_changes_nothing() -> None:
 @pytest.fixture(autouse=True, scope="module")
 def _same_events_in_each_run() -> Iterator[None]:
     """However long they take: nothing is learned of the rate of work."""
-    with patch("piper_ray.engine.tables.rate.Rate.record", lambda *_: None):
+    with patch("piper_ray.engine.tables.problem.Rate.record", lambda *_: None):
         yield
 
 

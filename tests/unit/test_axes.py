@@ -26,12 +26,10 @@ from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName
 from piper_ray.simulate.run import SimulationOptions, simulate
 from piper_ray.workloads.estimate.build import EstimateRequest
 from piper_ray.workloads.estimate.config import read_model
-from piper_ray.workloads.estimate.exchanges import all_gather_s, all_reduce_s, exchange_s
-from piper_ray.workloads.estimate.groups import Group
+from piper_ray.workloads.estimate.exchanges import Group, all_gather_s, all_reduce_s, exchange_s, in_passes_s, reduced
 from piper_ray.workloads.estimate.hardware import load_hardware
 from piper_ray.workloads.estimate.memory import kept_bytes, numbers_on_device
 from piper_ray.workloads.estimate.modes import LayerMode, Offer
-from piper_ray.workloads.estimate.synchronisation import passes_s, reduced
 from tests.estimate_support import estimated
 
 DENSE = {
@@ -154,8 +152,8 @@ def test_groups_that_share_weights_sum_gradients_in_every_pass() -> None:
     gradients = sum(x.trained for x in numbers_on_device(kind, grouped))
     gradients *= stack.software.reduced_bytes(stack.precision, training) / 8.0
     sum_s = all_reduce_s(gradients, Group(4, 8), stack.gpu, 8)
-    forward_s, backward_s = passes_s(kind, once, stack, training)
-    assert passes_s(kind, grouped, stack, training) == pytest.approx((forward_s, backward_s + sum_s))
+    forward_s, backward_s = in_passes_s(kind, once, stack, training)
+    assert in_passes_s(kind, grouped, stack, training) == pytest.approx((forward_s, backward_s + sum_s))
 
 
 @pytest.mark.long

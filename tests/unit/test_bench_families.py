@@ -7,8 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from piper_ray.engine.lattice.contraction import without_contraction
-from piper_ray.engine.lattice.counting import count_downsets
-from piper_ray.engine.lattice.layer_graph import build_graph
+from piper_ray.engine.lattice.layer_graph import build_graph, count_downsets
 from piper_ray.engine.solve import solve
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance

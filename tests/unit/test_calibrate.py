@@ -13,9 +13,16 @@ import numpy as np
 import pytest
 
 import piper_ray
-from piper_ray.calibrate.fit import _HOLD, Measurement, _left_out_error, fit
 from piper_ray.calibrate.layouts import laid_out
-from piper_ray.calibrate.measurements import Estimated, measurements_in, simulated
+from piper_ray.calibrate.measurements import (
+    _HOLD,
+    Estimated,
+    Measurement,
+    _left_out_error,
+    fit,
+    measurements_in,
+    simulated,
+)
 from piper_ray.calibrate.runs import PublishedRun
 from piper_ray.model.errors import InputError, UsageError
 from piper_ray.workloads.estimate.build import EstimateRequest

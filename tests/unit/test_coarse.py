@@ -12,10 +12,9 @@ import piper_ray
 from piper_ray.engine.backends.local import LocalBackend
 from piper_ray.engine.evaluation.outcome import TracedStage
 from piper_ray.engine.evaluation.threshold import evaluate_threshold
-from piper_ray.engine.lattice.bits import members
 from piper_ray.engine.lattice.contraction import without_contraction
 from piper_ray.engine.lattice.downsets import Lattice, chain_lattice
-from piper_ray.engine.lattice.layer_graph import build_graph
+from piper_ray.engine.lattice.layer_graph import build_graph, members
 from piper_ray.engine.search import neighbourhood
 from piper_ray.engine.search.neighbourhood import cheapest_cuts, finer, first_spacing, is_long_chain, near, within
 from piper_ray.engine.tables.problem import Problem

@@ -14,7 +14,7 @@ from piper_ray.cost.tolerances import PROOF
 from piper_ray.engine.backends.local import LocalBackend
 from piper_ray.engine.evaluation.evaluations import Evaluations
 from piper_ray.engine.evaluation.threshold import evaluate_threshold
-from piper_ray.engine.lattice.bits import members
+from piper_ray.engine.lattice.layer_graph import members
 from piper_ray.engine.ledger import Ledger
 from piper_ray.engine.search import search
 from piper_ray.engine.search.neighbourhood import around, within

@@ -9,8 +9,7 @@ from random import Random
 import pytest
 
 from piper_ray.engine.lattice.contraction import without_contraction
-from piper_ray.engine.lattice.counting import count_downsets, count_pairs
-from piper_ray.engine.lattice.layer_graph import LayerGraph, build_graph
+from piper_ray.engine.lattice.layer_graph import LayerGraph, build_graph, count_downsets, count_pairs
 from piper_ray.model.instance import Instance
 from piper_ray.workloads.formats import load
 from tests.data import INCEPTION, WORKLOADS

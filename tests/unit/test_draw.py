@@ -13,8 +13,7 @@ import piper_ray
 from piper_ray import LimitError, UsageError
 from piper_ray.cli.app import app
 from piper_ray.engine.lattice.contraction import without_contraction
-from piper_ray.engine.lattice.counting import count_cuts
-from piper_ray.engine.lattice.layer_graph import build_graph
+from piper_ray.engine.lattice.layer_graph import build_graph, count_cuts
 from piper_ray.engine.preview import lattice_input
 from piper_ray.model.instance import Instance
 from piper_ray.report.graph import check_path, count_text, draw_graph, fold

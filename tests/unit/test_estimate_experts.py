@@ -13,9 +13,8 @@ from piper_ray.calibrate.measurements import simulated
 from piper_ray.calibrate.runs import PublishedRun, read_runs
 from piper_ray.model.errors import UsageError
 from piper_ray.workloads.estimate.build import EstimateRequest, estimate
-from piper_ray.workloads.estimate.dispatch import dispatch_s, dispatcher_for, moved_bytes
 from piper_ray.workloads.estimate.doubt import constants_in_use, doubt_of, load_doubt
-from piper_ray.workloads.estimate.groups import Group
+from piper_ray.workloads.estimate.exchanges import Group, dispatch_s, dispatcher_for, moved_bytes
 from piper_ray.workloads.estimate.hardware import load_hardware
 from piper_ray.workloads.estimate.layout import priced
 from piper_ray.workloads.estimate.modes import LayerMode, Offer

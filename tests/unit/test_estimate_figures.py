@@ -10,8 +10,15 @@ from piper_ray.model.errors import UsageError
 from piper_ray.model.mode import Recomputation, Sharding
 from piper_ray.workloads.estimate.build import links_of
 from piper_ray.workloads.estimate.config import read_model
-from piper_ray.workloads.estimate.exchanges import all_gather_s, all_reduce_s, all_to_all_s, exchange_s, regather_s
-from piper_ray.workloads.estimate.groups import Group, ring_bytes_per_s
+from piper_ray.workloads.estimate.exchanges import (
+    Group,
+    all_gather_s,
+    all_reduce_s,
+    all_to_all_s,
+    exchange_s,
+    regather_s,
+    ring_bytes_per_s,
+)
 from piper_ray.workloads.estimate.hardware import Gpu, load_hardware
 from piper_ray.workloads.estimate.memory import backward_bytes
 from piper_ray.workloads.estimate.modes import LayerMode

@@ -15,13 +15,11 @@ from piper_ray.proposal.offers import usual_contexts, usual_spreads
 from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName
 from piper_ray.workloads.estimate.build import Estimate, EstimateRequest, estimate
 from piper_ray.workloads.estimate.config import ModelConfig, read_model
-from piper_ray.workloads.estimate.exchanges import all_gather_s, all_to_all_s
-from piper_ray.workloads.estimate.groups import Group
+from piper_ray.workloads.estimate.exchanges import Group, all_gather_s, all_to_all_s, reduced
 from piper_ray.workloads.estimate.hardware import load_hardware
 from piper_ray.workloads.estimate.layout import Layout, priced
 from piper_ray.workloads.estimate.modes import LayerMode, Offer
 from piper_ray.workloads.estimate.software import software_named
-from piper_ray.workloads.estimate.synchronisation import reduced
 from tests.estimate_support import estimated, gpt, kind_of, model_of, tmpc_of
 
 HARDWARE = load_hardware()

@@ -15,7 +15,7 @@ from piper_ray.engine.flush.position_program import path_prices
 from piper_ray.engine.flush.tables import FlushWorkload
 from piper_ray.engine.kernels.flush_borders import GROUP, cheapest_downsets
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
-from piper_ray.engine.lattice.bits import members
+from piper_ray.engine.lattice.layer_graph import members
 from tests.flush_schedules import FlushSchedule
 from tests.instances import random_instance
 from tests.lengths import long_after

@@ -81,7 +81,7 @@ def no_enumeration(graph: LayerGraph, limit: int) -> Lattice:
 def test_a_lattice_that_cannot_fit_is_refused_before_it_is_enumerated(
     instance: Instance, downsets: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("piper_ray.engine.forecast.build_lattice", no_enumeration)
+    monkeypatch.setattr("piper_ray.engine.preparation.build_lattice", no_enumeration)
     with pytest.raises(LimitError) as refusal:
         prepare(instance, Restrictions(), 4.0 * 2**30)
     text = str(refusal.value)

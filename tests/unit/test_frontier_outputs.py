@@ -9,7 +9,7 @@ import pyarrow.parquet
 import pytest
 
 from piper_ray.engine.frontier.frontier import frontier
-from piper_ray.engine.frontier.ranges import parse_numbers
+from piper_ray.engine.frontier.result import parse_numbers
 from piper_ray.model.constraints import AllDevices
 from piper_ray.model.errors import UsageError
 from piper_ray.model.restrictions import Restrictions

@@ -20,7 +20,7 @@ from piper_ray.engine.kernels.bounds import (
     lowest_position,
 )
 from piper_ray.engine.kernels.types import ClusterArrays
-from piper_ray.engine.lattice.bits import bit_rows
+from piper_ray.engine.lattice.layer_graph import bit_rows
 from piper_ray.model.instance import divisors
 from tests.lengths import long_after
 

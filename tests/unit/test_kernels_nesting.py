@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from piper_ray.engine.evaluation.state_tables import StateTables
-from piper_ray.engine.lattice.bits import members
+from piper_ray.engine.lattice.layer_graph import members
 from piper_ray.model.instance import Instance, Tmpc
 from tests.instances import RECOMPUTE, build, equal_chain, parallel_branches, random_instance, tmpc, two_towers
 from tests.kernel_support import Case, case, target_of

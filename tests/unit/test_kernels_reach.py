@@ -16,9 +16,9 @@ from piper_ray.engine.evaluation.state_tables import StateTables
 from piper_ray.engine.evaluation.threshold import evaluate_threshold
 from piper_ray.engine.kernels.reach import ReachKinds, ReachLimits
 from piper_ray.engine.kernels.types import BitArray
-from piper_ray.engine.lattice.bits import members
 from piper_ray.engine.lattice.contraction import without_contraction
 from piper_ray.engine.lattice.downsets import listed_lattice
+from piper_ray.engine.lattice.layer_graph import members
 from piper_ray.engine.tables.problem import LatticeTables, Problem, build_problem
 from piper_ray.model.instance import Instance
 from piper_ray.model.restrictions import Restrictions

@@ -27,7 +27,7 @@ from piper_ray.engine.kernels.scan import (
     sum_crossing,
 )
 from piper_ray.engine.kernels.types import BucketArrays, GroupArrays, Threshold
-from piper_ray.engine.lattice.bits import bit_rows, members
+from piper_ray.engine.lattice.layer_graph import bit_rows, members
 from piper_ray.model.instance import Instance
 from tests.instances import build, equal_chain, parallel_branches, random_instance, two_towers
 from tests.kernel_support import Case, case, random_case, some_threshold_s, target_of

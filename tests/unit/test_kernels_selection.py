@@ -19,8 +19,8 @@ from piper_ray.engine.kernels.selection import (
     steps_slot,
 )
 from piper_ray.engine.kernels.types import StageKey
-from piper_ray.engine.lattice.bits import members
 from piper_ray.engine.lattice.contraction import without_contraction
+from piper_ray.engine.lattice.layer_graph import members
 from piper_ray.model.instance import Instance, Tmpc
 from tests.brute_force import least_stage_time
 from tests.instances import build, random_instance, tmpc

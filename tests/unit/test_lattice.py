@@ -8,10 +8,9 @@ from random import Random
 import numpy as np
 import pytest
 
-from piper_ray.engine.lattice.bits import bit_rows, members, offsets
 from piper_ray.engine.lattice.contraction import without_contraction
 from piper_ray.engine.lattice.downsets import GrownLattice, Lattice, build_lattice, chain_lattice
-from piper_ray.engine.lattice.layer_graph import build_graph, descendants
+from piper_ray.engine.lattice.layer_graph import bit_rows, build_graph, descendants, members, offsets
 from piper_ray.model.errors import LimitError
 from piper_ray.model.instance import Instance, Tmpc
 from tests.instances import equal_chain, named_instances, random_instance, two_towers

@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 from piper_ray.export.launched import facts_of, import_launched
 from piper_ray.export.megatron_layout import plan_layout
-from piper_ray.launches.launch import THE_ONE, Asked, Dialect, Launch, Source
+from piper_ray.launches.launch import THE_ONE, Asked, Dialect, Launch, Source, causes, readable
 from piper_ray.launches.read import read_launch
 from piper_ray.launches.shell import follow
-from piper_ray.launches.shell_state import Outside
-from piper_ray.launches.unseen import causes, readable
+from piper_ray.launches.shell_words import Outside
 from piper_ray.model.errors import UsageError
 from tests.export_support import llama
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import piper_ray
-from piper_ray.engine.frontier.walk import CurveAdvanced
+from piper_ray.engine.frontier.result import CurveAdvanced
 from piper_ray.engine.request import SolveRequest
 from piper_ray.engine.subproblems import least_s, solve_on_levels
 from piper_ray.model.cluster import Cluster, Link, SpreadCluster

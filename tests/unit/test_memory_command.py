@@ -11,7 +11,7 @@ import piper_ray
 from piper_ray import PiperRayError, UsageError
 from piper_ray.calibrate.layouts import Untold, laid_out
 from piper_ray.calibrate.measurements import simulated
-from piper_ray.calibrate.words import run_of_words
+from piper_ray.calibrate.memory import run_of_words
 from piper_ray.workloads.estimate.config import read_model
 from piper_ray.workloads.estimate.doubt import load_doubt
 from piper_ray.workloads.estimate.hardware import load_hardware

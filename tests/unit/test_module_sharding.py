@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from piper_ray.export.torchtitan_sharding import sharding_text
+from piper_ray.export.torchtitan_model import sharding_text
 from piper_ray.model.errors import UsageError
 from piper_ray.workloads.measure.module_sharding import ModuleSharding, module_shardings
 from piper_ray.workloads.measure.operators import traced_programs

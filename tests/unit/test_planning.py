@@ -11,9 +11,9 @@ from piper_ray.engine.backends.local import LocalBackend
 from piper_ray.engine.evaluation.outcome import TracedStage
 from piper_ray.engine.evaluation.threshold import evaluate_threshold
 from piper_ray.engine.kernels.knapsack import INFEASIBLE, TOO_HARD, least_cost
-from piper_ray.engine.lattice.bits import members
 from piper_ray.engine.lattice.contraction import Contraction, without_contraction
 from piper_ray.engine.lattice.downsets import chain_lattice
+from piper_ray.engine.lattice.layer_graph import members
 from piper_ray.engine.search import planning
 from piper_ray.engine.search.neighbourhood import order_through
 from piper_ray.engine.search.planning import Planning, ValuedPlan

@@ -14,11 +14,10 @@ import torch
 from torch import nn
 
 from piper_ray.model.errors import InputError, LimitError, UsageError
-from piper_ray.workloads.estimate.exchanges import all_reduce_s
-from piper_ray.workloads.estimate.groups import Group
+from piper_ray.workloads.estimate.exchanges import Group, all_reduce_s
 from piper_ray.workloads.estimate.hardware import load_hardware
 from piper_ray.workloads.measure import session
-from piper_ray.workloads.measure.build import estimated_ways, measured_ways, shard_ways
+from piper_ray.workloads.measure.build import LayerFigures, Store, estimated_ways, measured_ways, shard_ways
 from piper_ray.workloads.measure.factory import TrainableModel
 from piper_ray.workloads.measure.graph import TracedLayer, layers_of
 from piper_ray.workloads.measure.heap import keeping_freed_memory
@@ -34,7 +33,6 @@ from piper_ray.workloads.measure.passes import (
     passes_of,
 )
 from piper_ray.workloads.measure.session import measured_layers
-from piper_ray.workloads.measure.store import LayerFigures, Store
 
 torch.set_num_threads(1)  # see profile_models
 

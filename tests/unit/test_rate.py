@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from piper_ray.engine.tables.rate import Rate
+from piper_ray.engine.tables.problem import Rate
 
 
 @given(st.lists(st.tuples(st.integers(0, 10**15), st.floats(0.0, 1e6)), max_size=50))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from piper_ray.engine.backends.ray.pacing import Pacing
 from piper_ray.engine.kernels.buckets import BUCKET_SIZE
-from piper_ray.engine.tables.rate import Rate
+from piper_ray.engine.tables.problem import Rate
 
 SECONDS = st.one_of(st.just(0.0), st.floats(1e-12, 1e9))
 WORKERS = st.integers(1, 5000)

@@ -15,7 +15,7 @@ from piper_ray.model.cluster import Cluster, DeviceKind, Link
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, ScheduleName
-from piper_ray.report.machine import machine_table
+from piper_ray.report.document import machine_table
 from piper_ray.report.summary import border_texts
 from piper_ray.runtimes.meshes import meshes_of, shared_groups
 from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from piper_ray.engine.frontier.walk import Walk
+from piper_ray.engine.frontier.result import Walk
 from piper_ray.engine.request import SolveRequest
 from piper_ray.engine.subproblems import SubProblem, best_of
 from piper_ray.model.events import silent

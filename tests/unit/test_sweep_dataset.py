@@ -89,8 +89,7 @@ def test_the_schema_is_the_documented_one(tmp_path: Path) -> None:
         **dict.fromkeys(("tensor_parallelism", "data_parallelism", "spread"), "bool"),
         "finished_at": "timestamp[ms, tz=UTC]",
     }
-    words = set((columns.__doc__ or "").replace(",", " ").split())
-    assert set(types) <= words, "a column is not documented"
+    assert all(said["meaning"] for said in columns.COLUMNS.values())
     assert set(RUN_COLUMNS) | set(ORDER) <= set(types)
 
 

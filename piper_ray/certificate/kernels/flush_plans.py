@@ -22,12 +22,14 @@ from piper_ray.certificate.kernels.flush_states import (
     TOO_MANY,
     Lookup,
     TailStates,
+    batch_of,
     lengths_of,
     priced_row_s,
     priced_stage_s,
+    put_in_front,
+    run_batch,
     tail_states,
 )
-from piper_ray.certificate.kernels.flush_tails import batch_of, put_in_front, run_batch
 from piper_ray.compiled.jit import inner_kernel, kernel, leaf_kernel
 
 _MOST_ROWS = 1024

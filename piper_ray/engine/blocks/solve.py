@@ -18,9 +18,8 @@ from piper_ray.engine.flush.tables import FlushWorkload, build_workload
 from piper_ray.engine.flush.task_search import ChosenStages, build_flush_plan
 from piper_ray.engine.flush.tasks import DegreePair, list_tasks
 from piper_ray.engine.lattice.contraction import without_contraction
-from piper_ray.engine.lattice.counting import count_downsets
 from piper_ray.engine.lattice.downsets import chain_lattice
-from piper_ray.engine.lattice.layer_graph import LayerGraph, build_graph
+from piper_ray.engine.lattice.layer_graph import LayerGraph, build_graph, count_downsets
 from piper_ray.engine.ledger import Bounded, Ledger, Limits
 from piper_ray.engine.preparation import Outline
 from piper_ray.engine.request import SolveRequest, is_by_degrees

@@ -16,11 +16,17 @@ from piper_ray.cost.variants import Variant, fastest_first, least_by_passes
 from piper_ray.engine.kernels.chunk_bound import APART, BEFORE_HUB, BEHIND_HUB, COLUMNS, FIGURE, HUB, LayerKinds
 from piper_ray.engine.kernels.chunk_stages import OrderedLayers
 from piper_ray.engine.kernels.types import FloatArray, IndexArray, frozen
-from piper_ray.engine.lattice.bits import offsets, runs
 from piper_ray.engine.lattice.contraction import without_contraction
-from piper_ray.engine.lattice.counting import count_downsets
 from piper_ray.engine.lattice.downsets import Lattice, build_lattice
-from piper_ray.engine.lattice.layer_graph import LayerGraph, ancestors, build_graph, descendants
+from piper_ray.engine.lattice.layer_graph import (
+    LayerGraph,
+    ancestors,
+    build_graph,
+    count_downsets,
+    descendants,
+    offsets,
+    runs,
+)
 from piper_ray.model.instance import Edge, Instance, Tmpc
 from piper_ray.simulate.stages import PassTimes, pass_times
 

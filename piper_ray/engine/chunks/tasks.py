@@ -16,7 +16,7 @@ from piper_ray.cost.tolerances import MEMORY_TOLERANCE
 from piper_ray.cost.variants import Variant, layer_without_choice, usable_variants
 from piper_ray.engine.chunks.tables import DegreeTables, MixedTables, ModelOrder
 from piper_ray.engine.kernels.chunk_program import ChunkProgram, build_program
-from piper_ray.engine.lattice.bits import offsets
+from piper_ray.engine.lattice.layer_graph import offsets
 from piper_ray.model.constraints import FilledPipeline, PipelinedChunks
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance

@@ -27,9 +27,8 @@ from piper_ray.engine.kernels.cover import (
 )
 from piper_ray.engine.kernels.reach import ReachKinds, StagePaths
 from piper_ray.engine.kernels.types import FloatArray, IndexArray, frozen
-from piper_ray.engine.lattice.bits import members_of, offsets
 from piper_ray.engine.lattice.labelling import Labelling
-from piper_ray.engine.lattice.layer_graph import LayerGraph, descendants
+from piper_ray.engine.lattice.layer_graph import LayerGraph, descendants, members_of, offsets
 from piper_ray.engine.tables.problem import Problem
 
 _CELLS, _FINER = 256, 4

@@ -23,7 +23,7 @@ from piper_ray.engine.kernels.types import (
     Tables,
     Threshold,
 )
-from piper_ray.engine.tables.rate import Rates
+from piper_ray.engine.tables.problem import Rates
 
 
 def no_states(downsets: int) -> LevelStates:

@@ -28,9 +28,8 @@ from piper_ray.engine.kernels.flush_borders import (
 )
 from piper_ray.engine.kernels.flush_types import FlushTables, FlushTask
 from piper_ray.engine.kernels.types import BitArray, FloatArray, IndexArray, frozen
-from piper_ray.engine.lattice.bits import members_of
 from piper_ray.engine.lattice.labelling import BORDER_LABELS, IN_FRONT, Labelling
-from piper_ray.engine.lattice.layer_graph import LayerGraph, ancestors
+from piper_ray.engine.lattice.layer_graph import LayerGraph, ancestors, members_of
 
 _CELLS = 4096
 

@@ -22,13 +22,12 @@ from piper_ray.engine.flush.stage_limits import build_paths
 from piper_ray.engine.flush.tables import FlushWorkload, build_workload, tables_on
 from piper_ray.engine.flush.task_search import ChosenStages, TaskMemo, build_flush_plan
 from piper_ray.engine.flush.tasks import DegreePair, list_tasks
-from piper_ray.engine.forecast import downsets_within, note_of_many, tell_of_lattice, tell_of_options
 from piper_ray.engine.lattice.contraction import without_contraction
-from piper_ray.engine.lattice.counting import count_downsets
 from piper_ray.engine.lattice.downsets import GrownLattice, Lattice, build_lattice, chain_lattice, listed_lattice
 from piper_ray.engine.lattice.labelling import Labelling
-from piper_ray.engine.lattice.layer_graph import LayerGraph, build_graph
+from piper_ray.engine.lattice.layer_graph import LayerGraph, build_graph, count_downsets
 from piper_ray.engine.ledger import Ledger, Limits, no_plan, preference, stats_of_nothing
+from piper_ray.engine.preparation import downsets_within, note_of_many, tell_of_lattice, tell_of_options
 from piper_ray.engine.request import SolveRequest
 from piper_ray.model.cluster import Cluster
 from piper_ray.model.figures import memory_text, plural

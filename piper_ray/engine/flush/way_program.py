@@ -24,7 +24,7 @@ from piper_ray.engine.kernels.flush_completion import PlacedStages, cheapest_way
 from piper_ray.engine.kernels.flush_stages import least_figures
 from piper_ray.engine.kernels.flush_types import FlushTables, FlushTask
 from piper_ray.engine.kernels.types import FloatArray, IndexArray, StageKey, frozen
-from piper_ray.engine.lattice.bits import members
+from piper_ray.engine.lattice.layer_graph import members
 
 _MOST_ROUNDS, _MOST_WORK = 100, 100_000_000
 """Rounds, and stages at positions that are priced in all of them: some seconds."""

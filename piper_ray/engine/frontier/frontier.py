@@ -11,9 +11,7 @@ from piper_ray.cost.schedules import chunk_schedules
 from piper_ray.cost.variants import layer_without_choice, usable_variants
 from piper_ray.engine.chunks.solve import ChunkSeries
 from piper_ray.engine.flush.solve import FlushSeries
-from piper_ray.engine.frontier.ranges import Numbers, rising
-from piper_ray.engine.frontier.result import Frontier
-from piper_ray.engine.frontier.walk import FrontierListener, Walk
+from piper_ray.engine.frontier.result import Frontier, FrontierListener, Numbers, Walk, rising
 from piper_ray.engine.layers import LayerSeries
 from piper_ray.engine.ledger import no_search, stats_of_nothing
 from piper_ray.engine.preparation import PointShape

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from typing import Any
 
-from piper_ray.engine.frontier.ranges import parse_numbers
-from piper_ray.engine.frontier.walk import settled
+from piper_ray.engine.frontier.result import parse_numbers, settled
 from piper_ray.engine.solve import solve
 from piper_ray.model.apart import on_kind
 from piper_ray.model.borders import lies_in_groups

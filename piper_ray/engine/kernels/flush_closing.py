@@ -27,13 +27,7 @@ from piper_ray.engine.kernels.flush_stages import (
     priced_time_s,
     quickest_row,
 )
-from piper_ray.engine.kernels.flush_states import (
-    FINISHED,
-    STOPPED,
-    TOO_MANY,
-    figures_of,
-    level_of,
-)
+from piper_ray.engine.kernels.flush_states import FINISHED, STOPPED, TOO_MANY, figures_of, level_of
 from piper_ray.engine.kernels.flush_types import (
     NO_CHOICE,
     ON_FRONT,

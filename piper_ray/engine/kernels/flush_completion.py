@@ -27,13 +27,7 @@ from piper_ray.engine.kernels.flush_stages import (
     least_memory_bytes,
     priced_time_s,
 )
-from piper_ray.engine.kernels.flush_states import (
-    least_priced_s,
-    next_alive,
-    ranks_within,
-    set_alive,
-    tail_limits_at,
-)
+from piper_ray.engine.kernels.flush_states import least_priced_s, next_alive, ranks_within, set_alive, tail_limits_at
 from piper_ray.engine.kernels.flush_types import SLACK, SUM, FlushTables, FlushTask, PathBounds
 from piper_ray.engine.kernels.types import FloatArray, IndexArray, StageKey
 

@@ -16,8 +16,7 @@ from operator import and_
 
 from piper_ray.cost.variants import Variant
 from piper_ray.engine.lattice.contraction import Contraction
-from piper_ray.engine.lattice.counting import count_downsets
-from piper_ray.engine.lattice.layer_graph import LayerGraph, number_graph
+from piper_ray.engine.lattice.layer_graph import LayerGraph, count_downsets, number_graph
 from piper_ray.model.errors import LimitError
 from piper_ray.model.instance import Instance
 

@@ -10,8 +10,7 @@ import numpy.typing as npt
 
 from piper_ray.engine.kernels import downsets
 from piper_ray.engine.kernels.types import BitArray, FloatArray, IndexArray, LatticeArrays, frozen
-from piper_ray.engine.lattice.bits import bit_rows, offsets, runs
-from piper_ray.engine.lattice.layer_graph import LayerGraph, descendants
+from piper_ray.engine.lattice.layer_graph import LayerGraph, bit_rows, descendants, offsets, runs
 from piper_ray.model.errors import LimitError
 
 _FIRST_ROOM = 4096

@@ -17,8 +17,7 @@ import numpy as np
 
 from piper_ray.engine.kernels.cover import LabelMoves
 from piper_ray.engine.kernels.types import FloatArray, IndexArray, frozen
-from piper_ray.engine.lattice.bits import offsets
-from piper_ray.engine.lattice.layer_graph import LayerGraph
+from piper_ray.engine.lattice.layer_graph import LayerGraph, offsets
 
 BEHIND, INSIDE, IN_FRONT = 0, 1, 2
 

@@ -12,8 +12,8 @@ from piper_ray.engine.evaluation.outcome import TracedStage
 from piper_ray.engine.evaluation.threshold import evaluate_threshold
 from piper_ray.engine.kernels.cover import BoolArray
 from piper_ray.engine.kernels.types import BitArray, IndexArray
-from piper_ray.engine.lattice.bits import members
 from piper_ray.engine.lattice.downsets import Lattice
+from piper_ray.engine.lattice.layer_graph import members
 from piper_ray.engine.search.bracket import Bracket
 from piper_ray.engine.tables.problem import Problem
 

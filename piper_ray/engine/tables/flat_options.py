@@ -10,8 +10,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
-from piper_ray.engine.lattice.bits import offsets, runs
-from piper_ray.engine.lattice.layer_graph import LayerGraph
+from piper_ray.engine.lattice.layer_graph import LayerGraph, offsets, runs
 from piper_ray.model.instance import Instance, Tmpc
 
 TIME, WEIGHTS, A, B, SHARED = range(5)

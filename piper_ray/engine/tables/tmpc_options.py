@@ -9,13 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from piper_ray.cost.variants import Variant, undominated
-from piper_ray.engine.kernels.types import (
-    FloatArray,
-    IndexArray,
-    OptionArrays,
-)
-from piper_ray.engine.lattice.bits import offsets
-from piper_ray.engine.lattice.layer_graph import LayerGraph
+from piper_ray.engine.kernels.types import FloatArray, IndexArray, OptionArrays
+from piper_ray.engine.lattice.layer_graph import LayerGraph, offsets
 from piper_ray.engine.tables.flat_options import SHARED, TIME, WEIGHTS, A, B, Charges, IncidentEdges, Options
 from piper_ray.model.instance import Instance, Tmpc
 

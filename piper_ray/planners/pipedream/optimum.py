@@ -15,10 +15,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from piper_ray.engine.lattice.bits import bit_rows, members, offsets
 from piper_ray.engine.lattice.contraction import without_contraction
 from piper_ray.engine.lattice.downsets import build_lattice
-from piper_ray.engine.lattice.layer_graph import LayerGraph, build_graph
+from piper_ray.engine.lattice.layer_graph import LayerGraph, bit_rows, build_graph, members, offsets
 from piper_ray.evaluate import MEMORY_TOLERANCE
 from piper_ray.model.errors import LimitError
 from piper_ray.model.instance import Instance, Tmpc

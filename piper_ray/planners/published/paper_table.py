@@ -15,7 +15,7 @@ from piper_ray.model.errors import LimitError
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.restrictions import Restrictions
-from piper_ray.planners.published.arrays import Arrays, Floats, enumerate_downsets, flatten
+from piper_ray.planners.published.kernel import Arrays, Floats, enumerate_downsets, flatten
 from piper_ray.workloads.formats.load import Source, instance_of
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 Points = Sequence[tuple[float, float | None]]
 """The points of a curve; None leaves a hole."""
 
-LINE_WIDTH = 1.4
-MARKER_SIZE = 4.0
+_STYLE: Any = mpl.rc_params_from_file(Path(__file__).with_name("plots.mplstyle"), use_default_template=False)
+LINE_WIDTH, MARKER_SIZE = _STYLE["lines.linewidth"], _STYLE["lines.markersize"]
 WIDER = 1.2
 """Points of width for each curve upon another."""
 
@@ -40,21 +40,6 @@ _AS_GOOD = 5e-3
 _WIDE = 8.0
 """Largest over smallest figure from which an axis is logarithmic."""
 
-_STYLE: Any = {
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#e5e5e5",
-    "font.size": 9.0,
-    "axes.titlesize": 9.5,
-    "legend.fontsize": 8.0,
-    "legend.frameon": False,
-    "lines.linewidth": LINE_WIDTH,
-    "lines.markersize": MARKER_SIZE,
-    "svg.hashsalt": "piper-ray",
-    "svg.fonttype": "none",
-}
 _TICKS = 9
 _INK, _PAPER = "#000000", "#ffffff"
 _METADATA: dict[str, dict[str, Any]] = {

@@ -1,4 +1,12 @@
-"""From a model and a cluster to an instance that can be planned."""
+"""From a model and a cluster to an instance that can be planned.
+
+Also the optimizer's state in host memory, where parameters are updated: how this changes an estimate.
+
+If a replica of a stage has U parameters, each of d replicas updates U / d of them once a batch, on the host, while its
+GPU waits: k U / d seconds, including the way of gradients down and of weights up. That is k U / N for each of N / d
+microbatches, at any d, so a TMPC can carry this price. From the first to the last microbatch of a pipeline it counts p
+- 1 times too often.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +19,15 @@ from piper_ray.model import limits
 from piper_ray.model.cluster import Cluster, Link
 from piper_ray.model.errors import UsageError
 from piper_ray.model.figures import size_text
-from piper_ray.model.instance import Batch, Edge, Instance, Layer, MovedRows, Tmpc, TrainedModel
+from piper_ray.model.instance import Batch, Edge, Instance, Layer, MovedRows, Tmpc, TrainedModel, with_rows
 from piper_ray.model.mode import ALL_REPLICAS, Recomputation, Sharding
 from piper_ray.model.schedule import TRAINED_TODAY
-from piper_ray.workloads.estimate.adapters import with_adapters
 from piper_ray.workloads.estimate.config import ModelConfig
-from piper_ray.workloads.estimate.costs import LayerCosts, Setting, costs_of, edge_bytes, sync_bytes, tmpc_of
-from piper_ray.workloads.estimate.dispatch import dispatcher_word
+from piper_ray.workloads.estimate.costs import LayerCosts, Setting, costs_of, edge_bytes, rounded_s, sync_bytes, tmpc_of
 from piper_ray.workloads.estimate.doubt import Doubt, constants_in_use, doubt_of
+from piper_ray.workloads.estimate.exchanges import dispatcher_word
 from piper_ray.workloads.estimate.families import Microbatch
 from piper_ray.workloads.estimate.hardware import Gpu, Hardware, Training
-from piper_ray.workloads.estimate.host import with_state_on_host
 from piper_ray.workloads.estimate.memory import gathered_bytes, working_bytes
 from piper_ray.workloads.estimate.modes import PLAIN, LayerMode, Offer, degrees_of, modes_of
 from piper_ray.workloads.estimate.offered import (
@@ -31,7 +37,7 @@ from piper_ray.workloads.estimate.offered import (
     undominated,
     without_needless,
 )
-from piper_ray.workloads.estimate.operators import TOKEN_EMBEDDING, Architecture, LayerKind
+from piper_ray.workloads.estimate.operators import TOKEN_EMBEDDING, Architecture, LayerKind, with_adapters
 from piper_ray.workloads.estimate.roofline import step_flop
 from piper_ray.workloads.estimate.runtimes import DEFAULT, Traits
 from piper_ray.workloads.estimate.software import (
@@ -450,3 +456,32 @@ def _rows(
             tables[sizes] = [dict(zip(ends, side, strict=True)) for ends, side in zip(tensors, sizes, strict=True)]
         found.setdefault(t, []).append(tmpc.between(*tables[sizes]))
     return {t: tuple(found[t]) for t in sorted(found)}
+
+
+HOST_BYTES = 16.0
+"""Bytes of host memory for each parameter: fp32 weights, two moments, and gradients on their way."""
+
+
+def with_state_on_host(instance: Instance, setting: Setting) -> Instance:
+    """The instance with only those TMPCs whose replicas share the optimizer's state or have none. GPUs hold no such
+    state."""
+    byte_s = 1.0 / (setting.gpu.host_updates_per_s * setting.training.optimizer_bytes * setting.microbatches)
+
+    def rows_of(layer: Layer) -> dict[int, tuple[Tmpc, ...]]:
+        moved = {t: tuple(_on_host(tmpc, byte_s) for tmpc in row if _may_be(tmpc)) for t, row in layer.tmpcs.items()}
+        return {t: row for t, row in moved.items() if row}
+
+    model = None if instance.model is None else replace(instance.model, optimizer_on_host=True)
+    return replace(instance, layers=with_rows(instance.layers, rows_of), model=model).checked_as(instance)
+
+
+def _may_be(tmpc: Tmpc) -> bool:
+    return tmpc.mode.optimizer_shards == ALL_REPLICAS or not tmpc.weights_bytes
+
+
+def _on_host(tmpc: Tmpc, byte_s: float) -> Tmpc:
+    if not tmpc.shared_bytes:
+        return tmpc
+    whole_s = rounded_s(tmpc.time_per_sample_s + byte_s * tmpc.shared_bytes)
+    backward_s = None if tmpc.forward_s is None else whole_s - tmpc.forward_s
+    return tmpc.changed(time_per_sample_s=whole_s, backward_s=backward_s, shared_bytes=0.0)

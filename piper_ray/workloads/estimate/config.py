@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -170,11 +169,9 @@ def model_names() -> list[str]:
     return list(known_models())
 
 
-@cache
 def known_models() -> Mapping[str, Mapping[str, Any]]:
     """The models that are known by name (``models.toml``)."""
-    text = files(__package__).joinpath("models.toml").read_text(encoding="utf-8")
-    return documents.parse_toml("models.toml", text)  # type: ignore[return-value]
+    return documents.package_table("piper_ray.workloads.estimate", "models.toml")
 
 
 def _model(

@@ -10,9 +10,16 @@ from typing import NamedTuple, TypedDict, TypeVar
 
 from piper_ray.model.instance import Tmpc
 from piper_ray.model.mode import Mode, Recomputation
-from piper_ray.workloads.estimate import memory, synchronisation
-from piper_ray.workloads.estimate.exchanges import ExchangeSeconds, all_gather_s, exchanges_of
-from piper_ray.workloads.estimate.groups import Group
+from piper_ray.workloads.estimate import memory
+from piper_ray.workloads.estimate.exchanges import (
+    ExchangeSeconds,
+    Group,
+    all_gather_s,
+    exchanges_of,
+    in_passes_s,
+    synchronised_bytes,
+    unsaid_s,
+)
 from piper_ray.workloads.estimate.hardware import Gpu, Training
 from piper_ray.workloads.estimate.modes import LayerMode
 from piper_ray.workloads.estimate.operators import LayerKind, Operator
@@ -70,7 +77,7 @@ class LayerCosts:
     host and back. offload_forward_s: its part in the forward pass. synchronised_bytes: w. weight_s: the part of
     backward_s in products that give gradients of weights. shared_bytes: bytes of state that all replicas together hold
     once. updated: the number of parameters whose optimizer state is here. unsaid_s: the part of synchronisation that w
-    cannot express at any d (``synchronisation``).
+    cannot express at any d (``exchanges``).
     """
 
     forward_s: float
@@ -233,7 +240,7 @@ def costs_of(kind: LayerKind, mode: LayerMode, setting: Setting) -> LayerCosts:
     offload = [offload_s(kept, pass_s, setting.gpu) if mode.offload else 0.0 for pass_s in passes_s]
     gathers = [
         max(0.0, moved_s - pass_s) + stack.software.gather_slowdown * min(moved_s, pass_s)
-        for moved_s, pass_s in zip(synchronisation.passes_s(kind, mode, stack, setting.training), passes_s, strict=True)
+        for moved_s, pass_s in zip(in_passes_s(kind, mode, stack, setting.training), passes_s, strict=True)
     ]
     return LayerCosts(
         forward_s=passes.forward_s,
@@ -250,7 +257,7 @@ def costs_of(kind: LayerKind, mode: LayerMode, setting: Setting) -> LayerCosts:
         parameters=parameters,
         trained=trained,
         gradient_bytes=trained * setting.training.gradient_bytes,
-        synchronised_bytes=synchronisation.synchronised_bytes(kind, mode, stack, setting.training),
+        synchronised_bytes=synchronised_bytes(kind, mode, stack, setting.training),
         state_bytes=memory.state_bytes(kind, mode, setting.training),
         activation_bytes=memory.activation_bytes(kind, mode, stack.traits),
         transient_bytes=transient,
@@ -259,7 +266,7 @@ def costs_of(kind: LayerKind, mode: LayerMode, setting: Setting) -> LayerCosts:
         weight_s=passes.weight_s,
         shared_bytes=memory.shared_bytes(kind, mode, setting.training),
         updated=sum(x.trained / mode.state_parts(x.routed) for x in memory.numbers_on_device(kind, mode)),
-        unsaid_s=synchronisation.unsaid_s(kind, mode, stack, setting.training, setting.microbatches),
+        unsaid_s=unsaid_s(kind, mode, stack, setting.training, setting.microbatches),
     )
 
 

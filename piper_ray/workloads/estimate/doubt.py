@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 
 from pydantic import Field
 
@@ -17,7 +16,7 @@ from piper_ray.model.instance import Instance, TrainedModel
 from piper_ray.model.schedule import Schedule
 from piper_ray.workloads.estimate.hardware import Gpu
 from piper_ray.workloads.estimate.software import Precision, Software, SoftwareFamily, Spread, Stack, load_software
-from piper_ray.workloads.formats.documents import parse_toml
+from piper_ray.workloads.formats.documents import package_table
 from piper_ray.workloads.formats.fields import Closed, Figure
 
 FEW_RUNS = 3
@@ -112,8 +111,7 @@ def constants_in_use(stack: Stack, *, experts: bool, tensor: bool, sharded: bool
 @cache
 def load_doubt() -> DoubtTable:
     """The table that is part of the package."""
-    text = files(__package__).joinpath("doubt.toml").read_text(encoding="utf-8")
-    return DoubtTable.model_validate(parse_toml("doubt.toml", text))
+    return DoubtTable.model_validate(package_table("piper_ray.workloads.estimate", "doubt.toml"))
 
 
 def memory_likeness(family: SoftwareFamily) -> str:

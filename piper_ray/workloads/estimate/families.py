@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
 from typing import Annotated, Any, ClassVar, get_args
 
 from pydantic import AliasChoices, BeforeValidator, Field, model_validator
 
 from piper_ray.workloads.estimate.operators import Architecture
-from piper_ray.workloads.formats.documents import parse_toml
+from piper_ray.workloads.formats.documents import package_table
 from piper_ray.workloads.formats.faults import Faults, Words, names_of
 from piper_ray.workloads.formats.fields import WHOLE, Open
 
@@ -151,9 +149,7 @@ class Family:
     batch: int = 1024
 
 
-@cache
 def legend(kind: str) -> Mapping[str, str]:
     """The meaning of the formulas' symbols in models of this kind (``legend.toml``)."""
-    text = files(__package__).joinpath("legend.toml").read_text(encoding="utf-8")
-    table: Mapping[str, Mapping[str, str]] = parse_toml("legend.toml", text)  # type: ignore[assignment]
+    table = package_table("piper_ray.workloads.estimate", "legend.toml")
     return {**table["all"], **table.get(kind, {})}

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
 
@@ -20,7 +19,7 @@ from pydantic import Field
 
 from piper_ray.model.errors import InputError, UsageError
 from piper_ray.model.units import OnNote, doubtful
-from piper_ray.workloads.formats.documents import merged, parse_toml, read_text
+from piper_ray.workloads.formats.documents import merged, package_table, parse_toml, read_text
 from piper_ray.workloads.formats.faults import Faults, path_of
 from piper_ray.workloads.formats.fields import Closed, Degree, Figure, Positive, PositiveRate, PositiveSize
 
@@ -207,7 +206,7 @@ def load_hardware(path: str | Path | None = None, on_note: OnNote = lambda text:
 
 
 def _built_in_table() -> Mapping[str, object]:
-    return parse_toml("hardware.toml", files(__package__).joinpath("hardware.toml").read_text(encoding="utf-8"))
+    return package_table("piper_ray.workloads.estimate", "hardware.toml")
 
 
 @cache

@@ -19,7 +19,7 @@ from piper_ray.model.schedule import Schedule, StepTerms
 from piper_ray.workloads.estimate.architectures.multimodal import TOWER_PATH
 from piper_ray.workloads.estimate.config import ModelConfig
 from piper_ray.workloads.estimate.costs import LayerCosts, Setting, costs_of, edge_bytes, sync_bytes, tmpc_of
-from piper_ray.workloads.estimate.exchanges import transfer_bytes_per_s
+from piper_ray.workloads.estimate.exchanges import reduced, transfer_bytes_per_s
 from piper_ray.workloads.estimate.families import Microbatch
 from piper_ray.workloads.estimate.hardware import Training
 from piper_ray.workloads.estimate.memory import working_bytes
@@ -27,7 +27,6 @@ from piper_ray.workloads.estimate.modes import LayerMode, recomputation_of
 from piper_ray.workloads.estimate.operators import TOKEN_EMBEDDING, Architecture, LayerKind
 from piper_ray.workloads.estimate.roofline import traffic_s
 from piper_ray.workloads.estimate.software import Stack
-from piper_ray.workloads.estimate.synchronisation import reduced
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from piper_ray.model.mode import Sharding
-from piper_ray.workloads.estimate.memory import (
-    activation_bytes,
-    numbers_on_device,
-    parameters_on_device,
-    working_bytes,
-)
+from piper_ray.workloads.estimate.memory import activation_bytes, numbers_on_device, parameters_on_device, working_bytes
 from piper_ray.workloads.estimate.modes import LayerMode
 from piper_ray.workloads.estimate.operators import LOSS, LayerKind, Operator, Split
 from piper_ray.workloads.estimate.runtimes import Traits

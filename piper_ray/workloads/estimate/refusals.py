@@ -20,16 +20,14 @@ from piper_ray.model.instance import Instance
 from piper_ray.model.mode import ALL_REPLICAS, Recomputation, Sharding
 from piper_ray.model.schedule import TRAINED_TODAY
 from piper_ray.runtimes.runtime import Runtime
-from piper_ray.workloads.estimate.adapters import with_adapters
-from piper_ray.workloads.estimate.build import EstimateRequest, trained_model
+from piper_ray.workloads.estimate.build import HOST_BYTES, EstimateRequest, trained_model
 from piper_ray.workloads.estimate.config import ModelConfig
 from piper_ray.workloads.estimate.families import Microbatch
 from piper_ray.workloads.estimate.hardware import Gpu, Hardware, Training
-from piper_ray.workloads.estimate.host import HOST_BYTES
 from piper_ray.workloads.estimate.layout import Layout, priced
 from piper_ray.workloads.estimate.memory import kept_bytes, numbers_on_device
 from piper_ray.workloads.estimate.modes import LayerMode, degrees_of
-from piper_ray.workloads.estimate.operators import Architecture, LayerKind
+from piper_ray.workloads.estimate.operators import Architecture, LayerKind, with_adapters
 from piper_ray.workloads.estimate.runtimes import DEFAULT
 
 

@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from enum import Enum
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
 from piper_ray.model.mode import Sharding
-from piper_ray.workloads.formats.documents import parse_toml
+from piper_ray.workloads.formats.documents import package_table, with_bases
 
 MIB = 2.0**20
 GIB = 2.0**30
@@ -131,6 +130,4 @@ def held_by(software: str, *, half: bool = False) -> Traits | None:
 
 @cache
 def _rows() -> Mapping[str, Mapping[str, Any]]:
-    text = files(__package__).joinpath("runtimes.toml").read_text(encoding="utf-8")
-    table: dict[str, dict[str, Any]] = parse_toml("runtimes.toml", text)  # type: ignore[assignment]
-    return {key: {**table.get(str(row.get("base")), {}), **row} for key, row in table.items()}
+    return with_bases(package_table("piper_ray.workloads.estimate", "runtimes.toml"))

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cache, cached_property
-from importlib.resources import files
 from typing import Annotated
 
 from pydantic import Field
@@ -19,7 +18,7 @@ from piper_ray.model.arguments import choice, did_you_mean
 from piper_ray.model.errors import UsageError
 from piper_ray.workloads.estimate.hardware import Gpu, Training
 from piper_ray.workloads.estimate.runtimes import Loss, Traits
-from piper_ray.workloads.formats.documents import parse_toml
+from piper_ray.workloads.formats.documents import package_table, with_bases
 from piper_ray.workloads.formats.fields import Closed, Figure, Positive
 
 _Share = Annotated[float, Field(strict=True, ge=0.0, le=1.0, description="a share from 0 to 1")]
@@ -213,10 +212,8 @@ def stack_of(gpu: Gpu, software: Software, precision: Precision, domain: int) ->
 @cache
 def load_software() -> Mapping[str, Software]:
     """The generations by their keys."""
-    text = files(__package__).joinpath("software.toml").read_text(encoding="utf-8")
-    table: dict[str, dict[str, object]] = parse_toml("software.toml", text)  # type: ignore[assignment]
-    merged = {key: {**table.get(str(entry.get("base")), {}), **entry} for key, entry in table.items()}
-    return {key: Software.model_validate({"base": key, **entry}) for key, entry in merged.items()}
+    table = with_bases(package_table("piper_ray.workloads.estimate", "software.toml"))
+    return {key: Software.model_validate({"base": key, **entry}) for key, entry in table.items()}
 
 
 def software_named(key: str) -> Software:

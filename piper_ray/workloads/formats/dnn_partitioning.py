@@ -35,18 +35,12 @@ from piper_ray.workloads.formats import graph
 from piper_ray.workloads.formats.faults import Faults
 from piper_ray.workloads.formats.fields import ID_WORDS, Figure, LayerId, Open
 from piper_ray.workloads.formats.pipedream_profile import unwritten
-from piper_ray.workloads.formats.surroundings import Quantities, read_surroundings
+from piper_ray.workloads.formats.surroundings import Quantities, paths_in, read_surroundings
 
 KEYS = frozenset({"maxSizePerFPGA", "maxFPGAs", "maxCPUs"})
 TMPC_ID = "vanilla"
 
-_PATHS = {
-    "name": "name",
-    "devices": "maxFPGAs",
-    "microbatches": "mbsInBatch",
-    "memory_bytes": "maxSizePerFPGA",
-    "bandwidth_bytes_per_s": "bandwidth",
-}
+_PATHS = paths_in("partitioning")
 _BANDWIDTH_BYTES_PER_S = 1e9
 _MS = 1e-3
 _COST_TOLERANCE = 1e-6  # absolute, as in upstream's reader

@@ -9,8 +9,10 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from piper_ray.model import limits
 from piper_ray.model.errors import Fault, InputError
@@ -87,6 +89,17 @@ def parse_toml(source: str, text: str) -> Mapping[str, object]:
     except ValueError as error:  # a TOMLDecodeError, or an integer too long to convert
         refuse(source, "", f"not TOML: {error}")
     return as_document(source, document)
+
+
+@cache
+def package_table(package: str, name: str) -> Mapping[str, Any]:
+    """The TOML table of a file that is part of a package."""
+    return parse_toml(name, files(package).joinpath(name).read_text(encoding="utf-8"))
+
+
+def with_bases(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The rows by their keys, each with what the row that it names as its ``base`` says besides."""
+    return {key: {**rows.get(str(row.get("base")), {}), **row} for key, row in rows.items()}
 
 
 def as_document(source: str, document: object) -> Mapping[str, object]:

@@ -102,13 +102,16 @@ class InstanceFacts(_Documented):
     """B: the bandwidth from a device to the outside."""
 
 
-class Header(_Documented):
+class _Versioned(_Documented):
     kind: str = Field(alias="schema")
     """The name of this kind of document."""
     schema_version: Annotated[int, Field(ge=1)]
     """The version of the schema. It rises when a field changes its meaning or is removed, not for new fields."""
     tool_version: str
     """The version of piper_ray."""
+
+
+class Header(_Versioned):
     instance: InstanceFacts
     """The planned workload."""
 
@@ -392,17 +395,13 @@ class OtherSchemesDocument(_Documented):
     """No schemes of the table save more than this share of the slowest stage's time."""
 
 
-class SearchDocument(_Documented):
+class SearchDocument(_Versioned):
     """What plan searched and proved: the file search.json."""
 
     model_config = ConfigDict(title="piper-ray/search")
 
     kind: Literal["piper-ray/search"] = Field(alias="schema")
     """The name of this kind of document."""
-    schema_version: Annotated[int, Field(ge=1)]
-    """The version of the schema. It rises when a field changes its meaning or is removed, not for new fields."""
-    tool_version: str
-    """The version of piper_ray."""
     model: str
     """The name of the model."""
     gpu: str
@@ -542,17 +541,13 @@ class FewerNodesDocument(_Documented):
     """The bytes of weights and optimizer state that all GPUs hold under the plan."""
 
 
-class PlannedAnswer(_Documented):
+class PlannedAnswer(_Versioned):
     """The answer of plan, as plan --json prints it."""
 
     model_config = ConfigDict(title="piper-ray/planned")
 
     kind: Literal["piper-ray/planned"] = Field(alias="schema")
     """The name of this kind of document."""
-    schema_version: Annotated[int, Field(ge=1)]
-    """The version of the schema. It rises when a field changes its meaning or is removed, not for new fields."""
-    tool_version: str
-    """The version of piper_ray."""
     best: PricedLayoutDocument
     """The plan."""
     stages: StagesDocument

@@ -36,6 +36,7 @@ from piper_ray.model.figures import plural
 from piper_ray.model.instance import Batch, Instance, TrainedModel
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.units import doubtful
+from piper_ray.workloads.formats.documents import package_table
 from piper_ray.workloads.formats.faults import Faults, path_of, shown
 from piper_ray.workloads.formats.fields import (
     COUNT_WORDS,
@@ -95,6 +96,12 @@ class InnerLink(Closed):
     uplink: PositiveRate | None = Field(
         default=None, description="a finite rate > 0 in bytes per second, such as 50GB/s, of all devices of a group"
     )
+
+
+def paths_in(form: str) -> dict[str, str]:
+    """The path of each figure in documents of a form (``paths.toml``)."""
+    rows = package_table("piper_ray.workloads.formats", "paths.toml").items()
+    return {what: paths[form] for what, paths in rows if form in paths}
 
 
 def read_surroundings(

@@ -30,18 +30,12 @@ from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
 from piper_ray.model.passes import RECOMPUTE_ID
 from piper_ray.workloads.formats import graph
 from piper_ray.workloads.formats.faults import Faults, path_of, quoted, shown
-from piper_ray.workloads.formats.fields import (
-    DEGREE_WORDS,
-    Count,
-    Degree,
-    Figure,
-    LayerId,
-    Open,
-)
+from piper_ray.workloads.formats.fields import DEGREE_WORDS, Count, Degree, Figure, LayerId, Open
 from piper_ray.workloads.formats.surroundings import (
     Quantities,
     kind_names,
     kinds_of,
+    paths_in,
     read_surroundings,
     surroundings_of,
 )
@@ -50,26 +44,7 @@ KEYS = frozenset(
     {"nodes", "edges", "maxDevices", "maxMemoryPerDevice", "bandwidth", "mbsInBatch", "maxBatchSize", "kinds"}
 )
 
-_PATHS = {
-    "name": "name",
-    "devices": "maxDevices",
-    "memory_bytes": "maxMemoryPerDevice",
-    "bandwidth_bytes_per_s": "bandwidth",
-    "microbatches": "mbsInBatch",
-    "samples_per_microbatch": "samplesPerMicrobatch",
-    "tokens_per_sample": "tokensPerSample",
-    "schedule": "schedule",
-    "chunks": "chunks",
-    "group": "group",
-    "model": "model",
-    "schemes": "schemes",
-    "measured_threads": "measuredThreads",
-    "links": "innerLinks",
-    "node_devices": "devicesPerNode",
-    "kinds": "kinds",
-    "between": "bandwidthBetween",
-    "sites": "sites",
-}
+_PATHS = paths_in("piper")
 _DEGREE_KEY = re.compile(r"[1-9][0-9]{0,8}")
 _SYNC_WORDS = "an object of finite numbers >= 0"
 

@@ -85,29 +85,11 @@ from pydantic import Discriminator, Field, Tag
 from piper_ray.model import limits
 from piper_ray.workloads.formats import fields
 from piper_ray.workloads.formats.faults import MANY, ONE
+from piper_ray.workloads.formats.surroundings import paths_in
 
 PREVIOUS = "previous"
 TABLES = ("cluster", "batch", "types", "layers", "graph")
-PATHS = {
-    "name": "name",
-    "measured_threads": "measured_threads",
-    "model": "model",
-    "schemes": "schemes",
-    "devices": "cluster.devices",
-    "microbatches": "cluster.microbatches",
-    "memory_bytes": "cluster.memory",
-    "bandwidth_bytes_per_s": "cluster.bandwidth",
-    "links": "cluster.links",
-    "node_devices": "cluster.devices_per_node",
-    "kinds": "cluster.kinds",
-    "between": "cluster.between",
-    "sites": "cluster.sites",
-    "samples_per_microbatch": "batch.samples_per_microbatch",
-    "tokens_per_sample": "batch.tokens_per_sample",
-    "schedule": "batch.schedule",
-    "chunks": "batch.chunks",
-    "group": "batch.group",
-}
+PATHS = paths_in("toml")
 """The paths of a workload's values other than the graph."""
 
 KEYS = frozenset({"base", PATHS["measured_threads"], *TABLES})

@@ -27,6 +27,7 @@ from torch.utils import _pytree as pytree
 
 from piper_ray.model.errors import UsageError
 from piper_ray.workloads.estimate.roofline import MatrixProducts
+from piper_ray.workloads.formats.documents import package_table
 from piper_ray.workloads.measure.factory import TrainableModel, find_factory, parse_input, place_of, words_of
 from piper_ray.workloads.measure.graph import holds_stack, layers_of, signature_of
 from piper_ray.workloads.schemes.graph import OperatorFamily, OperatorGraph, Step, Value
@@ -45,40 +46,18 @@ _NUMBER_BYTES = 2.0
 Axes = tuple[int | None, ...]
 """An axis for each side of a tensor; None for sides of 1."""
 
-SAME = frozenset(["clone", "contiguous", "detach", "alias", "to", "_to_copy", "type_as", "identity", "lift_fresh_copy"])
-_LINEAR = frozenset(["neg", "div", "mul", "dropout", "feature_dropout", "alpha_dropout"])
-_POINTWISE = frozenset((
-    "gelu", "relu", "silu", "sigmoid", "tanh", "exp", "exp2", "expm1", "log", "log1p", "log2", "sqrt", "rsqrt", "pow",
-    "abs", "softplus", "leaky_relu", "elu", "selu", "celu", "relu6", "hardswish", "hardsigmoid", "hardtanh", "mish",
-    "erf", "sin", "cos", "square", "reciprocal", "clamp", "clamp_min", "clamp_max", "where", "masked_fill", "maximum",
-    "minimum", "logsigmoid", "log_sigmoid", "softsign", "sign", "rsub", "addcmul", "addcdiv", "lerp", "remainder",
-    "floor", "round", "nan_to_num", "ge", "gt", "le", "lt", "eq", "ne", "logical_and", "logical_or", "logical_not",
-    "bitwise_and", "bitwise_or", "bitwise_not"))  # fmt: skip
-_SUMS = frozenset(("add", "sub"))
-RESHAPED = frozenset((
-    "view", "reshape", "view_as", "reshape_as", "_unsafe_view", "unflatten", "flatten", "unsqueeze", "squeeze",
-    "expand", "expand_as"))  # fmt: skip
-_CUT = frozenset(["chunk", "split", "split_with_sizes", "unbind", "tensor_split", "slice", "select", "narrow", "glu"])
-_ALONG_ONE = ("softmax", "_softmax", "log_softmax", "cumsum", "cumprod", "logcumsumexp", "sort", "gather", "scatter",
-              "scatter_add", "flip", "logsumexp", "amax", "amin", "max", "min", "argmax", "argmin", "prod", "var",
-              "std", "all", "any")  # fmt: skip
-_PERMUTED = ("transpose", "t", "numpy_T", "permute", "swapaxes", "swapdims", "movedim", "moveaxis")  # fmt: skip
-_ALONG = {
-    **dict.fromkeys(_ALONG_ONE, 1),
-    **dict.fromkeys(("topk", "roll", "norm", "linalg_vector_norm", "slice_scatter"), 2),
-}
+_OPERATORS = package_table("piper_ray.workloads.measure", "operators.toml")
+
+
+def _named(*groups: str) -> frozenset[str]:
+    return frozenset(name for group in groups for name in _OPERATORS[group]["names"])
+
+
+SAME, RESHAPED, SPATIAL = map(_named, ("same", "reshaped", "spatial"))
+PRODUCTS = _named("products", "spatial")
+_LINEAR, _SUMS, _RESIZED, _WIDENED = map(_named, ("linear", "sums", "resized", "widened"))
+_ALONG = {name: said["place"] for said in _OPERATORS.values() if "place" in said for name in said["names"]}
 """Operators along some sides, by the place of the argument that says which; of all where it is missing."""
-
-SPATIAL = ("conv1d", "conv2d", "conv3d", "convolution", "conv_transpose1d", "conv_transpose2d")
-PRODUCTS = ("linear", "matmul", "mm", "bmm", "addmm", *SPATIAL)
-_RESIZED = ("pad", "constant_pad_nd", "repeat", "tile")
-"""Operators along the sides whose length they change."""
-
-_WIDENED = ("one_hot", "view_as_real", "view_as_complex")
-"""The last side is more or gone."""
-
-_POOLS = ("max_pool1d", "max_pool2d", "avg_pool1d", "avg_pool2d", "adaptive_avg_pool1d", "adaptive_avg_pool2d",
-          "upsample_nearest2d", "upsample_bilinear2d", "upsample_nearest1d")  # fmt: skip
 
 
 @dataclass
@@ -921,19 +900,5 @@ def _groups(before: Sequence[int], after: Sequence[int]) -> list[tuple[list[int]
 
 _Rule = Callable[[_Trace, fx.Node, str, list[_TracedValue], list[Any]], bool]
 _RULES: Mapping[str, _Rule] = {
-    **dict.fromkeys(SAME, _Trace.same),
-    **dict.fromkeys(_PERMUTED, _Trace.permuted),
-    **dict.fromkeys(RESHAPED, _Trace.reshaped),
-    **dict.fromkeys((*_POINTWISE, *_LINEAR, *_SUMS), _Trace.pointwise),
-    **dict.fromkeys((*_ALONG, *_RESIZED, *_WIDENED, *_POOLS), _Trace.rows),
-    **dict.fromkeys(("layer_norm", "rms_norm", "group_norm", "batch_norm", "instance_norm"), _Trace.rows),
-    **dict.fromkeys(_CUT, _Trace.cut),
-    **dict.fromkeys(("cat", "concat", "stack"), _Trace.joined),
-    **dict.fromkeys(PRODUCTS, _Trace.product),
-    **dict.fromkeys(("einsum", "sum", "mean"), _Trace.contracted),
-    "scaled_dot_product_attention": _Trace.attention,
-    "embedding": _Trace.lookup,
-    "cross_entropy_loss": _Trace.loss,
-    "copy": _Trace.copied,
-    "repeat_interleave": _Trace.repeated,
+    name: getattr(_Trace, said["rule"]) for said in _OPERATORS.values() for name in said["names"]
 }

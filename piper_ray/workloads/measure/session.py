@@ -19,13 +19,12 @@ from piper_ray.model.instance import Batch, Instance
 from piper_ray.workloads.estimate.build import links_of
 from piper_ray.workloads.estimate.hardware import Gpu, Hardware, find_gpu
 from piper_ray.workloads.estimate.runtimes import DEFAULT
-from piper_ray.workloads.measure.build import Measured, ProfileTarget, instance_of
+from piper_ray.workloads.measure.build import LayerFigures, Measured, ProfileTarget, Store, instance_of
 from piper_ray.workloads.measure.factory import Declared, Factory, TrainableModel, place_of, words_of
 from piper_ray.workloads.measure.graph import TracedLayer, layers_of, signature_of
 from piper_ray.workloads.measure.heap import keeping_freed_memory
 from piper_ray.workloads.measure.meta import on_device, room_bytes
 from piper_ray.workloads.measure.passes import Clock, Repeats, clock_of, kept_of, leaves_of, parameters_of, passes_of
-from piper_ray.workloads.measure.store import LayerFigures, Store
 from piper_ray.workloads.measure.tracer import out_of_memory
 
 _MICROBATCHES = 32

@@ -11,8 +11,15 @@ from enum import Enum
 from typing import Protocol
 
 from piper_ray.workloads.estimate.costs import Setting, is_captured, routing_host_s
-from piper_ray.workloads.estimate.exchanges import all_gather_s, all_reduce_s, all_to_all_s, context_s, exchange_s
-from piper_ray.workloads.estimate.groups import Group
+from piper_ray.workloads.estimate.exchanges import (
+    Group,
+    Reduced,
+    all_gather_s,
+    all_reduce_s,
+    all_to_all_s,
+    context_s,
+    exchange_s,
+)
 from piper_ray.workloads.estimate.modes import LayerMode
 from piper_ray.workloads.estimate.operators import Operator
 from piper_ray.workloads.estimate.roofline import (
@@ -22,7 +29,6 @@ from piper_ray.workloads.estimate.roofline import (
     launches,
     weight_gradients_s,
 )
-from piper_ray.workloads.estimate.synchronisation import Reduced
 from piper_ray.workloads.schemes.graph import Step, TensorPlacement, Value
 from piper_ray.workloads.schemes.layers import EXPERTS, TOKENS, KindGraph
 from piper_ray.workloads.schemes.rules import RING, Strategy

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from piper_ray.engine.kernels.buckets import BUCKET_SIZE
 from piper_ray.engine.kernels.types import IndexArray
-from piper_ray.engine.tables.rate import Rate
+from piper_ray.engine.tables.problem import Rate
 
 _LEAST_GAIN = 1.1
 """Least factor by which workers must be faster with a batch to get it."""

@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from piper_ray.workloads.estimate.architectures import (
-    convolution,
-    decoder,
-    multimodal,
-    seq2seq,
-    vision,
-)
+from piper_ray.workloads.estimate.architectures import convolution, decoder, multimodal, seq2seq, vision
 from piper_ray.workloads.estimate.architectures.decoder import USUAL as USUAL
 from piper_ray.workloads.estimate.families import Family
 

@@ -10,15 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from piper_ray.workloads.estimate.architectures import layers
-from piper_ray.workloads.estimate.operators import (
-    Exchange,
-    KeptBytes,
-    Operator,
-    Product,
-    Split,
-    linear,
-    pointwise,
-)
+from piper_ray.workloads.estimate.operators import Exchange, KeptBytes, Operator, Product, Split, linear, pointwise
 
 _NORM, _ACTIVATION, _WHOLE = ("layernorm",), ("moe_act",), ("moe",)
 _SHARED = ("shared_experts", *_WHOLE)

@@ -27,15 +27,7 @@ from piper_ray.workloads.estimate.architectures.layers import (
 )
 from piper_ray.workloads.estimate.architectures.rows import RowConfig, config_of, table
 from piper_ray.workloads.estimate.architectures.vision import patches_kind
-from piper_ray.workloads.estimate.operators import (
-    Architecture,
-    LayerKind,
-    LayerNode,
-    Operator,
-    Product,
-    chain,
-    stack,
-)
+from piper_ray.workloads.estimate.operators import Architecture, LayerKind, LayerNode, Operator, Product, chain, stack
 from piper_ray.workloads.formats.faults import Faults
 
 _Side = Annotated[int | list[int], Field(description="a whole number or a list of them")]

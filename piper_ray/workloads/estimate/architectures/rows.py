@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 from functools import cache
-from importlib.resources import files
 from inspect import signature
 from math import prod
 from operator import attrgetter
@@ -15,7 +14,7 @@ from pydantic import AliasChoices, ConfigDict, Field, create_model
 
 from piper_ray.workloads.estimate.architectures import rules
 from piper_ray.workloads.estimate.families import KINDS, Config
-from piper_ray.workloads.formats.documents import parse_toml
+from piper_ray.workloads.formats.documents import package_table
 
 TABLES = ("keys", "paths", "defaults")
 """The entries of a row that are tables. All others, except ``like``, are facts."""
@@ -79,11 +78,9 @@ def _parameters(rule: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(signature(rule).parameters)
 
 
-@cache
 def table() -> Mapping[str, Mapping[str, Any]]:
     """The whole table."""
-    text = files("piper_ray.workloads.estimate").joinpath("families.toml").read_text(encoding="utf-8")
-    return parse_toml("families.toml", text)  # type: ignore[return-value]
+    return package_table("piper_ray.workloads.estimate", "families.toml")
 
 
 def config_of(base: type[Rowed], section: str, name: str) -> type[Rowed]:

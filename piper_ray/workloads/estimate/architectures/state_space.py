@@ -10,15 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from piper_ray.workloads.estimate.architectures.layers import BlockStyle, Part, Symbols, all_reduce
-from piper_ray.workloads.estimate.operators import (
-    Exchange,
-    KeptBytes,
-    Operator,
-    Product,
-    Split,
-    linear,
-    pointwise,
-)
+from piper_ray.workloads.estimate.operators import Exchange, KeptBytes, Operator, Product, Split, linear, pointwise
 
 
 @dataclass(frozen=True)
