@@ -38,7 +38,8 @@ from piper_ray.workloads.estimate.hardware import Hardware
 from piper_ray.workloads.estimate.layout import PricedLayout, priced
 from piper_ray.workloads.estimate.modes import LayerMode
 from piper_ray.workloads.estimate.operators import LayerKind
-from piper_ray.workloads.estimate.software import Calibration, Constant, Spread, precision_named
+from piper_ray.workloads.estimate.roofline import step_flop
+from piper_ray.workloads.estimate.software import Calibration, Constant, Precision, Spread, Stack, precision_named
 from piper_ray.workloads.formats import load
 from piper_ray.workloads.formats.documents import parse_json, read_text
 from piper_ray.workloads.formats.faults import Faults
@@ -341,6 +342,12 @@ def _of_run(run: PublishedRun, estimated: Estimated, faults: Faults) -> Iterator
     if laid.layout.sharding < Sharding.WEIGHTS and needed_bytes > _IMPOSSIBLE * there_bytes:
         needed, there = size_text(needed_bytes), size_text(there_bytes)
         reasons.append(f"would need {needed} on each GPU, which has {there}; expected a layout that can have run")
+    rate, peak = _flop_per_s(laid, run.measured_step_s or math.inf), _peak(laid.stack)
+    if rate > peak:
+        reasons.append(
+            f"would compute {rate / 1e12:,.0f} TFLOP/s on each GPU, whose peak is {peak / 1e12:,.0f}; expected the "
+            "seconds of a whole batch"
+        )
     if reasons or run.measured_step_s is None:
         faults.at(run.id, "; ".join(reasons))
     else:
@@ -349,6 +356,18 @@ def _of_run(run: PublishedRun, estimated: Estimated, faults: Faults) -> Iterator
 
 _IMPOSSIBLE = 1.75
 """No layout that ran was estimated to need more than this multiple of a GPU's memory."""
+
+
+def _flop_per_s(laid: Laid, step_s: float) -> float:
+    """The model's FLOP that each GPU computes in a second."""
+    layout = laid.layout
+    architecture = laid.model.architecture(Microbatch(layout.samples, layout.tokens, layout.fused))
+    return step_flop(architecture, layout.batch // layout.samples) / (step_s * layout.devices)
+
+
+def _peak(stack: Stack) -> float:
+    gpu = stack.gpu
+    return gpu.matrix_fp8_flop_per_s if stack.precision is Precision.FP8 else gpu.matrix_flop_per_s
 
 
 def simulated(plan: PricedLayout) -> Simulation:

@@ -219,6 +219,7 @@ def test_the_command_says_what_it_changed_and_writes_it_down(tmp_path: Path) -> 
         ({"step_s": -1}, InputError, "step_s"),
         ({"tp": 3}, InputError, "not 16 gpus"),
         ({"step_s": 100.0}, UsageError, "expected the same model, GPU and layout"),
+        ({"step_s": 0.1}, InputError, "whose peak is 989; expected the seconds of a whole batch"),
     ],
 )
 def test_what_is_no_measurement_is_told(
