@@ -103,22 +103,21 @@ def print_scheme(target: Console, found: FoundScheme) -> None:
     """A layer's operators with placements: what each does in both passes, what is kept and what moves."""
     scheme = found.scheme
     print_lines(target, [f"{digest_of(scheme)}  {found.name}, t = {scheme.degree}"])
-    columns = (Column("operator"), Column("forward"), Column("backward"), Column("again"), Column("weights"))
-    rows = [
-        [
-            step.name,
-            step.forward,
-            step.backward,
-            step.again or "",
-            scheme.weights[f"weights of {step.name}"].text if f"weights of {step.name}" in scheme.weights else "",
-        ]
-        for step in scheme.steps
-    ]
+    columns = (Column("operator"), Column("forward"), Column("backward"), Column("again"))
+    rows = [[step.name, step.forward, step.backward, step.again or ""] for step in scheme.steps]
     print_table(target, columns, rows)
     print_lines(target, _flow_lines(scheme))
 
 
 def _flow_lines(scheme: Scheme) -> Iterator[str]:
+    figures = scheme.figures
+    passes = (figures.forward_s, figures.backward_s, figures.once_s)
+    there, back, once = (time_text(seconds, 4) for seconds in passes)
+    yield f"time      {there} forward, {back} backward, {once} for sums once a batch"
+    sizes = (figures.activation_bytes, figures.state_bytes, figures.weights_bytes)
+    kept, state, summed = map(size_text, sizes)
+    yield f"memory    {kept} for each microbatch in flight, {state} of state; replicas sum {summed}"
+    yield "weights   " + ", ".join(f"{name} ({place.text})" for name, place in scheme.weights.items())
     yield "kept      " + ", ".join(f"{name} ({place.text})" for name, place in scheme.kept)
     for move in scheme.moves:
         what = "gradient of " if move.when in ("gradient", "part", "weight") else ""

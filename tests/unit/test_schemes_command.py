@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 import piper_ray
 from piper_ray import Instance
@@ -18,11 +20,16 @@ from piper_ray.model.errors import UnsupportedPlan, UsageError
 from piper_ray.model.mode import FOUND, OF_RUNTIMES, Mode
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import TRAINED_TODAY
+from piper_ray.report.schemes import print_scheme
 from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName
 from piper_ray.workloads.formats.plans import plan_document
 from piper_ray.workloads.schemes.check import checked_schemes, found_words
 from piper_ray.workloads.schemes.document import claim_document
+from piper_ray.workloads.schemes.frontier import FoundScheme
+from piper_ray.workloads.schemes.graph import REPLICATED
+from piper_ray.workloads.schemes.program import SchemeProgram
 from tests.cli_cases import run
+from tests.scheme_support import RandomPrices, chain_layer
 
 _CONFIG = {
     "model_type": "gpt2", "vocab_size": 1024, "n_positions": 512, "n_embd": 512, "n_layer": 2, "n_head": 8
@@ -127,6 +134,18 @@ def test_all_schemes_of_a_workload_hold_by_the_rule_table(written: Path) -> None
     with pytest.raises(UsageError, match=f"{min(words)}: it is not there in full"):
         certified_schemes(written, others)
     assert certified_schemes(written, piper_ray.estimate("bert-large", "A100-80")) == (None, [])
+
+
+def test_a_scheme_is_shown_with_its_times_memory_and_weights() -> None:
+    scheme = SchemeProgram(chain_layer(), 2, RandomPrices(1), REPLICATED).fastest(2.0)
+    assert scheme is not None
+    screen = Console(file=io.StringIO(), width=120, record=True)
+    print_scheme(screen, FoundScheme("new", scheme))
+    lines = screen.export_text().splitlines()
+    assert lines[2].split() == ["product", "f", "f"]
+    assert "time      1.469 s forward, 1.875 s backward, 0 s for sums once a batch" in lines
+    assert "memory    30 B for each microbatch in flight, 648 B of state; replicas sum 144 B" in lines
+    assert "weights   W (f), V (replicated)" in lines
 
 
 def _without(key: str) -> Callable[[dict[str, Any]], None]:
