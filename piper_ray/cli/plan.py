@@ -50,6 +50,9 @@ if TYPE_CHECKING:
     from piper_ray.workloads.estimate.config import ModelConfig
     from piper_ray.workloads.estimate.hardware import Hardware
 
+_APART_GAP = 5e-4
+"""Of the plans of pipelines of one kind each."""
+
 
 @dataclass(frozen=True)
 class _Question:
@@ -268,6 +271,10 @@ def _plan_one(asked: _Question, demand: PlanDemand, command: str) -> None:
         if not _interrupted():
             log.begin("what would help")
             current().run(helped)
+        apart = [""]
+        if found.best.instance.cluster.kinds and not (written.json or _interrupted()) and len(found.demand.ways) == 1:
+            log.begin("pipelines of one kind each")
+            apart = current().run(lambda stop: _apart(found, stop))
         theirs, refused = None, None
         if written.against is not None:
             try:
@@ -276,7 +283,7 @@ def _plan_one(asked: _Question, demand: PlanDemand, command: str) -> None:
                 refused = fault  # the plan itself is shown all the same
         fewer, folders = _with_fewer_nodes(asked, found, log, command)
     price_per_hour = _price_of_gpu(asked, found.demand)
-    told = AskedOfPlan(asked.trained.train_tokens, price_per_hour, others, written.candidates)
+    told = AskedOfPlan(asked.trained.train_tokens, price_per_hour, others, written.candidates, *apart)
     files = [*_files(asked, found, launch, told, command), *folders]
     _tell(asked, found, helps, told, (theirs, fewer, files))
     if refused is not None:
@@ -285,6 +292,22 @@ def _plan_one(asked: _Question, demand: PlanDemand, command: str) -> None:
     if _interrupted():
         current().tell("this is the best plan so far")
         raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def _apart(found: FoundPlans, stop: Stop[list[str]]) -> list[str]:
+    """What the best pipelines of one kind each take, with layers that run as in the plan; or that none is faster. An
+    interrupt leaves it out."""
+    from piper_ray.model.options import SolveOptions
+    from piper_ray.planners.apart import kinds_apart
+    from piper_ray.report.apart import apart_lines
+
+    stop.offer(lambda: [""])
+    best, schedule, options = found.best, found.best.solution.schedule.name, SolveOptions(gap=_APART_GAP)
+    within_s = best.instance.microbatches * (best.solution.time_per_sample_s or 0.0)
+    each = kinds_apart(
+        best.instance, schedule=schedule, step=found.demand.step, options=options, stop=stop, within_s=within_s
+    )
+    return [*apart_lines(best.instance, each, best.solution)][:1]
 
 
 def _price_of_gpu(asked: _Question, demand: PlanDemand) -> float | None:

@@ -52,7 +52,7 @@ class KindsApart:
 
     @property
     def batch_s(self) -> float:
-        return max(part.batch_s for part in self.parts)
+        return max((part.batch_s for part in self.parts), default=math.inf)
 
     @property
     def plan(self) -> Plan:
@@ -77,8 +77,10 @@ def kinds_apart(
     step: StepTerms = StepTerms(),
     options: SolveOptions = SolveOptions(),
     stop: Stop[Any] | None = None,
+    within_s: float = math.inf,
 ) -> KindsApart | None:
-    """The best sharing out, within the gaps of its plans; None where none fits.
+    """The best sharing out, within the gaps of its plans; None where none fits. within_s: of a batch; where none takes
+    less, the search ends with that bound, and without parts.
 
     Raises UsageError for devices of one kind, or another schedule, and StopSearch where it is to end before.
     """
@@ -97,6 +99,8 @@ def kinds_apart(
         value_s, split = min((_least(some, wanted) for some in ways), key=lambda one: one[0])
         if value_s == math.inf:
             return None
+        if value_s >= within_s:
+            return KindsApart((), value_s, solves)
         unknown = [(one.least_s[n], one, n) for one, n in split if n not in one.plans]
         if not unknown:
             return KindsApart(tuple(one.part(n) for one, n in split), value_s, solves)

@@ -22,6 +22,9 @@ def apart_lines(instance: Instance, apart: KindsApart | None, solution: Solution
     if apart is None:
         yield f"{each}: none fit"
         return
+    if not apart.parts:
+        yield f"{each}: none take less than {least_text(apart.least_s)} a step"
+        return
     microbatches = instance.microbatches
     own_s = None if solution.time_per_sample_s is None else microbatches * solution.time_per_sample_s
     less = "" if own_s is None else f", {_beside(apart.batch_s, own_s)}"

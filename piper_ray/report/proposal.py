@@ -74,17 +74,19 @@ _NO_GAP = 5e-5
 class AskedOfPlan:
     """What was asked for besides a plan. tokens, price_per_hour: of the whole training, and of one GPU. others: plans
     in other precisions that were asked for, by their names; None where there is none. candidates: how many plans are
-    written."""
+    written. apart: what is found of pipelines of one kind each."""
 
     tokens: float | None = None
     price_per_hour: float | None = None
     others: Mapping[str, Proposed | None] = field(default_factory=dict)
     candidates: int = 1
+    apart: str = ""
 
 
 def print_plan(console: Console, proposal: FoundPlans, helps: Iterable[Help], asked: AskedOfPlan) -> None:
     """The whole answer: the plan, what is proved, its stages, other plans, and what changes would bring."""
-    print_lines(console, answer_lines(proposal, figures_of(proposal.best, asked.tokens, asked.price_per_hour)))
+    figures = figures_of(proposal.best, asked.tokens, asked.price_per_hour)
+    print_lines(console, answer_lines(proposal, figures, asked.apart))
     console.print()
     _print_stages(console, proposal)
     if len(proposal.found) > 1:
@@ -96,7 +98,7 @@ def print_plan(console: Console, proposal: FoundPlans, helps: Iterable[Help], as
         print_lines(console, rows)
 
 
-def answer_lines(proposal: FoundPlans, figures: Figures) -> Iterator[str]:
+def answer_lines(proposal: FoundPlans, figures: Figures, apart: str = "") -> Iterator[str]:
     """What is planned, step, speed, layout, memory, the whole training where that is known, and the proof."""
     best, request = proposal.best, proposal.demand.request
     simulation, instance = best.simulation, best.instance
@@ -158,11 +160,11 @@ def answer_lines(proposal: FoundPlans, figures: Figures) -> Iterator[str]:
     if doubt.few:
         yield from _wrapped("doubt", doubt.few_text)
     yield from _wrapped("proof", proof_line(proposal))
-    if instance.cluster.kinds and len(proposal.demand.ways) == 1:
+    if apart:
         yield from _wrapped(
             "apart",
-            "pipelines of one kind of GPU or one site each, with gradients summed between these, are not among them; "
-            "piper-ray solve --apart finds the best of these for the workload.toml that -o writes",
+            f"{apart}; no runtime here launches these, and piper-ray solve --apart shows them for the workload.toml "
+            "that -o writes",
         )
     if proposal.schemes_save is not None:
         yield from _wrapped("schemes", saved_text(proposal.schemes_save))

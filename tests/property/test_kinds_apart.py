@@ -86,6 +86,10 @@ def test_the_best_sharing_out(seeds: range, kinds: int, schedule: str) -> None:
             assert valued.time_per_sample_s * made.microbatches == pytest.approx(expected_s, rel=1e-9)
             assert [stage.devices for stage in valued.stages] == [stage.devices for stage in found.plan.stages]
             assert read_back(found.plan, made) == found.plan
+            slower = kinds_apart(made, schedule=ScheduleName(schedule), within_s=0.9 * found.batch_s)
+            assert slower is not None
+            assert slower.parts == ()
+            assert 0.9 * found.batch_s <= slower.least_s <= found.batch_s
     assert shared
 
 

@@ -212,6 +212,7 @@ def test_the_command_writes_all(config: Path, tmp_path: Path) -> None:
     result = run("plan", config, *kinds, "--global-batch", 16, "--microbatch-size", 2, "-o", out)
     assert result.exit_code == 0, result.output
     assert " on 8 A100-80 and 8 H100-SXM, Megatron" in result.stdout
+    assert "\napart     pipelines of one kind each: " in result.stdout
     search: dict[str, Any] = json.loads((out / "search.json").read_text())
     assert search["gpu"] == "A100-80 + H100-SXM"
     instance = piper_ray.load(out / "workload.toml")
@@ -335,9 +336,10 @@ def test_mistakes_about_sites(asked: tuple[str, ...], told: str) -> None:
     assert told in result.stderr
 
 
-def test_all_faults_of_a_cluster_are_told_at_once() -> None:
+@pytest.mark.parametrize("command", ["estimate", "plan"])
+def test_all_faults_of_a_cluster_are_told_at_once(command: str) -> None:
     kinds = ("--gpu", "A100-8:1", "--gpu", "H100-SXM:0", "--gpu", "B200:1")
-    result = run("estimate", "llama3-8b", *kinds, "--domain", 12, "--between", "0GB/s", "--global-batch", 64)
+    result = run(command, "llama3-8b", *kinds, "--domain", 12, "--between", "0GB/s", "--global-batch", 64)
     assert result.exit_code == 2
     told = " ".join(result.stderr.split())
     for fault in (
@@ -345,6 +347,7 @@ def test_all_faults_of_a_cluster_are_told_at_once() -> None:
         "--between: expected a rate above 0",
         "--gpu A100-8: unknown; expected one of",
         "--domain 12: expected whole nodes of 8 GPUs",
+        *(["expected --out DIR for the files"] if command == "plan" else []),
     ):
         assert told.count(fault) == 1
 
