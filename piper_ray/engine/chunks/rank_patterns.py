@@ -28,11 +28,11 @@ _Bools = npt.NDArray[np.bool_]
 _Seconds = tuple[FloatArray, FloatArray]
 
 _MOST_CONTENTS = 500
-_MOST_PATTERNS = 20_000
+_MOST_PATTERNS = 50_000
 """Of a chunk, and of a rank, before those that do not count are left out."""
 
-_MOST_KEPT = 200
-"""Patterns of a rank that count."""
+_MOST_KEPT = 2_500
+"""Patterns of all ranks that count."""
 
 _MOST_PARTS = 2_000
 """Open parts of a search."""
@@ -105,7 +105,7 @@ class RankPatterns:
         chunk_s = _least_seconds(kinds, program.rank_of.size)
         room_s = target_s * (1.0 + _ROUNDING) - waits_s(kinds, limits, program)
         room_s -= 2.0 * m * np.bincount(program.rank_of, limits.crossing_s, len(program.stage_of))
-        needed = _needed_layers(program, kinds, room_s[1] / m)
+        needed, left = _needed_layers(program, kinds, room_s[1] / m), _MOST_KEPT
         for rank, stages in enumerate(program.stage_of.tolist()):
             first, end = program.held_start[rank : rank + 2]
             held, chunks = program.held[first:end].astype(np.float64), np.zeros((1, 0, figures.shape[0]), np.int64)
@@ -129,9 +129,10 @@ class RankPatterns:
                 kept &= (of_kinds + further >= needed[rank]).all(axis=1)
                 chunks, takes, sync_s, of_kinds = chunks[kept], takes[kept], sync_s[kept], of_kinds[kept]
             seconds = takes[..., FIGURE.forward_s : FIGURE.weight_s + 1]
-            best = _undominated(np.column_stack([seconds.reshape(len(chunks), v * PASSES), sync_s, -of_kinds]))
+            best = _undominated(np.column_stack([seconds.reshape(len(chunks), v * PASSES), sync_s, -of_kinds]), left)
             if best is None:
                 return None
+            left -= best.size
             found.append((chunks[best], seconds[best], sync_s[best]))
         counts = [len(chunks) for chunks, *_ in found]
         return cls(
@@ -444,12 +445,12 @@ def _ranges(kinds: LayerKinds) -> tuple[list[int], list[int]]:
     return kinds.option_start[:-1].tolist(), kinds.option_start[1:].tolist()
 
 
-def _undominated(figures: FloatArray) -> IndexArray | None:
-    """Rows that no other one is at most as large as everywhere; of equal rows the first. None if they are too many."""
+def _undominated(figures: FloatArray, most: int) -> IndexArray | None:
+    """Rows that no other one is at most as large as everywhere; of equal rows the first. None if they are more."""
     kept: list[int] = []
     left = np.argsort(figures.sum(axis=1), kind="stable")
     while left.size:
-        if len(kept) == _MOST_KEPT:
+        if len(kept) == most:
             return None
         kept.append(int(left[0]))
         left = left[1:][(figures[left[1:]] < figures[left[0]]).any(axis=1)]
