@@ -3,9 +3,9 @@
 A pattern says how many layers of each kind run with which option in each chunk of a rank. Only those count that fit the
 rank's memory, and of two patterns that have as many layers the one which takes no longer anywhere. A linear program
 mixes the patterns of each rank (``pattern_program``) so that all layers are there. Within a pattern layers and choices
-are whole; shares of layers split them. The search branches on a turn: either all its chunks are as fast as they can be,
-or rank r is the first one whose chunk is not. This raises bounds quickly, because a turn goes at the pace of its
-slowest chunk.
+are whole; shares of layers split them. The search branches on how many layers a rank has in each chunk. Then it
+branches on a turn: either all its chunks are as fast as they can be, or rank r is the first one whose chunk is not.
+Both raise bounds quickly, because a turn goes at the pace of its slowest chunk.
 """
 
 from __future__ import annotations
