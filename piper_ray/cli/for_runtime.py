@@ -72,12 +72,8 @@ _FREE_GAP = 5e-4
 """Gap of the plan without the runtime's rules: what the rules cost is shown to a tenth of a per cent."""
 
 _FREE_LEAST_PASSES = 2_500_000_000
-"""The passes that the search of the free plan may simulate at least under a schedule with chunks; it may simulate as
-many as that of the runtime's own plan, where these are more."""
-
-_FREE_TIMES, _FREE_LEAST_S = 4.0, 20.0
-"""Unless the user gave a limit, it ends after this multiple of the time that the runtime's own plan took, and no
-earlier than after this many seconds."""
+"""The passes that the search of the free plan may simulate at least, or work counted as such; it may do as much as that of
+the runtime's own plan, where this is more."""
 
 
 @dataclass(frozen=True)
@@ -144,12 +140,9 @@ class RuntimeSolve:
 
     def without_rules(self, instance: Instance, solution: Solution, options: SolveOptions) -> Solution:
         """The plan that the runtime's rules keep us from, under the same schedule."""
-        asked, spent = replace(options, gap=max(options.gap, _FREE_GAP), resume=None), solution.stats
-        if options.time_limit_s is None:
-            spent_s = spent.lattice_s + spent.stage_costs_s + spent.search_s
-            asked = replace(asked, time_limit_s=max(_FREE_LEAST_S, _FREE_TIMES * spent_s))
-        if spent.degrees is not None:
-            asked = replace(asked, passes_limit=max(_FREE_LEAST_PASSES, spent.degrees.passes))
+        degrees = solution.stats.degrees
+        passes = max(_FREE_LEAST_PASSES, 0 if degrees is None else degrees.passes)
+        asked = replace(options, gap=max(options.gap, _FREE_GAP), resume=None, passes_limit=passes)
 
         def search(stop: Stop[Solution]) -> Solution:
             found = piper_ray.solve(
