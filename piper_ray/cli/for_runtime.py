@@ -72,8 +72,8 @@ _FREE_GAP = 5e-4
 """Gap of the plan without the runtime's rules: what the rules cost is shown to a tenth of a per cent."""
 
 _FREE_LEAST_PASSES = 2_500_000_000
-"""The passes that the search of the free plan may simulate at least, or work counted as such; it may do as much as that of
-the runtime's own plan, where this is more."""
+"""The passes that the search of the free plan may simulate at least, or work counted as such; it may do as much as that
+of the runtime's own plan, where this is more."""
 
 
 @dataclass(frozen=True)

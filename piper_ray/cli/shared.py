@@ -38,7 +38,7 @@ class WorkloadOptions:
         "The workload: TOML, Piper's or dnn-partitioning's JSON, or a PipeDream profile (graph.txt); - reads stdin.",
     )
     devices: int | None = option(
-        "K", "Number of devices, such as 512 or 1k; the input's if left out.", parse=parse_count
+        "K", "Devices, such as 512 or 1k; the input's if left out.", parse=parse_count
     )
     microbatches: int | None = option("N", "Microbatches in a batch, in place of the input's.", parse=parse_count)
     memory_bytes: float | None = option(

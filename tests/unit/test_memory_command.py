@@ -133,7 +133,7 @@ def test_what_nobody_says_is_told() -> None:
 @pytest.mark.parametrize(
     ("layout", "words"),
     [
-        ("tp=2", "say dp=8 or gpus=64"),
+        ("tp=2", "expected dp=8 or gpus=64"),
         ("tp=2,ppp=4,dp=2", "ppp: is no word of a layout"),
         ("tp=2,tp=4,dp=1", "tp: is said twice"),
         ("fsdp=8", "fsdp: takes no value, as all replicas share weights; say fsdp,dp=8"),

@@ -338,7 +338,7 @@ def test_fault_of_the_dispatcher_reaches_the_caller(monkeypatch: pytest.MonkeyPa
         raise OSError("the object store is full")
 
     send_every_level_to_workers(monkeypatch)
-    monkeypatch.setattr("piper_ray.engine.backends.ray.calls.Publisher.put", full)
+    monkeypatch.setattr("piper_ray.engine.backends.ray.publication.Publisher.put", full)
     with backend_of(workers=1, without_workers=WAIT) as backend:
         for _ in range(2):
             with pytest.raises(OSError, match="the object store is full"):

@@ -55,7 +55,7 @@ def test_lanes_names_and_figures() -> None:
     assert beside.get_yticklabels()[0].get_text() == "27.3 %  2.00 GiB"
     numbers = [text.get_text() for text in axes.texts]
     assert sorted(numbers, key=int) == [str(k) for k in range(8) for _ in range(8)]
-    assert figure.get_suptitle() == "1f1b: 330.0 ms a batch of 8 microbatches"
+    assert figure.get_suptitle() == "1f1b: 330 ms a batch of 8 microbatches"
     legend = [text.get_text() for text in figure.legends[0].get_texts()]
     assert legend == ["forward", "backward", "idle (bubble)"]
 

@@ -15,10 +15,10 @@ from piper_ray.engine.backends.calls import PROCESS_BYTES
 from piper_ray.engine.backends.local import LocalBackend
 from piper_ray.engine.backends.ray.calls import ClusterWorkers
 from piper_ray.engine.backends.ray.coordinator import WithoutWorkers
-from piper_ray.engine.backends.ray.machines import WorkerSize
+from piper_ray.engine.backends.ray.levels import ChunkBatch, SharedLevels
 from piper_ray.engine.backends.ray.pacing import Pacing, Span
+from piper_ray.engine.backends.ray.placement import WorkerSize
 from piper_ray.engine.backends.ray.session import LOCAL, Session, connect, may_wait
-from piper_ray.engine.backends.ray.worker import ChunkBatch, SharedLevels
 from piper_ray.engine.evaluation.backend import Activity, NextBatch, OnProgress
 from piper_ray.engine.evaluation.state_tables import StateTables, between
 from piper_ray.engine.kernels.buckets import BUCKET_SIZE

@@ -2,135 +2,22 @@
 
 A worker placed by Ray may start on a machine that has not answered yet, so workers report their software too. It must
 be the driver's versions and sources, or answers might differ.
-
-Also explains, from Ray's messages, what became of a worker or a task: what happened, where, and the memory it
-requested.
-
-Also what workers request, and where they are placed. No I/O.
 """
 
 from __future__ import annotations
 
-import re
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple, Protocol, final
 
 import ray
 from ray._private.state import available_resources_per_node
-from ray.exceptions import OutOfMemoryError, RayActorError, RayError, RayTaskError, WorkerCrashedError
+from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from piper_ray.engine.backends.ray.causes import cause_of, is_loss
 from piper_ray.model.errors import ClusterError
-
-
-@dataclass(frozen=True)
-class WorkerSize:
-    """What each worker requests. cpus: None: the cores of its machine, shared among the workers there.
-
-    guarded: the driver's process does none of their work: a further worker on its machine does it instead.
-    """
-
-    cpus: int | None
-    memory_bytes: float
-    guarded: bool = False
-
-    def serves(self, wanted: WorkerSize) -> bool:
-        """Whether such workers suffice for a request for the others. Only for guarded ones the memory must be equal."""
-        alike = (self.cpus, self.guarded) == (wanted.cpus, wanted.guarded)
-        return alike and (self.memory_bytes == wanted.memory_bytes or not self.guarded)
-
-
-class Place(NamedTuple):
-    """The machine and the number of cores of a worker. node: None: wherever Ray finds room."""
-
-    node: str | None
-    cpus: int
-
-
-def missing_places(
-    nodes: Sequence[RayNode], held: Mapping[str, Sequence[int]], wanted: int | None, size: WorkerSize
-) -> list[Place]:
-    """Returns where workers are missing: one on each machine with all of its cores, unless their number or size is
-    given.
-
-    held: the cores of each worker that runs or is starting, by machine. wanted: the number of workers, spread over the
-    machines, and each machine's cores over its own. Machines with too little memory get none.
-    """
-    nodes = [node for node in nodes if node.memory_bytes >= size.memory_bytes]
-    room = {node.id: int(node.cpus) - sum(held.get(node.id, ())) for node in nodes}
-    if wanted is None:
-        return [place for node in nodes for place in _filling(node, room[node.id], len(held.get(node.id, ())), size)]
-    of_one = size.cpus or 1
-    counts: Counter[str] = Counter()
-    for _ in range(wanted - sum(map(len, held.values()))):
-        open_nodes = [node for node in room if room[node] >= (counts[node] + 1) * of_one]
-        if not open_nodes:
-            break
-        counts[min(open_nodes, key=lambda node: len(held.get(node, ())) + counts[node])] += 1
-    return [Place(node, cpus) for node in counts for cpus in _shares(room[node], counts[node], size.cpus)]
-
-
-def _filling(node: RayNode, cores: int, held: int, size: WorkerSize) -> list[Place]:
-    if size.cpus is None:
-        return [Place(node.id, cores)] if cores > 0 else []
-    in_memory = int(node.memory_bytes / max(1.0, size.memory_bytes)) - held
-    return [Place(node.id, size.cpus)] * min(cores // size.cpus, in_memory)
-
-
-def _shares(cores: int, workers: int, cpus_per_worker: int | None) -> list[int]:
-    if cpus_per_worker is not None:
-        return [cpus_per_worker] * workers
-    return [cores // workers + (number < cores % workers) for number in range(workers)]
-
-
-_ADDRESS = re.compile(r"\bip(?: address)?[=:] ?([0-9a-f.:]*[0-9a-f])", re.IGNORECASE)
-_IN_USE = re.compile(r"was ([0-9.]+) ?([KMGT]?i?B)(?: used)? / ([0-9.]+) ?([KMGT]?i?B)")
-_USED = re.compile(r"actual memory used=([0-9.]+) ?([KMGT]?i?B)")
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-
-
-def is_loss(error: BaseException) -> bool:
-    """Whether the process is gone; otherwise it lives, and only the task failed."""
-    return isinstance(error, (RayActorError, WorkerCrashedError)) or (
-        isinstance(error, RayError) and not isinstance(error, RayTaskError)
-    )
-
-
-def address_of(error: BaseException) -> str | None:
-    """Returns the IP address of the machine where it happened, if Ray reports it."""
-    match = _ADDRESS.search(str(error))
-    return None if match is None else match[1]
-
-
-def cause_of(error: BaseException, host: str, asked_bytes: float, *, machine_gone: bool = False) -> str:
-    """Returns the cause in one line. asked_bytes: the memory that the process had requested from Ray."""
-    text = _COLOUR.sub("", str(error).strip())
-    asked = f"{asked_bytes / 1e9:.2f} GB"
-    if isinstance(error, OutOfMemoryError):
-        in_use, used = _IN_USE.search(text), _USED.search(text)
-        of_machine = " ({} {} of {} {} in use)".format(*in_use.groups()) if in_use else ""
-        of_process = "it used {} {} and had asked for ".format(*used.groups()) if used else "it had asked for "
-        return f"{host} ran out of memory{of_machine}, so Ray killed it; {of_process}{asked}"
-    if machine_gone:
-        return f"{host} is gone"
-    if isinstance(error, RayTaskError):
-        return f"{_last_line(text)} on {host}"
-    if isinstance(error, RayActorError) and error.actor_init_failed:
-        return f"it could not start on {host}: {_last_line(text)}"
-    if isinstance(error, (RayActorError, WorkerCrashedError)):
-        return (
-            f"its process on {host} was killed or crashed without a word, perhaps by the system for lack of memory; "
-            f"it had asked for {asked}"
-        )
-    return f"{text.splitlines()[0] if text else type(error).__name__} ({host})"
-
-
-def _last_line(text: str) -> str:
-    return text.splitlines()[-1] if text else "an error without a message"
-
 
 _LOOK_EVERY_S = 2.0
 

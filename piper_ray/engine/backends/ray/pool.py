@@ -12,7 +12,8 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from piper_ray.engine.backends.ray.coordinator import HERE
-from piper_ray.engine.backends.ray.machines import Machines, Place, WorkerSize, difference, missing_places
+from piper_ray.engine.backends.ray.machines import Machines, difference
+from piper_ray.engine.backends.ray.placement import Place, WorkerSize, missing_places
 from piper_ray.engine.backends.ray.worker import CallOrder, Hello, remote_worker
 
 _LONGEST_PAUSE_S = 30.0
