@@ -37,9 +37,7 @@ class WorkloadOptions:
         "INPUT",
         "The workload: TOML, Piper's or dnn-partitioning's JSON, or a PipeDream profile (graph.txt); - reads stdin.",
     )
-    devices: int | None = option(
-        "K", "Devices, such as 512 or 1k; the input's if left out.", parse=parse_count
-    )
+    devices: int | None = option("K", "Devices, such as 512 or 1k; the input's if left out.", parse=parse_count)
     microbatches: int | None = option("N", "Microbatches in a batch, in place of the input's.", parse=parse_count)
     memory_bytes: float | None = option(
         "SIZE", "Memory of each device, such as 80GB or 8GiB, in place of the input's.", parse=parse_size
