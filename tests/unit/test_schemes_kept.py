@@ -81,6 +81,7 @@ def test_a_scheme_is_drawn_with_its_placements(entry: Path) -> None:
         ("forward_s", float("nan"), "forward_s is nan"),
         ("backward_s", 0.0, "backward_s is 0"),
         ("once_a_batch_s", 9.0, "once_a_batch_s is 9"),
+        ("weight_gradients_s", 9.0, "weight_gradients_s is 9"),
         ("made_again_bytes", 10**400, "too large|made_again_bytes"),
         ("copied_parameters", -1.0, "copied_parameters is -1"),
         ("border", "h", "its border is h; expected s or replicated"),

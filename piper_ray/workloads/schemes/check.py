@@ -253,6 +253,12 @@ class _Walk:
                 raise ValueError(f"a move of {one['value']} takes {one['seconds']} s")
             device_s[0 if one["when"] == "forward" else 1] += one["seconds"]
         back = {step.name: strategy for step, strategy in self._all("backward")}
+        weight_s = 0.0
+        for name in back:
+            of_weight, of_device = prices["steps"][name]["weight_gradients"], prices["steps"][name]["backward"][0]
+            if not 0.0 <= of_weight <= of_device:
+                raise ValueError(f"gradients of {name}'s weights take {of_weight} s of {of_device} s")
+            weight_s += of_weight
         for weight in graph.weights:
             (reader,) = graph.consumers[weight.name]
             once_s += self._weight_s(weight.name, back[reader.name].adjoint(weight.name)) or 0.0
@@ -272,6 +278,7 @@ class _Walk:
             "forward_s": passes[0],
             "backward_s": passes[1],
             "once_a_batch_s": once_s,
+            "weight_gradients_s": weight_s,
             "made_again_bytes": sum(again),
             "copied_parameters": sum(one.parameters for one in graph.weights if not self.laid[one.name].axis),
             "activation_bytes": sum(kept),

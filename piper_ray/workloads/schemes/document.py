@@ -104,6 +104,7 @@ def in_full(scheme: Scheme, of: PricedGraph) -> Document:
         steps[step.name] = {
             "forward": [forward.forward_s, forward.forward_host_s],
             "backward": [backward.backward_s, backward.backward_host_s],
+            "weight_gradients": backward.weight_s,
             **({} if again is None else {"again": [again.forward_s, again.again_host_s]}),
         }
     return {
