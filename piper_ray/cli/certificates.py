@@ -155,8 +155,8 @@ def certified_text(found: CertifiedBound, silent_on: Sequence[str], time_s: floa
 
 
 def certified_schemes(path: Path, instance: Instance) -> tuple[Mapping[str, object] | None, list[str]]:
-    """Of which schemes the TMPCs are for which a bound holds, for ``--json`` and in words; nothing where none is one.
-    path: of the workload. Raises UsageError where the rule table does not bear one out."""
+    """The found schemes among the TMPCs that a bound is of, for ``--json`` and as lines; None and no line if there are
+    none. path: of the workload. Raises UsageError if the rule table gives other figures for one."""
     if not any(FOUND in tmpc.id for layer in instance.layers for row in layer.tmpcs.values() for tmpc in row):
         return None, []
     from piper_ray.workloads.schemes.check import require_schemes

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from piper_ray.workloads.estimate.hardware import Hardware
 
 _APART_GAP = 5e-4
-"""Of the plans of pipelines of one kind each."""
+"""Gap of each solve for pipelines of one kind."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,7 @@ class _Question:
         }
 
     def refuse_mistakes(self) -> None:
-        """Raises UsageError, before any work. What is wrong about the cluster, what is written and the runtime is told
-        at once."""
+        """Raises one UsageError, before any work, with all faults of the cluster, the output and the runtime."""
         faults: list[str] = []
         for refuse in (self.modelled.refuse_mistakes, self._refuse_written, self._refuse_runtime):
             try:
@@ -295,8 +294,8 @@ def _plan_one(asked: _Question, demand: PlanDemand, command: str) -> None:
 
 
 def _apart(found: FoundPlans, stop: Stop[list[str]]) -> list[str]:
-    """What the best pipelines of one kind each take, with layers that run as in the plan; or that none is faster. An
-    interrupt leaves it out."""
+    """The line on pipelines of one kind each, whose layers run as in the plan: their step, or that none is faster.
+    Empty after an interrupt."""
     from piper_ray.model.options import SolveOptions
     from piper_ray.planners.apart import kinds_apart
     from piper_ray.report.apart import apart_lines

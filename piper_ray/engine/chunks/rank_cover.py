@@ -38,7 +38,8 @@ _A_LITTLE = 1e-9
 
 
 def waits_s(kinds: LayerKinds, limits: ShapeLimits, program: ChunkProgram) -> FloatArray:
-    """float64[2, p]: so long a rank has nothing to do at least, before its first pass; and also behind its last one."""
+    """float64[2, p]: the least time that a rank is idle before its first pass, and the least before that and after its
+    last pass together."""
     starts = kinds.option_start[:-1]
     seconds = kinds.figures[:, FIGURE.forward_s : FIGURE.weight_s + 1]
     forward, passes = (np.minimum.reduceat(x, starts) for x in (seconds[:, 0], seconds.sum(axis=1)))

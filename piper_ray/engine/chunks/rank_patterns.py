@@ -41,7 +41,7 @@ _ROUNDS_OF_A_PART = 60
 """Rounds of added paths, before the search branches on it."""
 
 _STEP = 0.2
-"""Of the way to each fractional plan, the mean of those so far moves."""
+"""By this share of the distance the mean of the fractional plans so far moves to each new one."""
 
 _ROUNDING = 1e-10
 """Relative: what sums of prices and seconds may be off."""
@@ -390,7 +390,7 @@ def _least_seconds(kinds: LayerKinds, stages: int) -> FloatArray:
 
 
 def _needed_layers(program: ChunkProgram, kinds: LayerKinds, room_s: FloatArray) -> FloatArray:
-    """float64[p, kinds]: so many layers of each kind a rank has at least, as the others have no time for more.
+    """float64[p, kinds]: the least number of layers of each kind that a rank has, as the others have no time for them.
 
     room_s: float64[p], what a microbatch may take on each rank.
     """

@@ -88,8 +88,8 @@ def at_prices(program: SchemeProgram, in_flight: Sequence[float]) -> Iterator[Sc
 
 
 def _least(program: SchemeProgram, count: float) -> Scheme:
-    """The fastest of the schemes that hold the least. If activations are tiny beside weights, HiGHS may find none. Then
-    schemes may hold a little more."""
+    """The fastest of the schemes that hold the fewest bytes. Where weights are far larger than activations, HiGHS may
+    find none within its tolerance; then the limit is raised a little."""
     least_bytes, more = program.least_held_bytes(count), _LEAST
     while (found := program.fastest(count, least_bytes * (1.0 + more))) is None:
         more *= 10.0
