@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from piper_ray.model.errors import InfeasibleError, UsageError
 from piper_ray.model.restrictions import odd_part
 from piper_ray.model.stop import Stop
-from piper_ray.proposal.cells import Watch, unwatched
+from piper_ray.proposal.cells import Cells, Watch, unwatched
 from piper_ray.proposal.demand import PlanDemand, Tell
+from piper_ray.proposal.forks import each_of
 from piper_ray.proposal.propose import FoundPlans, propose
 
 
 @dataclass(frozen=True)
 class ClusterPlan:
-    """The result of a search for one cluster: the plans in ``found``, or the reason why there are none."""
+    """The result of a search for one cluster: ``found`` has the best plan and no combinations; None: ``reason`` says
+    why there is no plan."""
 
     demand: PlanDemand
     found: FoundPlans | None
@@ -26,22 +29,40 @@ class ClusterPlan:
 def plans_of(
     demands: Iterable[PlanDemand], stop: Stop[Any], tell: Tell | None = None, watch: Watch = unwatched
 ) -> Iterator[ClusterPlan]:
-    """The best plan for each demand. Plans that are already known start the next search on the same GPUs. Raises
-    StopSearch."""
-    known: list[FoundPlans] = []
-    for demand in demands:
-        try:
-            found = _after(known, demand, stop, tell, watch)
-        except (InfeasibleError, UsageError) as error:
-            yield ClusterPlan(demand, None, str(error).partition("\n")[0])
-        else:
-            known.append(found)
-            yield ClusterPlan(demand, found)
+    """The best plan for each demand. Plans that are already known start the next search on the same GPUs; searches on
+    other GPUs each have a process. Raises StopSearch."""
+    asked, known, tell = list(demands), list[FoundPlans](), tell or (lambda _: None)
+    if len({(one.gpu, one.devices) for one in asked}) == len(asked):
+        for plan, notes in each_of([partial(_alone, demand, stop) for demand in asked], stop, watch):
+            for text in notes:
+                tell(text)
+            yield plan
+        return
+    for demand in asked:
+        plan = _planned(demand, known, stop, tell, watch)
+        if plan.found is not None:
+            known.append(plan.found)
+        yield plan
         if stop.requested:
             return
 
 
-def _after(known: list[FoundPlans], demand: PlanDemand, stop: Stop[Any], tell: Tell | None, watch: Watch) -> FoundPlans:
+def _alone(demand: PlanDemand, stop: Stop[Any], watch: Watch) -> tuple[ClusterPlan, list[str]]:
+    """The best plan, and the notes on the way to it."""
+    notes: list[str] = []
+    return _planned(demand, [], stop, notes.append, watch), notes
+
+
+def _planned(demand: PlanDemand, known: list[FoundPlans], stop: Stop[Any], tell: Tell, watch: Watch) -> ClusterPlan:
+    try:
+        found = _after(known, demand, stop, tell, watch)
+    except (InfeasibleError, UsageError) as error:
+        return ClusterPlan(demand, None, str(error).partition("\n")[0])
+    # Combinations are of no more interest, and large.
+    return ClusterPlan(demand, replace(found, found=found.found[:1], cells=Cells((), (), ())))
+
+
+def _after(known: list[FoundPlans], demand: PlanDemand, stop: Stop[Any], tell: Tell, watch: Watch) -> FoundPlans:
     """The best plan, found with the help of earlier demands' plans.
 
     If this demand only has less memory than an earlier one, the earlier bound holds here, and the earlier best plan, if

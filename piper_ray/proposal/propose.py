@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -16,6 +17,7 @@ from piper_ray.model.restrictions import divisible_batch, odd_part
 from piper_ray.model.stop import Stop
 from piper_ray.proposal.cells import LISTED, RUNNERS_UP, Cell, Cells, CellSearch, Watch, cells_of, unwatched, why_none
 from piper_ray.proposal.demand import PlanDemand, Proposed, Tell
+from piper_ray.proposal.forks import each_of
 from piper_ray.proposal.scheme_prices import SimulatedPlan, asked_at_prices
 from piper_ray.workloads.estimate.build import Estimate, EstimateRequest
 
@@ -203,23 +205,29 @@ def what_would_help(
         ("25 % more memory", lambda own: own.with_memory(lambda own_bytes: 1.25 * own_bytes), True),
         ("links of twice the rate", _with_faster_links, True),
     )
-    for what, change, roomier in changes if best.instance.devices > 1 else changes[:-1]:
+
+    def changed(what: str, change: Callable[[Cluster], Cluster], roomier: bool, watch: Watch) -> Help:
         cells = proposal.cells.on(change, roomier=roomier)
-        found = _best_of(demand, cells, _on(change, proposal), stop, watch)
-        if stop.requested:
-            return
-        yield Help(what, found)
+        return Help(what, _best_of(demand, cells, _on(change, proposal), stop, watch))
+
+    def larger(batch: int, watch: Watch) -> Help | None:
+        found = _best_at(proposal, replace(demand.request, batch=batch), stop, watch)
+        row = Help(f"a batch of {batch:,}", found)
+        return row if row.samples_per_s > _BATCH_GAIN * best.batch / best.step_s else None
+
+    def precise(name: str, watch: Watch) -> Help:
+        found = _best_at(proposal, replace(demand.request, precision=name), stop, watch)
+        return Help(f"{name} in place of {demand.request.precision}", found, name)
+
+    rows: list[Callable[[Watch], Help | None]] = [
+        partial(changed, *one) for one in (changes if best.instance.devices > 1 else changes[:-1])
+    ]
     batch, samples = divisible_batch(best.batch, best.instance.devices), demand.request.samples or 1
     few_ways = best.idle_devices or best.batch % odd_part(best.instance.devices)
     if few_ways and batch != best.batch and batch % samples == 0:
-        found = _best_at(proposal, replace(demand.request, batch=batch), stop, watch)
-        larger = Help(f"a batch of {batch:,}", found)
-        if larger.samples_per_s > _BATCH_GAIN * best.batch / best.step_s and not stop.requested:
-            yield larger
-    for precision in precisions:
-        found = _best_at(proposal, replace(demand.request, precision=precision), stop, watch)
-        if not stop.requested:
-            yield Help(f"{precision} in place of {demand.request.precision}", found, precision)
+        rows.append(partial(larger, batch))
+    rows += [partial(precise, name) for name in precisions]
+    yield from filter(None, each_of(rows, stop, watch))
 
 
 def _with_faster_links(cluster: Cluster) -> Cluster:

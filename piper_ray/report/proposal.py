@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from rich.console import Console
 from rich.text import Text
 
+from piper_ray.export.files import Target
+from piper_ray.export.targets import exportable
 from piper_ray.model.constraints import choices_made
 from piper_ray.model.events import (
     Bounds,
@@ -413,14 +415,16 @@ _MEASURED = 3
 
 def settling_lines(proposal: FoundPlans, candidates: int = 1) -> list[str]:
     """What settles which plan is the fastest, where others lie within what a step of it may take. candidates: how many
-    plans are written as jobs to measure."""
+    plans are written as jobs to measure, which is not advised where no launch file is."""
     best = proposal.best
     _, most_s = best.estimate.doubt.range_s(best.step_s)
     close = sum(one.step_s <= most_s for _, one in listed_plans(proposal, proposal.listed))
     if close < 2 or proposal.demand.further:  # of which no candidates are written
         return []
     count = min(close, _MEASURED)
-    asked = "" if candidates >= count else f"; to measure the first {count}: --candidates {count} -o DIR"
+    model, target = best.instance.model, Target(proposal.demand.runtime.name.value)
+    is_launched = model is None or exportable(model, target) is None
+    asked = f"; to measure the first {count}: --candidates {count} -o DIR" if candidates < count and is_launched else ""
     return [f"{close} of these lie within the range of the first{asked}"]
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+import piper_ray.report.proposal as report_of_plans
 from piper_ray.cost.schedules import chunk_schedules
 from piper_ray.engine.chunks.tasks import ChunkProblem
 from piper_ray.engine.solve import solve
@@ -335,7 +336,9 @@ def test_plans_much_slower_than_the_best_are_not_listed(proposal: FoundPlans, mo
     assert len(proposal.listed) < LISTED
 
 
-def test_what_estimates_do_not_tell_apart_is_to_be_measured(proposal: FoundPlans) -> None:
+def test_what_estimates_do_not_tell_apart_is_to_be_measured(
+    proposal: FoundPlans, monkeypatch: pytest.MonkeyPatch
+) -> None:
     best = proposal.best
     _, most_s = best.estimate.doubt.range_s(best.step_s)
     close = sum(one.step_s <= most_s for one in proposal.listed)
@@ -348,6 +351,8 @@ def test_what_estimates_do_not_tell_apart_is_to_be_measured(proposal: FoundPlans
         held_text(size) for size in best.estimate.doubt.memory.range_bytes(best.simulation.peak_memory_bytes)
     )
     assert f"({least} to {most}, as 9 in 10 of 91 published peaks)" in " ".join(screen(proposal).split())
+    monkeypatch.setattr(report_of_plans, "exportable", lambda *_: "no launch file says this model")
+    assert settling_lines(proposal) == settling_lines(proposal, 20)
 
 
 def test_the_parts_of_both_steps_add_up_to_them(proposal: FoundPlans) -> None:
