@@ -6,12 +6,15 @@ make calls one after the other, as Python has one lock.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
 import sys
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Any, NoReturn, TypeVar
@@ -29,69 +32,81 @@ _ORPHAN_POLL_S = 1.0
 def each_of(calls: Sequence[Callable[[Watch], _Result]], stop: Stop[Any], watch: Watch) -> Iterator[_Result]:
     """The results of these calls, in their order, until ``stop`` is requested.
 
-    A call gets a ``Watch``; of a fork's events only ``CellBegun`` arrive. Each core has a fork at a time. Without
+    A call gets a ``Watch``; of a fork's events only ``CellBegun`` arrive. There is a fork for each core. Without
     several cores or outside Linux the calls are made here, one after the other, and so is a call whose fork ends
     without a result, as after an error. Raises what the calls raise.
     """
-    width = min(usable_cores(), len(calls)) if sys.platform == "linux" else 1
-    running: dict[Connection, tuple[int, int]] = {}  # number of the call, id of the process
-    made: dict[int, _Result] = {}
-    begun = 0
+    left, made = deque(range(len(calls))), dict[int, _Result]()
+    count = min(usable_cores(), len(calls)) if sys.platform == "linux" else 1
+    forks = [] if count < 2 else _forked(calls, count)
     try:
-        for number, call in enumerate(calls):
+        for number in range(len(calls)):
             while number not in made:
-                while width > 1 and begun < len(calls) and len(running) < width:
+                for one in forks:
+                    if one.call is None and left:
+                        one.give(left.popleft())
+                working = {one.pipe: one for one in forks if one.call is not None}
+                if not working:
+                    here = left.popleft()
+                    made[here] = calls[here](watch)
+                for one in [working[pipe] for pipe in wait([*working], _POLL_S) if isinstance(pipe, Connection)]:
+                    assert one.call is not None
                     try:
-                        reader, process = _forked(calls[begun])
-                    except OSError:  # as where a user may have no more processes
-                        width = 1
-                        break
-                    running[reader] = begun, process
-                    begun += 1
-                if not running:
-                    made[number] = call(watch)
-                for reader in [one for one in wait([*running], _POLL_S) if isinstance(one, Connection)]:
-                    of, process = running[reader]
-                    try:
-                        event, result = reader.recv()
+                        event, result = one.pipe.recv()
                     except (EOFError, OSError):
-                        event, result = None, calls[of](watch)
-                    if event is not None:
+                        forks.remove(one)
+                        one.end()
+                        event, result = None, calls[one.call](watch)
+                    if event is None:
+                        made[one.call], one.call = result, None
+                    else:
                         watch(event)
-                        continue
-                    made[of] = result
-                    del running[reader]
-                    _end(reader, process)
                 if stop.requested:
                     return
             yield made.pop(number)
     finally:
-        for reader, (_, process) in running.items():
-            os.kill(process, signal.SIGKILL)
-            _end(reader, process)
+        for one in forks:
+            one.end()
 
 
-def _end(reader: Connection, process: int) -> None:
-    reader.close()
-    os.waitpid(process, 0)
+@dataclass
+class _Fork:
+    """process: its id. call: the number of the call that it makes."""
+
+    pipe: Connection
+    process: int
+    call: int | None = None
+
+    def give(self, number: int) -> None:
+        self.call = number
+        with contextlib.suppress(OSError):  # a fork that is lost is seen at its answer
+            self.pipe.send(number)
+
+    def end(self) -> None:
+        os.kill(self.process, signal.SIGKILL)
+        os.waitpid(self.process, 0)
+        self.pipe.close()
 
 
-def _forked(call: Callable[[Watch], object]) -> tuple[Connection, int]:
-    """Where the events and the result of a call arrive, and the id of the process that makes it."""
-    reader, writer = Pipe(duplex=False)
+def _forked(calls: Sequence[Callable[[Watch], object]], count: int) -> list[_Fork]:
+    """At most ``count`` forks; fewer where the user may have no more processes."""
+    found: list[_Fork] = []
     parent = os.getpid()
-    with warnings.catch_warnings():
+    with contextlib.suppress(OSError), warnings.catch_warnings():
         # Python warns of locks that other threads hold: here they wait for the answer, or print, which a fork does not.
         warnings.simplefilter("ignore", DeprecationWarning)
-        process = os.fork()
-    if process == 0:
-        _make(call, writer, parent)
-    writer.close()
-    return reader, process
+        for _ in range(count):
+            pipe, own = Pipe()
+            process = os.fork()
+            if process == 0:
+                _work(calls, own, parent)
+            own.close()
+            found.append(_Fork(pipe, process))
+    return found
 
 
-def _make(call: Callable[[Watch], object], writer: Connection, parent: int) -> NoReturn:
-    """What a fork does. The parent handles signals, such as a terminal's, which go to both."""
+def _work(calls: Sequence[Callable[[Watch], object]], pipe: Connection, parent: int) -> NoReturn:
+    """What a fork does until it is killed. The parent handles signals, such as a terminal's, which go to both."""
 
     def end_as_orphan(*_: object) -> None:
         if os.getppid() != parent:
@@ -99,7 +114,7 @@ def _make(call: Callable[[Watch], object], writer: Connection, parent: int) -> N
 
     def watch(event: object) -> None:
         if isinstance(event, CellBegun):
-            writer.send((event, None))
+            pipe.send((event, None))
 
     try:
         gc.freeze()  # else the collector writes to all pages that both have in common
@@ -109,6 +124,7 @@ def _make(call: Callable[[Watch], object], writer: Connection, parent: int) -> N
                 signal.signal(number, signal.SIG_IGN)
         signal.signal(signal.SIGALRM, end_as_orphan)
         signal.setitimer(signal.ITIMER_REAL, _ORPHAN_POLL_S, _ORPHAN_POLL_S)
-        writer.send((None, call(watch)))
+        while True:
+            pipe.send((None, calls[pipe.recv()](watch)))
     finally:
-        os._exit(0)
+        os._exit(1)

@@ -27,7 +27,7 @@ def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def square(number: int, watch: Watch) -> tuple[int, int]:
-    """The process besides, since each call has one."""
+    """The process besides."""
     watch(BEGUN)
     return number * number, os.getpid()
 
@@ -41,7 +41,7 @@ def test_results_come_in_order_and_events_arrive() -> None:
 
     results = list(each_of([partial(square, number) for number in range(5)], Stop(), hear))
     assert [result for result, _ in results] == [0, 1, 4, 9, 16]
-    assert len({process for _, process in results} - {os.getpid()}) == 5
+    assert 1 <= len({process for _, process in results} - {os.getpid()}) <= 2
     assert heard == [BEGUN] * 5
 
 
