@@ -281,7 +281,7 @@ def _open_text(proposal: FoundPlans) -> str:
     near_s = proposal.best.step_s * (1.0 - (_SMALL_GAP if large else _LEAST_GAP))
     held = [cell for cell in proposal.cells.cells if cell.lower_s < near_s]
     if not held:
-        return ""
+        return "" if proposal.gap < _NO_GAP else f": a search stops once its gap is below {gap_text(_LEAST_GAP)}"
     schedules = " and ".join(dict.fromkeys(cell.schedule.value for cell in held))
     unsearched = sum(cell.closing is Closing.LEFT_OPEN for cell in held)
     if not large and not unsearched:

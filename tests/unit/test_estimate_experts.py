@@ -14,7 +14,7 @@ from piper_ray.calibrate.runs import PublishedRun, read_runs
 from piper_ray.model.errors import UsageError
 from piper_ray.workloads.estimate.build import EstimateRequest, estimate
 from piper_ray.workloads.estimate.doubt import constants_in_use, doubt_of, load_doubt
-from piper_ray.workloads.estimate.exchanges import Group, dispatch_s, dispatcher_for, moved_bytes
+from piper_ray.workloads.estimate.exchanges import Group, dispatch_s, dispatcher_for, dispatcher_word, moved_bytes
 from piper_ray.workloads.estimate.hardware import load_hardware
 from piper_ray.workloads.estimate.layout import priced
 from piper_ray.workloads.estimate.modes import LayerMode, Offer
@@ -73,6 +73,9 @@ def test_the_dispatcher_is_the_one_that_is_asked_for_or_the_usual_one() -> None:
     assert dispatcher_for(8, usual) is TokenDispatcher.ALL_TO_ALL
     assert dispatcher_for(16, usual) is TokenDispatcher.ONCE_PER_NODE
     assert dispatcher_for(8, replace(usual, domain=72)) is TokenDispatcher.ONCE_PER_NODE
+    on_pcie = replace(usual, gpu=usual.gpu.model_copy(update={"link": "PCIe 4"}))
+    assert dispatcher_for(16, on_pcie) is TokenDispatcher.ALL_TO_ALL
+    assert (dispatcher_word(on_pcie), dispatcher_word(usual)) == ("all-to-all", "")
     assert dispatcher_for(8, replace(usual, software=software_named("hai-llm"))) is TokenDispatcher.ONCE_PER_NODE
     times = [
         dispatch_s(8e8, 8, Group(32), stack(dispatcher=how))

@@ -39,10 +39,17 @@ NEAR_RANKS = 8
 """
 
 
+_WITHOUT_KERNELS = ("PCIe", "NVLink 2")
+"""How names of links begin between GPUs on which kernels that know nodes do not run: DeepEP's need NVLink within a node
+and Ampere GPUs or later ones (deepseek-ai/DeepEP, issues 216 and 162)."""
+
+
 def dispatcher_for(ranks: int, stack: Stack) -> TokenDispatcher:
     """The software's dispatcher, or the usual one for ``ranks`` ranks in such nodes."""
     if stack.software.dispatcher is not None:
         return stack.software.dispatcher
+    if stack.gpu.link.startswith(_WITHOUT_KERNELS):
+        return TokenDispatcher.ALL_TO_ALL
     return _usual(max(ranks, stack.domain))
 
 
