@@ -30,11 +30,11 @@ _ORPHAN_POLL_S = 1.0
 
 
 def each_of(calls: Sequence[Callable[[Watch], _Result]], stop: Stop[Any], watch: Watch) -> Iterator[_Result]:
-    """The results of these calls, in their order, until ``stop`` is requested.
+    """The results of these calls, in their order; after ``stop`` is requested those that are there.
 
-    A call gets a ``Watch``; of a fork's events only ``CellBegun`` arrive. There is a fork for each core. Without
-    several cores or outside Linux the calls are made here, one after the other, and so is a call whose fork ends
-    without a result, as after an error. Raises what the calls raise.
+    A call gets a ``Watch``; of a fork's events only ``CellBegun`` arrive. There is a fork for each core. The last calls
+    are made first: the longest ones should be last. Without several cores or outside Linux the calls are made here, one
+    after the other, and so are those whose forks end without a result, as after an error. Raises what the calls raise.
     """
     left, made = deque(range(len(calls))), dict[int, _Result]()
     count = min(usable_cores(), len(calls)) if sys.platform == "linux" else 1
@@ -44,24 +44,28 @@ def each_of(calls: Sequence[Callable[[Watch], _Result]], stop: Stop[Any], watch:
             while number not in made:
                 for one in forks:
                     if one.call is None and left:
-                        one.give(left.popleft())
+                        one.give(left.pop())
                 working = {one.pipe: one for one in forks if one.call is not None}
                 if not working:
                     here = left.popleft()
-                    made[here] = calls[here](watch)
+                    result = calls[here](watch)
+                    if not stop.requested:
+                        made[here] = result
                 for one in [working[pipe] for pipe in wait([*working], _POLL_S) if isinstance(pipe, Connection)]:
                     assert one.call is not None
                     try:
                         event, result = one.pipe.recv()
                     except (EOFError, OSError):
+                        left.appendleft(one.call)
                         forks.remove(one)
                         one.end()
-                        event, result = None, calls[one.call](watch)
+                        continue
                     if event is None:
                         made[one.call], one.call = result, None
                     else:
                         watch(event)
                 if stop.requested:
+                    yield from (made[done] for done in sorted(made))
                     return
             yield made.pop(number)
     finally:

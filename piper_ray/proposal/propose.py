@@ -109,7 +109,7 @@ def propose(
         if not demand.headroom.is_usual:
             raise
         share = share_text(demand.headroom.share)
-        tell(f"no plan leaves {share} of each GPU free, as published peaks ask for: planned as with --headroom 0")
+        tell(f"no plan leaves {share} of each GPU free, as published peaks ask for: sought as with --headroom 0")
         found = _proposed(replace(demand, headroom=NO_HEADROOM), stop, tell, watch, listed, known, threads)
     offered = demand.schemes
     for turn in range(_SCHEME_ROUNDS if offered is not None else 0):

@@ -78,6 +78,26 @@ def test_what_a_call_raises_is_raised_here() -> None:
 
 
 @pytest.mark.usefixtures("two_cores")
+def test_after_a_request_there_is_what_is_known() -> None:
+    """The last call ends, and another one then asks to stop while a third one goes on."""
+    stop = Stop[object]()
+
+    def asks(watch: Watch) -> tuple[int, int]:
+        watch(BEGUN)
+        signal.pause()
+        return 0, 0
+
+    def hear(event: CellBegun | Event) -> None:
+        heard.append(event)
+        if len(heard) == 3:
+            stop.request()
+
+    heard: list[object] = []
+    calls: list[Callable[[Watch], tuple[int, int]]] = [asks, asks, partial(square, 3)]
+    assert [result for result, _ in each_of(calls, stop, hear)] == [9]
+
+
+@pytest.mark.usefixtures("two_cores")
 def test_a_request_ends_all_forks() -> None:
     """Calls that would never end are killed; nobody is left of them."""
     stop = Stop[object]()

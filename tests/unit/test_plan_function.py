@@ -118,7 +118,7 @@ def test_usual_room_is_given_up_where_nothing_fits_and_that_is_said(tmp_path: Pa
     found = propose(asked, tell=told.append)
     assert not found.demand.headroom
     assert found.best.step_s == propose(demand(tmp_path)).best.step_s
-    assert told == ["no plan leaves 99.9 % of each GPU free, as published peaks ask for: planned as with --headroom 0"]
+    assert told == ["no plan leaves 99.9 % of each GPU free, as published peaks ask for: sought as with --headroom 0"]
     with pytest.raises(InfeasibleError):
         propose(replace(asked, headroom=Headroom(share=0.999)))
 
