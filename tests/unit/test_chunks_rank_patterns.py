@@ -16,6 +16,7 @@ from piper_ray.engine.chunks.relaxation import Relaxation
 from piper_ray.engine.chunks.share_program import ShareProgram
 from piper_ray.engine.kernels.chunk_bound import FIGURE
 from piper_ray.engine.kernels.chunk_moves import batch_seconds, fit_all
+from piper_ray.engine.kernels.chunk_stages import chunk_figures
 from piper_ray.engine.solve import solve
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.solution import Status
@@ -46,13 +47,15 @@ def test_each_rank_of_a_plan_has_a_pattern_that_is_no_worse_and_the_bound_is_not
         if not target_s or relaxation is None or not relaxation.kinds.counted.all():
             continue
         kinds, members = relaxation.kinds, relaxation.members
-        patterns = RankPatterns.of(program, relaxation.limits, kinds, members, target_s)
+        further_s = task.tables.further_s(program.rank_of, members)
+        patterns = RankPatterns.of(program, relaxation.limits, kinds, members, further_s, target_s)
         if patterns is None:  # too many
             continue
         for value_s, chunk_of, choice in plans:
+            takes = chunk_figures(model.layers, program.rank_of, chunk_of, choice)[:, PASSES]
+            takes[:, :2] -= relaxation.limits.crossing_s[:, None]
             for rank, stages in enumerate(program.stage_of):
-                rows = model.layers.figures[choice]
-                seconds = np.array([rows[chunk_of == k, PASSES].sum(axis=0) for k in stages])
+                rows, seconds = model.layers.figures[choice], takes[stages]
                 layers = [np.isin(chunk_of[positions], stages).sum() for positions in members]
                 sync_s = task.sync_s_per_byte * rows[np.isin(chunk_of, stages), FIGURE.weights].sum()
                 no_worse = (patterns.rank == rank) & (patterns.sync_s <= sync_s + 1e-9)

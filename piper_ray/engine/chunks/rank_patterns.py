@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import combinations_with_replacement
 from typing import NamedTuple
 
 import numpy as np
@@ -97,10 +96,18 @@ class RankPatterns:
 
     @classmethod
     def of(
-        cls, program: ChunkProgram, limits: ShapeLimits, kinds: LayerKinds, members: list[IndexArray], target_s: float
+        cls,
+        program: ChunkProgram,
+        limits: ShapeLimits,
+        kinds: LayerKinds,
+        members: list[IndexArray],
+        further_s: FloatArray,
+        target_s: float,
     ) -> RankPatterns | None:
-        """Patterns of plans that take less than ``target_s``. None if they are too many."""
+        """Patterns of plans that take less than ``target_s``. None if they are too many. further_s: as in
+        ``DegreeTables``."""
         figures, found, layer_s = kinds.figures, [], _layer_seconds(kinds)
+        least = np.minimum.reduceat(figures, kinds.option_start[:-1])
         m, v = program.microbatches, program.stage_of.shape[1]
         chunk_s = _least_seconds(kinds, program.rank_of.size)
         room_s = target_s * (1.0 + _ROUNDING) - waits_s(kinds, limits, program)
@@ -109,25 +116,38 @@ class RankPatterns:
         for rank, stages in enumerate(program.stage_of.tolist()):
             first, end = program.held_start[rank : rank + 2]
             held, chunks = program.held[first:end].astype(np.float64), np.zeros((1, 0, figures.shape[0]), np.int64)
-            with_sync_s, microbatch_s = room_s[0, rank], room_s[1, rank] / m
+            with_sync_s, microbatch_s, own_s = room_s[0, rank], room_s[1, rank] / m, np.zeros(1)
             for turn, stage in enumerate(stages):
-                others_s = chunk_s[stages].sum() - chunk_s[stage]
-                alternatives = _contents(kinds, limits, stage, microbatch_s - others_s)
-                if alternatives is None or len(chunks) * len(alternatives) > _MOST_PATTERNS:
+                ahead_s = chunk_s[stages[turn + 1 :]].sum()
+                left_s = microbatch_s - chunk_s[stages].sum() + chunk_s[stage]
+                contents = _contents(kinds, limits, stage, further_s[:, stage], left_s)
+                if contents is None:
                     return None
-                more = np.tile(alternatives, (len(chunks), 1))[:, None]
-                chunks = np.concatenate([np.repeat(chunks, len(alternatives), axis=0), more], axis=1)
+                in_time = own_s[:, None] + _seconds(contents, figures) + ahead_s < microbatch_s
+                if in_time.sum() > _MOST_PATTERNS:
+                    return None
+                before, more = np.nonzero(in_time)
+                chunks = np.concatenate([chunks[before], contents[more, None]], axis=1)
                 takes = chunks @ figures  # [patterns, chunks so far, figures]
-                activations = takes[..., FIGURE.activation] @ held[:, : turn + 1].T
-                kept = activations.max(axis=1) + takes[..., FIGURE.fixed].sum(axis=1) <= limits.memory_bytes
+                transfers_s = _least_further(chunks, further_s[:, stages[: turn + 1]])
+                takes[..., [FIGURE.forward_s, FIGURE.input_s]] += transfers_s[..., None]
                 own_s = takes[..., FIGURE.forward_s : FIGURE.weight_s + 1].sum(axis=(1, 2))
                 sync_s = takes[..., FIGURE.weights].sum(axis=1) * limits.sync_s_per_byte
-                busy_s = own_s + chunk_s[stages[turn + 1 :]].sum()
-                kept &= (busy_s < microbatch_s) & (m * busy_s + sync_s < with_sync_s)
-                further = (microbatch_s - own_s)[:, None] / layer_s * (1.0 + _ROUNDING) if turn + 1 < v else 0.0
                 of_kinds = np.add.reduceat(chunks.sum(axis=1), kinds.option_start[:-1], axis=1)
-                kept &= (of_kinds + further >= needed[rank]).all(axis=1)
-                chunks, takes, sync_s, of_kinds = chunks[kept], takes[kept], sync_s[kept], of_kinds[kept]
+                # Chunks behind have what the rank still needs.
+                lacks = np.maximum(needed[rank] - of_kinds, 0.0)
+                busy_s = own_s + np.maximum(ahead_s, lacks @ layer_s)
+                kept = (busy_s < microbatch_s) & (m * busy_s + sync_s < with_sync_s)
+                if turn + 1 == v:
+                    kept &= (lacks <= 0.0).all(axis=1)
+                bytes_ = takes[..., FIGURE.activation] @ held[:, : turn + 1].T  # [patterns, moments]
+                bytes_ += (lacks @ least[:, FIGURE.activation])[:, None] * held[:, turn + 1 :].min(
+                    axis=1, initial=v * m
+                )
+                bytes_ += (takes[..., FIGURE.fixed].sum(axis=1) + lacks @ least[:, FIGURE.fixed])[:, None]
+                kept &= (bytes_ <= limits.memory_bytes).all(axis=1)
+                chunks, takes, own_s = chunks[kept], takes[kept], own_s[kept]
+                sync_s, of_kinds = sync_s[kept], of_kinds[kept]
             seconds = takes[..., FIGURE.forward_s : FIGURE.weight_s + 1]
             best = _undominated(np.column_stack([seconds.reshape(len(chunks), v * PASSES), sync_s, -of_kinds]), left)
             if best is None:
@@ -411,33 +431,55 @@ def _layer_seconds(kinds: LayerKinds) -> FloatArray:
     return found
 
 
-def _contents(kinds: LayerKinds, limits: ShapeLimits, stage: int, room_s: float) -> IndexArray | None:
+def _contents(
+    kinds: LayerKinds, limits: ShapeLimits, stage: int, further_s: FloatArray, room_s: float
+) -> IndexArray | None:
     """int64[contents, options]: what a chunk may have, how many layers with each option, if a microbatch takes at most
-    ``room_s``. None if that is too much."""
+    ``room_s``. None if that is too much. further_s: float64[2, options], of this chunk.
+
+    Of contents that have as many layers of each kind only those count that no other one beats in time and memory.
+    """
     inside = (kinds.first_chunk <= stage) & (stage <= kinds.last_chunk)
     alone = inside & (kinds.first_chunk == kinds.last_chunk)
     least = max(1, int(limits.least_layers[stage]))
     # No chunk has so many layers that others have too few.
     spare = int(kinds.layers.sum() - np.maximum(limits.least_layers, 1.0).sum())
     most = int(min(limits.most_layers[stage], least + spare))
-    in_room = np.minimum(room_s / _layer_seconds(kinds) * (1.0 + _ROUNDING), kinds.layers)
+    room_s *= 1.0 + _ROUNDING
     found = np.zeros((1, kinds.figures.shape[0]), np.int64)
-    for kind in np.flatnonzero(inside).tolist():
-        options = np.arange(kinds.option_start[kind], kinds.option_start[kind + 1])
-        each: list[IndexArray] = []
-        for count in [int(kinds.layers[kind])] if alone[kind] else range(min(most, int(in_room[kind])) + 1):
-            if len(each) > _MOST_CONTENTS:
+    for kind, (first, end) in enumerate(zip(*_ranges(kinds), strict=True)):
+        if not inside[kind]:
+            continue
+        ones = np.eye(end - first, found.shape[1], first, dtype=np.int64)
+        each = [found]
+        for _ in range(int(kinds.layers[kind]) if alone[kind] else most):
+            more = (each[-1][:, None] + ones).reshape(-1, found.shape[1])
+            more = more[(_seconds(more, kinds.figures) <= room_s) & (more.sum(axis=1) <= most)]
+            of_kinds = np.add.reduceat(more, kinds.option_start[:-1], axis=1)
+            every = [more @ kinds.figures[:, : FIGURE.fixed + 1], _least_further(more, further_s)[:, None], -of_kinds]
+            best = _undominated(np.hstack(every), _MOST_CONTENTS)
+            if best is None:
                 return None
-            for way in combinations_with_replacement(options.tolist(), count):
-                each.append(np.bincount(way, minlength=found.shape[1]).astype(np.int64))
-                if len(each) > _MOST_CONTENTS:
-                    return None
-        if len(found) * len(each) > _MOST_CONTENTS:
+            each.append(more[best])
+        found = each[-1] if alone[kind] else np.concatenate(each)
+        if len(found) > _MOST_CONTENTS:
             return None
-        found = np.repeat(found, len(each), axis=0) + np.tile(np.array(each), (len(found), 1))
-    counts = found.sum(axis=1)
-    fitting: IndexArray = found[(counts >= least) & (counts <= most)]
+    fitting: IndexArray = found[found.sum(axis=1) >= least]
     return fitting
+
+
+def _least_further(contents: IndexArray, further_s: FloatArray) -> FloatArray:
+    """float64[...], what chunks send and receive at least beyond the least in either direction. contents:
+    int64[..., options]. further_s: float64[2, ..., options]."""
+    at_borders = np.where(contents > 0, further_s[:, None], np.inf).min(axis=-1)
+    found: FloatArray = np.where(np.isfinite(at_borders), at_borders, 0.0).sum(axis=0)
+    return found
+
+
+def _seconds(contents: IndexArray, figures: FloatArray) -> FloatArray:
+    """float64[contents], of a microbatch."""
+    found: FloatArray = contents @ figures[:, FIGURE.forward_s : FIGURE.weight_s + 1].sum(axis=1)
+    return found
 
 
 def _ranges(kinds: LayerKinds) -> tuple[list[int], list[int]]:

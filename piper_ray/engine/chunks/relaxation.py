@@ -115,7 +115,7 @@ class Relaxation:
         """All plans of a task that take less than ``target_s``. None if none fits."""
         shape, d = task.shape, task.data_parallel_degree
         held, moment_rank = chunk_bound.moments(program, _MOST_MOMENTS)
-        crossing_s = task.tables.crossing_s(program.rank_of)
+        crossing_s = task.tables.crossing_s(program.rank_of).sum(axis=0)
         limits = ShapeLimits(
             crossing_s,
             held,
@@ -375,7 +375,9 @@ class Relaxation:
                 figures=kinds.figures[:options],
                 units=kinds.units[:options],
             )
-        return RankPatterns.of(self.program, self.limits, kinds, self.members[: kinds.layers.size], self.target_s)
+        members = self.members[: kinds.layers.size]
+        further_s = self.task.tables.further_s(self.program.rank_of, members)
+        return RankPatterns.of(self.program, self.limits, kinds, members, further_s, self.target_s)
 
     def _program(self) -> ShareProgram:
         from piper_ray.engine.chunks.share_program import ShareProgram  # HiGHS is loaded where it is needed

@@ -409,16 +409,43 @@ class DegreeTables:
         return sent * (1.0 - 1e-12), received * (1.0 - 1e-12)
 
     def crossing_s(self, rank_of: IndexArray) -> FloatArray:
-        """float64[s]: the least that each chunk sends and receives, in either direction."""
+        """float64[2, s]: the least that each chunk sends, and receives, in either direction."""
         s, n = rank_of.size, self.order.size
         sent, received = self.border_s
-        found = np.zeros(s)
+        found = np.zeros((2, s))
         for k in range(s - 1):  # the border between chunks k and k + 1
             if rank_of[k] != rank_of[k + 1]:
                 sizes = slice(s - 1 - k, n - k)
-                found[k] += sent[sizes].min()
-                found[k + 1] += received[sizes].min()
+                found[0, k] = sent[sizes].min()
+                found[1, k + 1] = received[sizes].min()
         return found
+
+    @cached_property
+    def _further_s(self) -> FloatArray:
+        """float64[2, options]: what the option of a layer at a border makes its chunk send, and receive, beyond the
+        least in either direction. inf: no layer that no chunk can lie behind, or in front of, reads it, or is read."""
+        order, bandwidth = self.order, self.order.instance.bandwidth_bytes_per_s
+        found = np.full((2, int(self.option_start[-1])), np.inf)
+        for (_, _, index), near in zip(order.graph.edges, order.neighbouring, strict=True):
+            edge = order.instance.edges[index]
+            ends = (edge.source, self._sent_bytes(edge)), (edge.target, self._received_bytes(edge))
+            for row, (layer, size) in zip(found, ends if near else (), strict=False):
+                first, end = self.option_start[order.position[layer] :][:2]
+                if min(size) > 0.0:
+                    row[first:end] = np.minimum(row[first:end], (np.array(size) - min(size)) / bandwidth)
+        return found
+
+    def further_s(self, rank_of: IndexArray, members: Sequence[IndexArray]) -> FloatArray:
+        """float64[2, s, options of kinds]: each chunk sends, and receives, beyond ``crossing_s`` as much as some layer
+        in it with its option says; inf: that layer is none at the border. members: the positions of each kind.
+
+        A border that surely costs something is crossed by an edge that no chunk lies between the ends of.
+        """
+        starts = self.option_start
+        rows = [
+            np.min([self._further_s[:, starts[x] : starts[x + 1]] for x in positions], axis=0) for positions in members
+        ]
+        return np.where(self.crossing_s(rank_of)[..., None] > 0.0, np.concatenate(rows, axis=1)[:, None], 0.0)
 
     def windows(self, least_layers: FloatArray, most_layers: FloatArray) -> IndexArray:
         """int64[n, 2]: for each position the first and the last chunk that the layer may be in, where each chunk has so
