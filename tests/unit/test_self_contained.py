@@ -89,20 +89,24 @@ def test_what_stays_inside_is_let_be(source: str) -> None:
 def ways_out(path: Path, source: str) -> Iterator[str]:
     """Line and reason of each expression in a file of this repository that names a place outside of it."""
     tree = ast.parse(source)
-    names = _Names(path, tree)
-    sentences = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
+    names, sentences = _Names(path, tree), set[int]()
     for node in ast.walk(tree):
-        if not isinstance(node, ast.expr):
-            continue
-        place = names.place(node)
+        if isinstance(node, ast.Expr):
+            sentences.add(id(node.value))  # a docstring
+        place = names.place(node) if _may_lead_out(node) else None
         if place is not None and not place.is_relative_to(ROOT):
-            yield f"{node.lineno}: {ast.unparse(node)} is {place}"
+            yield f"{node.lineno}: {ast.unparse(node)} is {place}"  # type: ignore[attr-defined]  # an expression
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in sentences:
             text = node.value
             if _UP.search(text) and not re.search(r"\s", text):
                 yield f"{node.lineno}: {text} goes up"
             if len(parts := Path(text).parts) > 2 and parts[0] == "/" and parts[1] not in SYSTEM and _exists(text):
                 yield f"{node.lineno}: {text} is of this machine"
+
+
+def _may_lead_out(node: ast.AST) -> bool:
+    """A step from a place to another. What is only a name was looked at where it is made."""
+    return isinstance(node, (ast.BinOp, ast.Subscript)) or (isinstance(node, ast.Attribute) and node.attr == "parent")
 
 
 def _exists(text: str) -> bool:
