@@ -33,7 +33,7 @@ QUICK = [
 """One of each kind of search, and the one that is restated as another."""
 
 SCHEDULES = long_after(len(QUICK), sorted((name.value for name in ScheduleName), key=lambda name: name not in QUICK))
-INSTANCE = two_towers(4, devices=4, microbatches=8, memory_bytes=70.0, bandwidth_bytes_per_s=8.0)
+INSTANCE = two_towers(3, devices=4, microbatches=8, memory_bytes=50.0, bandwidth_bytes_per_s=8.0)
 
 _NOT_2BW = [name.value for name in ScheduleName if name is not ScheduleName.TWO_BW]
 REFUSED = {
