@@ -45,7 +45,7 @@ def assert_solution(output: str, out: Path, memory_bytes: float | None = None) -
 # How a supervisor passes each signal on is in test_supervise.py.
 @pytest.mark.parametrize(
     ("number", "supervised"),
-    long_after(1, [*((number, []) for number in SIGNALS), (signal.SIGTERM, ["--supervise"])]),
+    long_after(1, [(signal.SIGINT, []), (signal.SIGTERM, ["--supervise"])]),
 )
 def test_a_search_ends_with_its_plan_and_its_checkpoint(
     long: Path, tmp_path: Path, number: signal.Signals, supervised: list[str]
@@ -225,14 +225,13 @@ Evaluations.evaluate = told
 """
 
 
-@pytest.mark.parametrize("number", long_after(1, (signal.SIGTERM, signal.SIGINT)))
-def test_a_frontier_ends_with_its_bounds(long: Path, tmp_path: Path, number: signal.Signals) -> None:
+def test_a_frontier_ends_with_its_bounds(long: Path, tmp_path: Path) -> None:
     table = tmp_path / "points.csv"
     with started("frontier", long, "--devices", "8..48:8", "--json", "--out", table, setup=_TOLD_FRONTIER) as process:
         wait_for(process, "evaluating")
-        process.send_signal(number)
+        process.terminate()
         output, _ = process.communicate(timeout=HANG_S)
-        assert process.returncode == 128 + number
+        assert process.returncode == 128 + signal.SIGTERM
     document = json.loads(output)
     assert document["stopped_by"] == "interrupt"
     assert [point["devices"] for point in document["by_devices"]] == list(range(8, 49, 8))
@@ -289,17 +288,7 @@ run.answer = slow
 """
 
 
-@pytest.mark.parametrize(
-    ("number", "pause_s"),
-    long_after(
-        1,
-        [
-            (signal.SIGINT, 0.0),
-            (signal.SIGTERM, 1e6),
-            (signal.SIGHUP, 0.0),
-        ],
-    ),
-)
+@pytest.mark.parametrize(("number", "pause_s"), long_after(1, [(signal.SIGHUP, 0.0), (signal.SIGTERM, 1e6)]))
 def test_a_sweep_can_go_on_from_where_it_was(tmp_path: Path, number: signal.Signals, pause_s: float) -> None:
     """Also where the point in work does not end."""
     source, storage = write_sweep(tmp_path), tmp_path / "dataset"
@@ -408,7 +397,7 @@ def test_at_random_moments(name: str, long: Path, tmp_path: Path) -> None:
     arguments = [argument.format(**places) for argument in _COMMANDS[name]]
     rng = random.Random(name)
     setup = "print('begun', file=sys.stderr, flush=True)"
-    for _ in range(3):
+    for _ in range(2):
         number = rng.choice(SIGNALS)
         with started(*arguments, setup=setup) as process:
             wait_for(process, "begun")

@@ -34,9 +34,9 @@ def solved(instance: Instance, schedule: str = "1f1b", threads: int = 1) -> Solu
 
 
 @pytest.mark.parametrize("schedule", long_after(1, SCHEDULES))
-@pytest.mark.parametrize("seeds", long_after(1, [range(start, start + 20) for start in range(0, 40, 20)]), ids=str)
+@pytest.mark.parametrize("seeds", long_after(1, [range(14), range(14, 28)]), ids=str)
 def test_two_kinds(seeds: range, schedule: str) -> None:
-    assert sum(assert_best(with_levels_or_not(seed), schedule) for seed in seeds) > 6
+    assert sum(assert_best(with_levels_or_not(seed), schedule) for seed in seeds) > 4
 
 
 @pytest.mark.parametrize("schedule", long_after(0, SCHEDULES))
@@ -63,10 +63,10 @@ def assert_best(instance: Instance, schedule: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize("part", long_after(0, range(4)))
+@pytest.mark.parametrize("part", long_after(0, range(2)))
 def test_kept_instances(part: int) -> None:
     """Found by trying and simulating every plan, elsewhere; in Piper's JSON with kinds."""
-    for record in goldens("kinds")[part::4]:
+    for record in goldens("kinds")[part::2]:
         found = piper_ray.solve(record["instance"], schedule="1f1b", threads=1)
         if record["value_s"] is None:
             assert found.status is Status.INFEASIBLE
@@ -79,7 +79,7 @@ def test_kept_instances(part: int) -> None:
 def test_a_gap_that_is_met_is_said(schedule: str) -> None:
     """Whether or not edges that skip stages leave the rates open."""
     ended = 0
-    for seed in range(25):
+    for seed in range(16):
         made = random_kinds(seed)
         found = piper_ray.solve(made, schedule=schedule, threads=1, gap=0.5)
         assert found.stopped_by in (None, StoppedBy.GAP)
@@ -241,7 +241,7 @@ def test_a_certificate_is_of_plans_whose_kinds_differ_in_t_too() -> None:
 def test_certificates_are_of_every_plan_and_no_more_is_proved(kinds: int, schedule: str) -> None:
     """The check's own look at all plans agrees with trying and simulating each; what is above it is refused."""
     plans = 0
-    for seed in range(18 // kinds):
+    for seed in range(12 // kinds):
         made = with_levels_or_not(seed, kinds=kinds)
         certificate = piper_ray.certify(made, solved(made, schedule), threads=1)
         assert not certificate.prices
@@ -259,7 +259,7 @@ def test_certificates_are_of_every_plan_and_no_more_is_proved(kinds: int, schedu
                 piper_ray.verify_certificate(made, replace(certificate, bound_s=bound_s * (1 + off)), threads=1)
         with pytest.raises(CertificateRefused, match="leaves out plans"):
             piper_ray.verify_certificate(made, replace(certificate, schedule=PAPERS_SCHEDULE), threads=1)
-    assert plans > 3
+    assert plans > 2
 
 
 @pytest.mark.long

@@ -86,7 +86,7 @@ def test_plans_that_never_flush(seeds: range) -> None:
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
-@pytest.mark.parametrize("seeds", long_after(1, [range(start, start + 20) for start in range(0, 60, 20)]), ids=str)
+@pytest.mark.parametrize("seeds", long_after(1, [range(start, start + 20) for start in range(0, 40, 20)]), ids=str)
 def test_plans_with_a_flush(seeds: range, schedule: str) -> None:
     for seed in seeds:
         instance = levelled(seed)
@@ -148,9 +148,8 @@ def test_one_node_is_a_cluster_of_its_own_link(schedule: str) -> None:
 
 
 @pytest.mark.parametrize("schedule", long_after(1, ["2bw", "1f1b", "gpipe"]))
-@pytest.mark.parametrize("seeds", long_after(1, [range(4), range(4, 8)]), ids=str)
-def test_a_frontier_is_one_solve_for_each_point(seeds: range, schedule: str) -> None:
-    for seed in seeds:
+def test_a_frontier_is_one_solve_for_each_point(schedule: str) -> None:
+    for seed in range(4):
         instance = levelled(seed, most_layers=3)
         restrictions = Restrictions(constraints=(SameDegrees(), AllDevices())) if seed % 4 == 3 else Restrictions()
         found = piper_ray.frontier(instance, schedule=schedule, options=ONE_THREAD, restrictions=restrictions)
@@ -263,7 +262,7 @@ def test_nodes_have_room_for_what_counts_on_them() -> None:
         assert at == devices
 
 
-@pytest.mark.parametrize("seed", long_after(5, range(0, 40, 2)))
+@pytest.mark.parametrize("seed", long_after(5, range(0, 20, 2)))
 @pytest.mark.parametrize("seen", [1, 3, 8])
 def test_a_plan_of_a_search_that_ended_early_is_valued_where_it_lies(
     seen: int, seed: int, monkeypatch: pytest.MonkeyPatch

@@ -86,7 +86,7 @@ def assert_state_for_state(instance: Instance, threshold_s: float, rounds: int) 
     return kept, len(needed) - len(some.fronts) - 1
 
 
-@pytest.mark.parametrize("bucket", long_after(1, range(4)))
+@pytest.mark.parametrize("bucket", long_after(1, range(2)))
 def test_random_graphs(bucket: int, monkeypatch: pytest.MonkeyPatch) -> None:
     send_every_level_to_the_backend(monkeypatch)
     kept, left_out = 0, 0

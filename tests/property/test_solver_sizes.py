@@ -29,7 +29,7 @@ def assert_solved_as_by_brute_force(instance: Instance) -> None:
 
 
 @pytest.mark.parametrize("microbatches", long_after(4, [1, 2, 99_991, 2 * 49_999, 30_030, 3**10]))
-@pytest.mark.parametrize("seed", long_after(2, range(5)))
+@pytest.mark.parametrize("seed", long_after(2, range(3)))
 def test_a_hundred_thousand_devices(seed: int, microbatches: int) -> None:
     """Prime batches and such with many divisors; brute force tries them all."""
     instance = random_instance(seed, most_layers=2, most_tmpcs=2)

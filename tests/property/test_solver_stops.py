@@ -54,7 +54,7 @@ def assert_valid(instance: Instance, solution: Solution, optimum: float) -> None
             assert solution.time_per_sample_s <= optimum * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("gap", long_after(2, [0.1, 1e-6, 0.9]))
+@pytest.mark.parametrize("gap", [0.1, 1e-6])
 @pytest.mark.parametrize("name", INSTANCES)
 def test_gap(name: str, gap: float) -> None:
     instance = INSTANCES[name]

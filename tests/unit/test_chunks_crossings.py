@@ -45,7 +45,7 @@ def transfers_s(instance: Instance, task: Task, chunk_of: IndexArray, choice: In
 @pytest.mark.long
 def test_every_plan_that_is_better_than_the_target_makes_them() -> None:
     rng, forced, met = Random(5), 0, 0
-    for instance, task in some_tasks(range(150), SCHEDULES):
+    for instance, task in some_tasks(range(60), SCHEDULES):
         program = task.shape.program()
         assert program is not None
         for _ in range(20):
@@ -57,8 +57,8 @@ def test_every_plan_that_is_better_than_the_target_makes_them() -> None:
             assert least_s <= plans_s * (1 + 1e-9)
             forced += least_s > 0.0
             met += 0.0 < least_s >= plans_s * (1 - 1e-9)
-    assert forced > 50
-    assert met > 5
+    assert forced > 20
+    assert met > 2
 
 
 def test_without_a_target_nothing_is_forced() -> None:

@@ -220,20 +220,19 @@ def test_keyboard_interrupt_while_the_reason_is_sought_leaves_the_proof(monkeypa
 
 
 @pytest.mark.parametrize(
-    "seeds", long_after(1, [range(80, 90), range(90, 120), range(225, 255), range(316, 317)]), ids=str
+    "seeds", long_after(1, [range(80, 90), range(90, 105), range(225, 240), range(316, 317)]), ids=str
 )
 @pytest.mark.parametrize("name", ["interleaved", "zb-h1"])
 def test_the_number_of_threads_changes_nothing(name: str, seeds: range) -> None:
     """Random instances have many plans that take the same; those of 80 to 249 differed before in two."""
     for seed in seeds:
         instance = random_instance(seed)
-        one, two, three = (
-            piper_ray.solve(instance, schedule=name, options=SolveOptions(threads=threads)) for threads in (1, 2, 3)
+        one, other = (
+            piper_ray.solve(instance, schedule=name, options=SolveOptions(threads=threads)) for threads in (1, 3)
         )
-        for other in (two, three):
-            assert other.plan == one.plan, seed
-            assert (other.time_per_sample_s, other.lower_bound_s) == (one.time_per_sample_s, one.lower_bound_s), seed
-            assert (other.schedule, other.stopped_by) == (one.schedule, one.stopped_by), seed
+        assert other.plan == one.plan, seed
+        assert (other.time_per_sample_s, other.lower_bound_s) == (one.time_per_sample_s, one.lower_bound_s), seed
+        assert (other.schedule, other.stopped_by) == (one.schedule, one.stopped_by), seed
 
 
 @pytest.mark.long

@@ -30,7 +30,7 @@ from tests.ray_support import backend_of, until_workers_are_there
 pytestmark = pytest.mark.usefixtures("local_ray")
 
 LONG = two_towers(20, devices=64, microbatches=64, memory_bytes=170.0)
-ENOUGH = SolveOptions(passes_limit=100_000_000)
+ENOUGH = SolveOptions(passes_limit=20_000_000)
 """What ends its search under a schedule with chunks, which would take half a minute."""
 
 

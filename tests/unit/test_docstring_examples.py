@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import inspect
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -46,24 +47,27 @@ def _of(value: object, name: str) -> list[doctest.DocTest]:
     return [test for test in finder.find(value, name, module=module) if test.examples]
 
 
-NAMES = [name for name in piper_ray.__all__ if examples(name)]
+@cache
+def by_name() -> dict[str, list[doctest.DocTest]]:
+    return {name: found for name in piper_ray.__all__ if (found := examples(name))}
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_examples_give_what_they_show(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for test in examples(name):
-        told: list[str] = []
-        failed, _ = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS, verbose=False).run(test, out=told.append)
-        assert not failed, "".join(told)
+def test_examples_give_what_they_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, found in by_name().items():
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        for test in found:
+            told: list[str] = []
+            failed, _ = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS, verbose=False).run(test, out=told.append)
+            assert not failed, "".join(told)
 
 
 def test_every_public_name_has_an_example() -> None:
-    assert {name for name in piper_ray.__all__ if name not in NAMES} == {*ALIASES, "__version__"}
+    assert {name for name in piper_ray.__all__ if name not in by_name()} == {*ALIASES, "__version__"}
 
 
 def test_examples_are_run_but_for_a_few() -> None:
-    lines = {name: [line for test in examples(name) for line in test.examples] for name in NAMES}
+    lines = {name: [line for test in found for line in test.examples] for name, found in by_name().items()}
     after_import = {name: found[1:] for name, found in lines.items() if found[0].source.startswith("import ")}
     skipped = {name for name, found in after_import.items() if all(doctest.SKIP in line.options for line in found)}
     assert skipped == set(NOT_RUN)

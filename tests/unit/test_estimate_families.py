@@ -62,29 +62,30 @@ def kinds_of_rules(section: str) -> set[str]:
     return {field.name for field in fields(TowerRules if section == "towers" else Rules)}
 
 
-@pytest.mark.parametrize(("section", "name"), ROWS)
-def test_names_of_a_row_stand_for_keys_or_facts(section: str, name: str) -> None:
-    row = row_of(section, name)
-    config = SECTIONS.get(section, DecoderConfig)
-    there = {"layer", "given", *row["keys"], *facts(row), *config.model_fields, *vars(config)}
-    for fact, said in facts(row).items():
-        for other in names_in(said):
-            assert other.partition(".")[0] in there, (fact, other)
-    asked = {*ASKED, *part_names(), *kinds_of_rules(section)}
-    everywhere = [row, *(one for of in ("bases", *SECTIONS) for one in table()[of].values())]
-    asked |= {other for one in everywhere for said in facts(one).values() for other in names_in(said)}
-    asked |= {other for rule in KNOWN.values() for other in signature(rule).parameters}
-    assert asked >= facts(row).keys()
+def test_names_of_a_row_stand_for_keys_or_facts() -> None:
+    everywhere = [one for of in ("bases", *SECTIONS) for one in table()[of].values()]
+    read = {other for one in everywhere for said in facts(one).values() for other in names_in(said)}
+    read |= {other for rule in KNOWN.values() for other in signature(rule).parameters}
+    for section, name in ROWS:
+        row = row_of(section, name)
+        config = SECTIONS.get(section, DecoderConfig)
+        there = {"layer", "given", *row["keys"], *facts(row), *config.model_fields, *vars(config)}
+        for fact, said in facts(row).items():
+            for other in names_in(said):
+                assert other.partition(".")[0] in there, (section, name, fact, other)
+        own = {other for said in facts(row).values() for other in names_in(said)}
+        asked = {*ASKED, *part_names(), *kinds_of_rules(section), *read, *own}
+        assert asked >= facts(row).keys(), (section, name)
 
 
-@pytest.mark.parametrize(("section", "name"), ROWS)
-def test_keys_of_a_row_have_kinds(section: str, name: str) -> None:
+def test_keys_of_a_row_have_kinds() -> None:
     kinds = {key: kind for kind, keys in table()["kinds"].items() for key in keys}
-    for key, said in row_of(section, name)["keys"].items():
-        entry = said if isinstance(said, Mapping) else {"default": said}
-        assert set(entry) <= {"names", "default", "kind", "required", "keys"}
-        kind = entry.get("kind") or kinds[key]
-        assert kind == "object" or kind.rstrip("?") in KINDS
+    for section, name in ROWS:
+        for key, said in row_of(section, name)["keys"].items():
+            entry = said if isinstance(said, Mapping) else {"default": said}
+            assert set(entry) <= {"names", "default", "kind", "required", "keys"}, (section, name, key)
+            kind = entry.get("kind") or kinds[key]
+            assert kind == "object" or kind.rstrip("?") in KINDS, (section, name, key)
 
 
 def test_parts_and_paths_are_known() -> None:

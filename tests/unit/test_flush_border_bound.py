@@ -30,7 +30,7 @@ _FEW, _MANY = 10, 256
 def test_each_downset_is_in_a_cell_whose_borders_cost_no_more(cells: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(border_bound, "_CELLS", cells)
     rng, met = Random(3), 0
-    for seed in range(40):
+    for seed in range(20):
         workload, _ = tables(random_instance(seed, most_layers=7))
         bound = None if workload is None else _bound(workload, np.arange(1))
         if workload is None or bound is None:
@@ -50,13 +50,13 @@ def test_each_downset_is_in_a_cell_whose_borders_cost_no_more(cells: int, monkey
             assert min(least[cell] for cell in of_it) <= value[front].sum() + 1e-9
             assert all(least[cell] <= value[front].sum() + 1e-9 for cell in of_it if cells == _MANY), seed
             met += any(np.allclose(bound.cells.in_s[cell], paid[0]) for cell in of_it)
-    assert met > 150
+    assert met > 75
 
 
 @pytest.mark.long
 def test_each_stage_pays_what_it_surely_pays_for_long_edges() -> None:
     surely = 0
-    for seed in range(40):
+    for seed in range(20):
         workload, _ = tables(random_instance(seed, most_layers=7))
         bound = None if workload is None else _bound(workload, np.arange(1))
         if workload is None or bound is None:
@@ -85,10 +85,10 @@ def test_each_stage_pays_what_it_surely_pays_for_long_edges() -> None:
                     assert _paid_for_short(workload, bound, inside[i], inside[j], length)[0] == pytest.approx(short)
                     short = _short_paid(workload, bound, inside[j])[1, length - 1]
                     assert _paid_for_short(workload, bound, inside[i], inside[j], length)[1] == pytest.approx(short)
-    assert surely > 500
+    assert surely > 250
 
 
-@pytest.mark.parametrize(("cells", "schedule"), long_after(0, product((_MANY, _FEW), FlushSchedule.flushed())))
+@pytest.mark.parametrize(("cells", "schedule"), long_after(0, zip((_MANY, _FEW), FlushSchedule.flushed(), strict=True)))
 def test_no_plan_of_a_task_takes_less(schedule: FlushSchedule, cells: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(border_bound, "_CELLS", cells)
     rng, compared, closer, ruled_out = Random(9), 0, 0, 0
@@ -103,7 +103,7 @@ def test_no_plan_of_a_task_takes_less(schedule: FlushSchedule, cells: int, monke
             compared += 1
             closer += bound.least_s(workload.arrays, task.arrays, prices, 0.0, batch_s) > max(prices.bound_s, 0.0)
             ruled_out += bound.least_s(workload.arrays, task.arrays, prices, 0.0, 0.99 * batch_s) == np.inf
-    assert compared > 50
+    assert compared > 25
     assert closer > compared / 3
     assert ruled_out > compared / 8
 
@@ -127,13 +127,13 @@ def test_pieces_of_a_chain_give_prices_that_bound(schedule: FlushSchedule, monke
             quickest = _least(choices, choices.forward_s + choices.backward_s)
             assert _least(pieces, pieces.forward_s + pieces.backward_s) == pytest.approx(quickest)
         compared += 1
-    assert compared > 50
+    assert compared > 25
 
 
 def test_the_cheapest_border_of_each_cell_is_found() -> None:
     """Cells: by how many layers are in front."""
     rng, compared = Random(4), 0
-    for seed in range(20):
+    for seed in range(12):
         workload, _ = tables(random_instance(seed, most_layers=7))
         if workload is None:
             continue

@@ -57,7 +57,7 @@ def test_no_plan_of_a_task_takes_less_than_its_prices_say(schedule: FlushSchedul
         assert path_bounds(workload.arrays, task.arrays, prices).ahead_s[0, 0] == pytest.approx(prices.bound_s)
         compared += 1
         closer += prices.bound_s > task.lower_s * (1.0 + 1e-6)
-    assert compared > 50
+    assert compared > 25
     assert closer > compared / 4
 
 
@@ -80,7 +80,7 @@ def test_with_any_prices_a_task_has_the_same_plan(schedule: FlushSchedule) -> No
                     assert (priced.found is None) is (plain.found is None), (seed, task.degrees, share)
                     assert value_s(priced) == (plain.found and pytest.approx(plain.found.value_s, rel=1e-9)), seed
                 compared += 1
-    assert compared > 150
+    assert compared > 75
 
 
 @pytest.mark.parametrize("schedule", long_after(1, FlushSchedule.flushed()))
@@ -98,7 +98,7 @@ def test_what_the_known_plan_proves_of_a_task_is_no_more_than_its_best_plan_take
             assert found.proved_s <= batch_s * (1.0 + 1e-9), (seed, task.degrees)
             compared += 1
             ruled_out += found.proved_s > 0.9 * batch_s * (1.0 + 1e-9)
-    assert compared > 25
+    assert compared > 12
     assert ruled_out > 0
 
 

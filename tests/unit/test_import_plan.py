@@ -184,7 +184,7 @@ def test_what_is_exported_is_read_back(target: Target) -> None:
         Target.YAML: "plan.yaml",
     }
     rng, read_back = Random(3), 0
-    for _ in range(40):
+    for _ in range(20):
         instance, plan, schedule = random_case(rng)
         try:
             exported = export_plan(instance, plan, schedule, target, 8)
@@ -198,7 +198,7 @@ def test_what_is_exported_is_read_back(target: Target) -> None:
             assert found.schedule == schedule
         assert [stage.layers for stage in found.plan.stages] == [stage.layers for stage in plan.stages]
         read_back += 1
-    assert read_back > 10
+    assert read_back > 5
 
 
 def test_a_launch_script_of_ours_is_read_back(tmp_path: Path) -> None:

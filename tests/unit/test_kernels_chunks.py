@@ -141,7 +141,7 @@ def test_a_plan_takes_and_holds_what_its_simulation_does() -> None:
 def test_quick_choices_fit_and_are_refused_only_where_none_does() -> None:
     """On ranks of one chunk, where memory is a sum over layers."""
     rng, refused, taken = Random(3), 0, 0
-    for instance, task in some_tasks(range(60), [Schedule(ScheduleName.ZB_H1)]):
+    for instance, task in some_tasks(range(30), [Schedule(ScheduleName.ZB_H1)]):
         task = replace(task, memory_bytes=instance.memory_bytes * rng.choice([0.2, 0.5, 1.0]))
         program = task.shape.program()
         assert program is not None
@@ -163,7 +163,7 @@ def test_quick_choices_fit_and_are_refused_only_where_none_does() -> None:
             for options in product(*(range(start[x], start[x + 1]) for x in mine)):
                 choice[mine] = options
                 assert rank_peak(task, program, rank, chunk_of, choice) > task.memory_bytes
-    assert min(refused, taken) > 10
+    assert min(refused, taken) > 5
 
 
 def quicker_options(task: Task, layers: list[int], choice: IndexArray) -> Iterator[tuple[int, int]]:

@@ -45,7 +45,7 @@ def test_levels_are_taken_in_behind_those_that_are_finished() -> None:
         assert fronts_of(taken) == fronts_of(whole)
 
 
-@pytest.mark.parametrize("seed", long_after(2, range(8)))
+@pytest.mark.parametrize("seed", long_after(2, range(4)))
 def test_levels_in_one_call_or_in_several(seed: int) -> None:
     made = random_case(seed, most_layers=5)
     threshold_s = some_threshold_s(made, 2.0)
@@ -66,7 +66,7 @@ def test_levels_in_one_call_or_in_several(seed: int) -> None:
     assert taken.buckets_used == whole.buckets_used
 
 
-@pytest.mark.parametrize("seed", long_after(2, range(8)))
+@pytest.mark.parametrize("seed", long_after(2, range(4)))
 def test_stops_before_a_level_that_has_no_room(seed: int) -> None:
     """It goes on from there with more room, and with what is left of the fronts that are known already."""
     made = random_case(seed, most_layers=5)
@@ -109,7 +109,7 @@ def test_without_the_first_downsets() -> None:
 
 
 @pytest.mark.parametrize("device_weight", [1, 10])
-@pytest.mark.parametrize("seed", long_after(1, range(10)))
+@pytest.mark.parametrize("seed", long_after(1, range(5)))
 def test_first_stage_of_every_state(seed: int, device_weight: int) -> None:
     """The first of all stages that lead to the state: by J, variant, and data-parallel sum behind it."""
     made = random_case(seed)

@@ -114,7 +114,7 @@ def test_what_is_dominated_is_never_needed() -> None:
                 continue
             for v in members(states.members.dominated_by[states.members.place[j]]):
                 with_v = made.sets.index(made.sets[j] | {v})
-                for i in range(j % 3, len(made.sets), 3):
+                for i in range(j % 6, len(made.sets), 6):
                     if made.sets[with_v] < made.sets[i]:
                         of_j, of_more = (
                             reached(made, states, i, j, threshold),

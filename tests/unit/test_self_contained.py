@@ -93,9 +93,11 @@ def ways_out(path: Path, source: str) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr):
             sentences.add(id(node.value))  # a docstring
+        if not isinstance(node, ast.expr):
+            continue
         place = names.place(node) if _may_lead_out(node) else None
         if place is not None and not place.is_relative_to(ROOT):
-            yield f"{node.lineno}: {ast.unparse(node)} is {place}"  # type: ignore[attr-defined]  # an expression
+            yield f"{node.lineno}: {ast.unparse(node)} is {place}"
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in sentences:
             text = node.value
             if _UP.search(text) and not re.search(r"\s", text):
@@ -104,7 +106,7 @@ def ways_out(path: Path, source: str) -> Iterator[str]:
                 yield f"{node.lineno}: {text} is of this machine"
 
 
-def _may_lead_out(node: ast.AST) -> bool:
+def _may_lead_out(node: ast.expr) -> bool:
     """A step from a place to another. What is only a name was looked at where it is made."""
     return isinstance(node, (ast.BinOp, ast.Subscript)) or (isinstance(node, ast.Attribute) and node.attr == "parent")
 

@@ -35,7 +35,7 @@ OF_TORCH = [
     (ScheduleName.ZB_V, 2, "ZBVZeroBubble"),
     (ScheduleName.DUALPIPE_V, 2, "DualPipeV"),
 ]
-TORCH_SHAPES = [(p, m) for p in (1, 2, 4, 5) for m in (1, 3, 4, 6, 8, 12, 17)]
+TORCH_SHAPES = [(p, m) for p in (1, 2, 4, 5) for m in (1, 3, 4, 6, 8, 12)]
 SHAPES = [(p, m) for p in (1, 2, 3, 4, 5, 8) for m in (1, 2, 3, 4, 6, 7, 8, 10, 12, 16, 17)]
 
 
@@ -81,12 +81,12 @@ def test_lists_are_torchs(name: ScheduleName, chunks: int, torch_name: str) -> N
     assert compared >= 10
 
 
-@pytest.mark.parametrize(("ranks", "microbatches"), SHAPES)
-def test_1f1b_is_as_it_is_written(ranks: int, microbatches: int) -> None:
+def test_1f1b_is_as_it_is_written() -> None:
     schedule = Schedule(ScheduleName.ONE_F_ONE_B)
-    lists = flush_lists(schedule, ranks, microbatches)
-    ours = [stage_passes(schedule, ranks, rank, actions) for rank, actions in enumerate(lists)]
-    assert ours == plain_one_f_one_b(ranks, microbatches)
+    for ranks, microbatches in SHAPES:
+        lists = flush_lists(schedule, ranks, microbatches)
+        ours = [stage_passes(schedule, ranks, rank, actions) for rank, actions in enumerate(lists)]
+        assert ours == plain_one_f_one_b(ranks, microbatches)
 
 
 @pytest.mark.parametrize("name", FLUSHED)
@@ -122,10 +122,14 @@ def _most_in_flight(actions: Actions) -> int:
     return most
 
 
-@pytest.mark.parametrize(("ranks", "microbatches"), SHAPES)
-def test_what_is_in_flight(ranks: int, microbatches: int) -> None:
+@pytest.mark.parametrize("p", dict.fromkeys(p for p, _ in SHAPES))
+def test_what_is_in_flight(p: int) -> None:
+    for m in (m for ranks, m in SHAPES if ranks == p):
+        assert_in_flight(p, m)
+
+
+def assert_in_flight(p: int, m: int) -> None:
     """The published figures, chunks together."""
-    p, m = ranks, microbatches
 
     def most(name: ScheduleName, chunks: int | None = None) -> list[int]:
         return [_most_in_flight(actions) for actions in flush_lists(Schedule(name, chunks), p, m)]
