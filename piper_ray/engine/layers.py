@@ -10,7 +10,6 @@ from piper_ray.cost.plan import cost_of
 from piper_ray.cost.variants import layer_without_choice
 from piper_ray.engine.evaluation.backend import Backend
 from piper_ray.engine.evaluation.evaluations import Evaluations, Memo
-from piper_ray.engine.lattice.downsets import build_lattice
 from piper_ray.engine.ledger import Ledger, no_plan, stats_of_nothing
 from piper_ray.engine.preparation import (
     Findings,
@@ -19,6 +18,7 @@ from piper_ray.engine.preparation import (
     PointShape,
     Preparation,
     downset_limit,
+    is_wide,
     note_of_many,
     prepare,
 )
@@ -37,13 +37,6 @@ from piper_ray.model.schedule import PAPERS_SCHEDULE
 from piper_ray.model.solution import Infeasibility, Solution, SolveStats
 from piper_ray.model.stop import StopSearch
 
-_MANY, _MANY_A_LAYER = 1_000_000, 10_000
-"""Numbers of downsets above which, by measurement, finding the useful ones is faster than evaluating all: in total, and
-for each layer, since dual prices take longer the more layers there are."""
-
-LISTED = 50_000
-"""If the downsets of a graph cannot be counted, up to this number are listed: this takes well under a second."""
-
 _UNEXPLAINED = Infeasibility("no plan fits (the search for the memory that would do was stopped)", None)
 _NONE_FITS = Infeasibility("no plan fits (the graph is too wide to find how much memory would be enough)", None)
 
@@ -61,19 +54,6 @@ def solve_layers(request: SolveRequest, prepared: Preparation | None = None) -> 
         backend.listen(request.listener)
         found = _LayerSolve(request, outline, backend, request.ledger())
         return found.on_all_or_those_that_count() if prepared is None else found.on_shared(prepared)
-
-
-def is_wide(outline: Outline) -> bool:
-    """Whether there are so many downsets that listing only the useful ones is better, even if all fit in memory."""
-    downsets = outline.downsets
-    if downsets is None:
-        # Either too many to count or too entangled, as graphs of traced operators are, which have few downsets.
-        try:
-            build_lattice(outline.graph, LISTED)
-        except LimitError:
-            return True
-        return False
-    return downsets > max(_MANY, _MANY_A_LAYER * outline.graph.size)
 
 
 @dataclass

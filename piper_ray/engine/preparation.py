@@ -42,6 +42,13 @@ _SHARE_OF_MACHINE = 0.8
 _BOUNDS_PER_S = 5e7
 _EVALUATIONS = 10
 _OPEN_SHARE = 0.1
+_MANY, _MANY_A_LAYER = 1_000_000, 10_000
+"""Numbers of downsets above which, by measurement, finding the useful ones is faster than evaluating all: in total, and
+for each layer, since dual prices take longer the more layers there are."""
+
+_LISTED = 50_000
+"""If the downsets of a graph cannot be counted, up to this number are listed: this takes well under a second."""
+
 _WAY_OUT = (
     "Plan blocks of layers instead (--contract operators), or raise the limit with --memory-limit on a machine that "
     "has the memory."
@@ -304,6 +311,19 @@ class Outline:
             return found
         graph = build_graph(instance, contraction)
         return cls(alike, variants, contraction, graph, count_downsets(graph))
+
+
+def is_wide(outline: Outline) -> bool:
+    """Whether there are so many downsets that listing only the useful ones is better, even if all fit in memory."""
+    downsets = outline.downsets
+    if downsets is None:
+        # Either too many to count or too entangled, as graphs of traced operators are, which have few downsets.
+        try:
+            build_lattice(outline.graph, _LISTED)
+        except LimitError:
+            return True
+        return False
+    return downsets > max(_MANY, _MANY_A_LAYER * outline.graph.size)
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,7 @@ from piper_ray.cost.variants import stage_variants
 from piper_ray.engine.blocks.block_instance import merge_operators
 from piper_ray.engine.lattice.contraction import without_contraction
 from piper_ray.engine.lattice.layer_graph import build_graph, count_downsets
-from piper_ray.engine.layers import is_wide
-from piper_ray.engine.preparation import Outline, forecast
+from piper_ray.engine.preparation import Outline, forecast, is_wide
 from piper_ray.model import arguments
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import Contract

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby, pairwise
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
@@ -51,8 +52,10 @@ from piper_ray.report.terminal import (
     shortened,
     table_lines,
 )
-from piper_ray.simulate.result import Simulation
-from piper_ray.workloads.estimate.doubt import Doubt, step_text, workload_doubt
+
+if TYPE_CHECKING:
+    from piper_ray.simulate.result import Simulation
+    from piper_ray.workloads.estimate.doubt import Doubt
 
 _AS_CLAIMED = 1e-6
 """Relative. A long run's average ends up to so far from what it comes to."""
@@ -105,6 +108,8 @@ def cost_text(instance: Instance, time_per_sample_s: float, devices: int) -> str
 
 def speed_line(instance: Instance, time_per_sample_s: float, schedule: Schedule) -> str:
     """``speed: 1,420 microbatches/s, 1.35 s/step``: the line after the plan's cost."""
+    from piper_ray.workloads.estimate.doubt import workload_doubt
+
     return f"speed: {speed_text(instance.batch, time_per_sample_s, workload_doubt(instance, schedule))}"
 
 
@@ -479,6 +484,8 @@ class Throughput:
 
 def speed_text(batch: Batch, time_per_sample_s: float, doubt: Doubt | None = None) -> str:
     """``10,700 samples/s, 10,900,000 tokens/s, 3.07 s/step``."""
+    from piper_ray.workloads.estimate.doubt import step_text
+
     if time_per_sample_s <= 0:
         return "no time at all"
     step = step_text(batch.step_s(time_per_sample_s), doubt, "/step")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import piper_ray
-from piper_ray.engine import layers, preparation
+from piper_ray.engine import preparation
 from piper_ray.engine.ledger import Ledger
 from piper_ray.engine.preparation import Outline
 from piper_ray.engine.search import wide
@@ -118,8 +118,8 @@ def solved_with_many(
 ) -> Solution:
     """As if 20 downsets were too many to list them all."""
     with monkeypatch.context() as patch:
-        patch.setattr(layers, "_MANY", 20)
-        patch.setattr(layers, "_MANY_A_LAYER", 1)
+        patch.setattr(preparation, "_MANY", 20)
+        patch.setattr(preparation, "_MANY_A_LAYER", 1)
         return piper_ray.solve(instance, options=SolveOptions(threads=1, **options), listener=listener)
 
 
@@ -128,10 +128,10 @@ MANY = parallel_branches(2, 5, devices=6)
 
 def test_how_many_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     some, many = (Outline.of(parallel_branches(1, branches), Restrictions()) for branches in (12, 21))
-    assert not layers.is_wide(some)
-    assert layers.is_wide(many)
-    monkeypatch.setattr(layers, "_MANY_A_LAYER", 100_000)
-    assert not layers.is_wide(many)
+    assert not preparation.is_wide(some)
+    assert preparation.is_wide(many)
+    monkeypatch.setattr(preparation, "_MANY_A_LAYER", 100_000)
+    assert not preparation.is_wide(many)
 
 
 @pytest.mark.parametrize("seed", long_after(3, range(300, 306)))
