@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, get_args
 
 from pydantic import AliasChoices, BeforeValidator, Field, model_validator
 
+from piper_ray.model.fields import on_demand
 from piper_ray.workloads.estimate.operators import Architecture
 from piper_ray.workloads.formats.documents import package_table
 from piper_ray.workloads.formats.faults import Faults, Words, names_of
@@ -133,6 +134,7 @@ class Microbatch:
     fused: bool = True
 
 
+@on_demand("config")
 @dataclass(frozen=True)
 class Family:
     """A family of models by its Hugging Face ``model_type``.

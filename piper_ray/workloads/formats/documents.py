@@ -94,7 +94,7 @@ def parse_toml(source: str, text: str) -> Mapping[str, object]:
 @cache
 def package_table(package: str, name: str) -> Mapping[str, Any]:
     """The TOML table of a file that is part of a package."""
-    return parse_toml(name, files(package).joinpath(name).read_text(encoding="utf-8"))
+    return tomllib.loads(files(package).joinpath(name).read_text(encoding="utf-8"))
 
 
 def with_bases(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -29,7 +29,7 @@ from piper_ray.workloads.estimate.architectures.layers import (
     norm,
     sequences_text,
 )
-from piper_ray.workloads.estimate.architectures.rows import RowConfig, config_of, table
+from piper_ray.workloads.estimate.architectures.rows import RowConfig, config_when_asked, table
 from piper_ray.workloads.estimate.families import Count, Family, Layers, Microbatch, legend
 from piper_ray.workloads.formats.faults import Faults
 
@@ -255,7 +255,7 @@ def build(config: DecoderConfig, microbatch: Microbatch, name: str) -> operators
     return operators.Architecture(name, decoder_of(config, microbatch).nodes, sequences_text(microbatch), legend("all"))
 
 
-FAMILIES = {name: Family(config_of(DecoderConfig, "decoders", name), build) for name in table()["decoders"]}
+FAMILIES = {name: Family(config_when_asked(DecoderConfig, "decoders", name), build) for name in table()["decoders"]}
 
-USUAL = Family(config_of(DecoderConfig, "bases", "usual"), build)
+USUAL = Family(config_when_asked(DecoderConfig, "bases", "usual"), build)
 """The family for an unknown ``model_type``."""

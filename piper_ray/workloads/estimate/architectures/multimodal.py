@@ -8,6 +8,7 @@ in Hugging Face's transformers.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Annotated
 
 from pydantic import ConfigDict, Field
@@ -25,7 +26,7 @@ from piper_ray.workloads.estimate.architectures.layers import (
     sequences_text,
     undivided,
 )
-from piper_ray.workloads.estimate.architectures.rows import RowConfig, config_of, table
+from piper_ray.workloads.estimate.architectures.rows import RowConfig, config_of, config_when_asked, table
 from piper_ray.workloads.estimate.architectures.vision import patches_kind
 from piper_ray.workloads.estimate.operators import Architecture, LayerKind, LayerNode, Operator, Product, chain, stack
 from piper_ray.workloads.formats.faults import Faults
@@ -104,8 +105,11 @@ class VisionConfig(RowConfig):
         self.check_multiple(self.row["width"], "num_attention_heads", faults, inside)
 
 
-_TOWERS = {name: config_of(VisionConfig, "towers", name) for name in table()["towers"]}
-_USUAL_TOWER = config_of(VisionConfig, "bases", "tower")
+@cache
+def _tower(*names: object) -> type[VisionConfig]:
+    """The config of the first of the towers that the table has; the usual one if it has none of them."""
+    known = next((str(name) for name in names if name in table()["towers"]), None)
+    return config_of(VisionConfig, *(("bases", "tower") if known is None else ("towers", known)))
 
 
 @dataclass(frozen=True)
@@ -192,8 +196,7 @@ def _parts(config: VlmConfig, faults: Faults) -> tuple[DecoderConfig, VisionConf
     tied = {} if config.tie_word_embeddings is None else {"tie_word_embeddings": config.tie_word_embeddings}
     text_config = DECODERS.get(text_type, USUAL).config
     decoder = faults.model(text_config, text_config.completed({**tied, **text}, part=True), "text_config")
-    vision_type = str(config.vision_config.get("model_type"))
-    tower_config = _TOWERS.get(vision_type) or _TOWERS.get(config.named("tower"), _USUAL_TOWER)
+    tower_config = _tower(str(config.vision_config.get("model_type")), config.named("tower"))
     tower = faults.model(tower_config, tower_config.completed(config.vision_config, part=True), "vision_config")
     if not isinstance(decoder, DecoderConfig) or tower is None:
         return None
@@ -297,4 +300,6 @@ def _projector_kind(
     return LayerKind("projector", "projector", symbols, tuple(operators), output="2 z b h")
 
 
-FAMILIES = {name: families.Family(config_of(VlmConfig, "wrappers", name), build) for name in table()["wrappers"]}
+FAMILIES = {
+    name: families.Family(config_when_asked(VlmConfig, "wrappers", name), build) for name in table()["wrappers"]
+}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
-from functools import cache
+from functools import cache, partial
 from inspect import signature
 from math import prod
 from operator import attrgetter
@@ -12,6 +12,7 @@ from typing import Any, ClassVar, TypeVar
 
 from pydantic import AliasChoices, ConfigDict, Field, create_model
 
+from piper_ray.model.fields import when_asked
 from piper_ray.workloads.estimate.architectures import rules
 from piper_ray.workloads.estimate.families import KINDS, Config
 from piper_ray.workloads.formats.documents import package_table
@@ -89,6 +90,11 @@ def config_of(base: type[Rowed], section: str, name: str) -> type[Rowed]:
     made = _with_keys(base, name, row["keys"])
     made.row, made.defaults = row, row["defaults"]
     return made
+
+
+def config_when_asked(base: type[Rowed], section: str, name: str) -> type[Rowed]:
+    """``config_of`` for a ``Family``, made when it is first read: a run reads one or two of more than a hundred."""
+    return when_asked(partial(config_of, base, section, name))
 
 
 def row_of(section: str, name: str) -> Row:
