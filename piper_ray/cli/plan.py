@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from piper_ray.proposal.clusters import ClusterPlan
     from piper_ray.proposal.demand import PlanDemand, Proposed
     from piper_ray.proposal.propose import FoundPlans, Help
-    from piper_ray.report.proposal import AskedOfPlan, ProposalLog
+    from piper_ray.report.proposal import AnswerSize, AskedOfPlan, ProposalLog
     from piper_ray.workloads.estimate.build import EstimateRequest
     from piper_ray.workloads.estimate.config import ModelConfig
     from piper_ray.workloads.estimate.hardware import Hardware
@@ -327,9 +327,9 @@ def _tell(
     from piper_ray.proposal.figures import figures_of
     from piper_ray.report.clusters import print_spare
     from piper_ray.report.document import to_text
-    from piper_ray.report.proposal import print_against, print_plan, verbose_lines
+    from piper_ray.report.proposal import ANSWER_SIZES, print_against, print_plan, verbose_lines
     from piper_ray.report.proposal_document import planned_document
-    from piper_ray.report.terminal import console, print_lines
+    from piper_ray.report.terminal import console, print_lines, print_within
 
     theirs, fewer, files = more
     if asked.written.verbose:
@@ -341,16 +341,20 @@ def _tell(
         typer.echo(to_text(document), nl=False)
         return
     screen = console()
-    print_plan(screen, found, helps, told)
-    if theirs is not None:
-        print_against(screen, found, theirs)
-    if fewer:
-        screen.print()
-        print_spare(screen, fewer)
-    if files:
-        out = asked.written.out
-        names = ", ".join(str(file.relative_to(out) if out is not None else file) for file in files)
-        print_lines(screen, ["", f"written to {out}: {names}"])
+
+    def draw(size: AnswerSize) -> None:
+        print_plan(screen, found, helps, told, size)
+        if theirs is not None:
+            print_against(screen, found, theirs)
+        if fewer:
+            screen.print()
+            print_spare(screen, fewer)
+        if files:
+            out = asked.written.out
+            names = ", ".join(str(file.relative_to(out) if out is not None else file) for file in files)
+            print_lines(screen, ["", f"written to {out}: {names}"])
+
+    print_within(screen, draw, ANSWER_SIZES)
 
 
 def _interrupted() -> bool:

@@ -12,7 +12,9 @@ _LABEL = re.compile(r" *(\S+( \S+)?  +)?")
 
 _WIDEST_LABEL = 20
 
-_BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:[KMGTP]?i?B|[mun]?s|%)(?:\W|$))")
+_WITHIN_VALUE = re.compile(r"(?<=\d) (?=(?:[KMGTP]?i?B|[mun]?s|%)(?:\W|$))|(?:(?<=\b[CDEPT]P)|(?<=\bmbs)) (?=\d)")
+"""A blank before a unit, as in ``4 GiB``, or after the name of a degree, as in ``DP 4``."""
+
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
@@ -39,7 +41,7 @@ def folded(text: str, columns: int | None) -> list[str]:
             label = match[0] if match else ""
             indent = len(label) if label.strip() and len(label) <= _WIDEST_LABEL else len(line) - len(line.lstrip()) + 2
             blanks = " " * indent
-            whole = _BEFORE_UNIT.sub(_NO_BREAK, line)
+            whole = _WITHIN_VALUE.sub(_NO_BREAK, line)
             wrapped = textwrap.wrap(
                 whole, columns, subsequent_indent=blanks, break_long_words=False, break_on_hyphens=False
             )

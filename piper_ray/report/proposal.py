@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.text import Text
@@ -54,8 +55,16 @@ from piper_ray.workloads.estimate.doubt import step_text
 from piper_ray.workloads.estimate.operators import LayerNode
 from piper_ray.workloads.schemes.document import saved_text
 
-_MOST_RANKS = 12
 
+class AnswerSize(NamedTuple):
+    """How many ranks and how many plans of a proposal are shown."""
+
+    ranks: int
+    plans: int
+
+
+ANSWER_SIZES = tuple(AnswerSize(*each) for each in ((12, 6), (8, 6), (4, 6), (4, 4), (2, 3), (1, 2)))
+"""From the largest down: an answer has the first with which it fits a screen."""
 
 SCREEN_COLUMNS = 100
 """Of the screen of ``plan``."""
@@ -85,15 +94,21 @@ class AskedOfPlan:
     apart: str = ""
 
 
-def print_plan(console: Console, proposal: FoundPlans, helps: Iterable[Help], asked: AskedOfPlan) -> None:
+def print_plan(
+    console: Console,
+    proposal: FoundPlans,
+    helps: Iterable[Help],
+    asked: AskedOfPlan,
+    size: AnswerSize = ANSWER_SIZES[0],
+) -> None:
     """The whole answer: the plan, what is proved, its stages, other plans, and what changes would bring."""
     figures = figures_of(proposal.best, asked.tokens, asked.price_per_hour)
     print_lines(console, answer_lines(proposal, figures, asked.apart))
     console.print()
-    _print_stages(console, proposal)
+    _print_stages(console, proposal, size.ranks)
     if len(proposal.found) > 1:
         console.print()
-        _print_others(console, proposal, asked.candidates)
+        _print_others(console, proposal, asked.candidates, size.plans)
     rows = [*precision_lines(proposal.best, asked.others), *help_lines(proposal.best, helps)]
     if rows:
         console.print()
@@ -327,13 +342,13 @@ def _why_idle(best: Proposed) -> str:
     return f"a plan uses {_PRODUCT} of them, DP divides {divided}, and {_NONE_FASTER}"
 
 
-def _print_stages(console: Console, proposal: FoundPlans) -> None:
-    """The layers of each rank of a pipeline, and its memory; of many ranks the fullest ones alone."""
+def _print_stages(console: Console, proposal: FoundPlans, most: int) -> None:
+    """The layers of each rank of a pipeline, and its memory; of more than ``most`` ranks the fullest."""
     best = proposal.best
     simulation, stages, kinds = best.simulation, best.plan.stages, bool(best.instance.cluster.kinds)
     count, schedule = len(simulation.ranks), simulation.schedule
     ranks = sorted(range(count), key=lambda rank: -simulation.ranks[rank].peak_memory_bytes)
-    shown = sorted(ranks[:_MOST_RANKS])
+    shown = sorted(ranks[:most])
     recomputed = [_recomputed(best, stage) for stage in stages]
     differ = _recomputes_some(best)
     columns = [Column("rank", right=True), Column("layers", wrap=56 if differ else 76), Column("memory", right=True)]
@@ -401,11 +416,13 @@ def listed_plans(proposal: FoundPlans, plans: Sequence[Proposed]) -> list[tuple[
     return found
 
 
-def _print_others(console: Console, proposal: FoundPlans, candidates: int) -> None:
+def _print_others(console: Console, proposal: FoundPlans, candidates: int, most: int) -> None:
     heads, rows = other_plans(proposal)
     wraps = {"runs as": _RUNS_AS_WRAP}
     columns = [Column(head, right=head not in OF_WORDS, wrap=wraps.get(head)) for head in heads]
-    print_fitting(console, columns, rows, SCREEN_COLUMNS)
+    print_fitting(console, columns, rows[:most], SCREEN_COLUMNS)
+    if len(rows) > most:
+        print_lines(console, [f"{plural(len(rows) - most, 'further plan')} in report.html (-o DIR)"])
     print_lines(console, settling_lines(proposal, candidates))
 
 
@@ -425,14 +442,14 @@ def settling_lines(proposal: FoundPlans, candidates: int = 1) -> list[str]:
     model, target = best.instance.model, Target(proposal.demand.runtime.name.value)
     is_launched = model is None or exportable(model, target) is None
     asked = f"; to measure the first {count}: --candidates {count} -o DIR" if candidates < count and is_launched else ""
-    return [f"{close} of these lie within the range of the first{asked}"]
+    return [f"{close} plans lie within the range of the first{asked}"]
 
 
 def _other_row(one: Proposed, own: LayoutWords, best: Proposed, words: LayoutWords) -> list[str]:
     simpler = own.simpler_in(words)
     spare_bytes = best.simulation.peak_memory_bytes - one.simulation.peak_memory_bytes
     if spare_bytes > _LITTLE_ROOM * one.simulation.memory_limit_bytes:
-        simpler.append(f"{held_text(spare_bytes)} more free".replace(" ", NO_BREAK, 1))
+        simpler.append(f"less{NO_BREAK}memory")
     schedule = own.schedule if own.chunks == 1 else f"{own.schedule} x{own.chunks}"
     return [
         time_text(one.step_s, 3),

@@ -9,7 +9,7 @@ import sys
 import textwrap
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TypeVar
@@ -102,6 +102,22 @@ def print_fitting(
 
 
 _LEAST_WRAP = 14
+
+SCREEN_LINES = 60
+"""Of an answer."""
+
+_Size = TypeVar("_Size")
+
+
+def print_within(target: Console, draw: Callable[[_Size], None], sizes: Sequence[_Size]) -> None:
+    """What ``draw`` prints with the first of the sizes that fits a screen, or else with the last."""
+    for size in sizes:
+        with target.capture() as drawn:
+            draw(size)
+        if drawn.get().count("\n") <= SCREEN_LINES:
+            break
+    target.file.write(drawn.get())
+    target.file.flush()
 
 
 def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str]:

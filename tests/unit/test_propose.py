@@ -343,9 +343,9 @@ def test_what_estimates_do_not_tell_apart_is_to_be_measured(
     _, most_s = best.estimate.doubt.range_s(best.step_s)
     close = sum(one.step_s <= most_s for one in proposal.listed)
     assert close >= 3
-    told = f"{close} of these lie within the range of the first; to measure the first 3: --candidates 3 -o DIR"
+    told = f"{close} plans lie within the range of the first; to measure the first 3: --candidates 3 -o DIR"
     assert told in screen(proposal).splitlines()
-    assert settling_lines(proposal, 20) == [f"{close} of these lie within the range of the first"]
+    assert settling_lines(proposal, 20) == [f"{close} plans lie within the range of the first"]
     assert settling_lines(replace(proposal, found=(best,))) == []
     least, most = (
         held_text(size) for size in best.estimate.doubt.memory.range_bytes(best.simulation.peak_memory_bytes)

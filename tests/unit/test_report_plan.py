@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import re
 
 import pytest
 from rich.cells import cell_len
+from rich.console import Console
 
 from piper_ray.evaluate import evaluate
 from piper_ray.model.instance import Instance, Layer
@@ -14,7 +16,7 @@ from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.solution import Infeasibility, Solution, Status
 from piper_ray.model.stop import StoppedBy
 from piper_ray.report.summary import instance_lines, layers_text, print_outcome, print_plan
-from piper_ray.report.terminal import Column, table_lines
+from piper_ray.report.terminal import SCREEN_LINES, Column, print_within, table_lines
 from tests.report_cases import GIB, small_instance, small_plan, solution, string_console
 
 SPEED = "speed: 99.6 microbatches/s, 80.3 ms/step\n"
@@ -162,3 +164,17 @@ def test_the_outcome(outcome: Solution, expected: str) -> None:
 def test_wide_characters_keep_columns_aligned() -> None:
     head, first, second = table_lines([Column("name"), Column("n", right=True)], [["層", "1"], ["ab", "22"]])
     assert (head, first, second) == ("name   n", "層     1", "ab    22")
+
+
+@pytest.mark.parametrize(("sizes", "lines"), [((200, 61, 60, 3), 60), ((90, 70), 70)])
+def test_an_answer_has_the_largest_size_that_fits_a_screen(sizes: tuple[int, ...], lines: int) -> None:
+    printed = io.StringIO()
+    console = Console(file=printed)
+
+    def draw(count: int) -> None:
+        for _ in range(count):
+            console.print("a line")
+
+    print_within(console, draw, sizes)
+    assert SCREEN_LINES == 60
+    assert printed.getvalue().count("\n") == lines
