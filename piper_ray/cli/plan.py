@@ -352,7 +352,8 @@ def _tell(
         if files:
             out = asked.written.out
             names = ", ".join(str(file.relative_to(out) if out is not None else file) for file in files)
-            print_lines(screen, ["", f"written to {out}: {names}"])
+            begun = "; README.md has the launch command" if "README.md" in names else ""
+            print_lines(screen, ["", f"written to {out}: {names}{begun}"])
 
     print_within(screen, draw, ANSWER_SIZES)
 
