@@ -81,14 +81,14 @@ of."""
 _FIRST = (
     "machines",
     "Ray",
-    "tests/cli/test_docs.py",
-    "tests/property/test_flush_certificates.py",
-    "tests/property/test_kinds.py",
     "commands",
     "ranks",
-    "tests/unit/test_flush_solve.py",
+    "tests/cli/test_docs.py",
     "tests/unit/test_validate_estimates.py",
+    "tests/property/test_kinds.py",
+    "tests/unit/test_export_forms.py",
     "tests/property/test_plans_of_all_cells.py",
+    "tests/unit/test_flush_solve.py",
 )
 """Scopes that take longest begin, so that no process works alone at the end; not all that wait at the same time."""
 
