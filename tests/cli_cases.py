@@ -34,15 +34,10 @@ def run(
     """
     own = env or {}
     asked = [str(argument) for argument in arguments]
-    inherited = {
-        key: value for key, value in os.environ.items() if key not in ("COLUMNS", "FORCE_COLOR", "PYTEST_CURRENT_TEST")
-    }
-    environment = {**inherited, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8"}
-    if sys.platform == "linux" and own.keys() <= _READ_LATE:
-        if not _originals:
-            _originals.append(Original(environment))
-        if _originals[0].environment == environment:
-            return _originals[0].run(asked, own, stdout, timeout_s)
+    environment = environment_of_commands()
+    original = original_of(environment) if own.keys() <= _READ_LATE else None
+    if original is not None:
+        return original.run(asked, own, stdout, timeout_s)
     return subprocess.run(
         [sys.executable, "-m", "piper_ray", *asked],
         stdout=subprocess.PIPE if stdout is None else stdout,
@@ -52,6 +47,22 @@ def run(
         timeout=timeout_s,
         env={**environment, **own},
     )
+
+
+def environment_of_commands() -> dict[str, str]:
+    inherited = {
+        key: value for key, value in os.environ.items() if key not in ("COLUMNS", "FORCE_COLOR", "PYTEST_CURRENT_TEST")
+    }
+    return {**inherited, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8"}
+
+
+def original_of(environment: dict[str, str]) -> Original | None:
+    """What copies in this environment are made of: one that was loaded in it, as that may decide what is loaded."""
+    if sys.platform != "linux":
+        return None
+    if not _originals:
+        _originals.append(Original(environment))
+    return _originals[0] if _originals[0].environment == environment else None
 
 
 def without_notes(errors: str) -> str:

@@ -19,9 +19,11 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from piper_ray import dump, dump_plan
 from tests.report_cases import small_instance
@@ -33,7 +35,7 @@ _MOST_BYTES = 2**20
 
 
 class Original:
-    """The process that copies are made of, one at a time. environment: that of the copies."""
+    """The process that copies are made of. environment: that of the copies."""
 
     def __init__(self, environment: dict[str, str]) -> None:
         self.environment = environment
@@ -57,24 +59,50 @@ class Original:
         variables: besides those of the environment. stdout: a descriptor, where it is not to be captured.
         """
         with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
-            copy = {"arguments": arguments, "folder": str(Path.cwd()), "variables": variables}
-            request = json.dumps(copy).encode() + b"\n"
-            assert len(request) < _MOST_BYTES
             descriptors = [output.fileno() if stdout is None else stdout, errors.fileno()]
-            socket.send_fds(self._channel, [request], descriptors)
-            process = self._reply()
-            timer = threading.Timer(timeout_s or threading.TIMEOUT_MAX, os.kill, [process, signal.SIGKILL])
-            timer.daemon = True
-            timer.start()
-            code = self._reply()
-            timed_out = timer.finished.is_set()
-            timer.cancel()
+            process = self._copy(descriptors, arguments, variables, "")
+            with _killed_after(timeout_s or threading.TIMEOUT_MAX, process) as timer:
+                code = self.end_of(process)
+                timed_out = timer.finished.is_set()
             for stream in (output, errors):
                 stream.seek(0)
             said, complained = output.read().decode(), errors.read().decode()
         if timed_out:
             raise subprocess.TimeoutExpired(["piper-ray", *arguments], timeout_s or 0.0, said, complained)
         return subprocess.CompletedProcess(["piper-ray", *arguments], code, said, complained)
+
+    @contextlib.contextmanager
+    def start(self, arguments: Sequence[str], setup: str) -> Iterator[Copy]:
+        """A copy in a session of its own, its output in pipes; killed in the end. setup: statements before the command,
+        when all that commands load is there.
+        """
+        (said, output), (complained, errors) = os.pipe(), os.pipe()
+        process = self._copy([output, errors], arguments, {}, setup)
+        os.close(output)
+        os.close(errors)
+        with os.fdopen(said, encoding="utf-8") as stdout, os.fdopen(complained, encoding="utf-8") as stderr:
+            copy = Copy(self, process, stdout, stderr)
+            try:
+                yield copy
+            finally:
+                copy.kill()
+                copy.wait()
+
+    def _copy(self, streams: list[int], arguments: Sequence[str], variables: dict[str, str], setup: str) -> int:
+        """Its process, which the original waits for."""
+        copy = {"arguments": arguments, "folder": str(Path.cwd()), "variables": variables, "setup": setup}
+        self._send(copy, streams)
+        return self._reply()
+
+    def end_of(self, process: int) -> int:
+        """The exit code of a copy, when it has ended."""
+        self._send({"process": process}, [])
+        return self._reply()
+
+    def _send(self, request: dict[str, Any], descriptors: list[int]) -> None:
+        line = json.dumps(request).encode() + b"\n"
+        assert len(line) < _MOST_BYTES
+        socket.send_fds(self._channel, [line], descriptors)
 
     def _reply(self) -> int:
         reply = self._replies.readline()
@@ -85,6 +113,53 @@ class Original:
         self._replies.close()
         self._channel.close()
         self._process.wait()
+
+
+@dataclass
+class Copy:
+    """A copy at work, with what ``subprocess.Popen`` has of the same names."""
+
+    original: Original
+    pid: int
+    stdout: TextIO
+    stderr: TextIO
+    returncode: int | None = None
+
+    def send_signal(self, number: signal.Signals) -> None:
+        if self.returncode is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def wait(self, timeout: float = threading.TIMEOUT_MAX) -> int:
+        """timeout: seconds, after which it is killed."""
+        if self.returncode is None:
+            with _killed_after(timeout, self.pid):
+                self.returncode = self.original.end_of(self.pid)
+        return self.returncode
+
+    def communicate(self, timeout: float) -> tuple[str, str]:
+        """What it writes to stdout and stderr, to the end of all who have them. timeout: as of ``wait``."""
+        with _killed_after(timeout, self.pid), ThreadPoolExecutor(1) as reader:
+            output = reader.submit(self.stdout.read)
+            errors = self.stderr.read()
+            self.wait()
+            return output.result(), errors
+
+
+@contextlib.contextmanager
+def _killed_after(seconds: float, process: int) -> Iterator[threading.Timer]:
+    timer = threading.Timer(seconds, os.kill, [process, signal.SIGKILL])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield timer
+    finally:
+        timer.cancel()
 
 
 def main(descriptor: int) -> None:
@@ -99,14 +174,17 @@ def main(descriptor: int) -> None:
                 return
             while not request.endswith(b"\n"):
                 request += channel.recv(_MOST_BYTES)
+            asked = json.loads(request)
+            if "process" in asked:
+                channel.sendall(b"%d\n" % os.waitstatus_to_exitcode(os.waitpid(asked["process"], 0)[1]))
+                continue
             process = os.fork()
             if process == 0:
                 channel.close()
-                _become(json.loads(request), descriptors)
+                _become(asked, descriptors)
             for copied in descriptors:
                 os.close(copied)
             channel.sendall(b"%d\n" % process)
-            channel.sendall(b"%d\n" % os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]))
 
 
 def _load() -> None:
@@ -153,6 +231,9 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> NoReturn:
 
         from piper_ray.cli import program
 
+        if request["setup"]:
+            os.setsid()
+            exec(request["setup"], {"sys": sys})
         program()
     except BaseException:  # noqa: BLE001 - nothing of it may go on as the original does
         traceback.print_exc()

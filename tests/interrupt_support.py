@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -12,7 +11,8 @@ from pathlib import Path
 
 from piper_ray import dump
 from piper_ray.model.instance import Instance
-from tests.cli_cases import ROOT
+from tests.cli_cases import environment_of_commands, original_of
+from tests.forking import Copy
 from tests.instances import two_towers
 
 HANG_S = 60.0
@@ -49,21 +49,27 @@ def write_long(folder: Path) -> Path:
 
 @contextmanager
 def started(
-    *arguments: object, setup: str = "", ignored: signal.Signals | None = None
-) -> Iterator[subprocess.Popen[str]]:
-    """setup: statements before the command. ignored: a signal that it is started to ignore, as under nohup."""
-    environment = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "FORCE_COLOR")}
+    *arguments: object, setup: str = "", ignored: signal.Signals | None = None, loaded: bool = True
+) -> Iterator[subprocess.Popen[str] | Copy]:
+    """setup: statements before the command. ignored: a signal that it is started to ignore, as under nohup. loaded:
+    whether it may begin with all that commands load, which setup comes before otherwise."""
     if ignored is not None:
         setup = f"signal.signal({ignored.value}, signal.SIG_IGN)\n{setup}"
-    program = AS_IN_A_TERMINAL + _PROGRAM.format(setup=setup)
     rows = ["--verbose"] if arguments[0] == "solve" else []  # which tests wait for
-    command = [sys.executable, "-c", program, *(str(argument) for argument in arguments), *rows]
+    asked = [*(str(argument) for argument in arguments), *rows]
+    environment = environment_of_commands()
+    original = original_of(environment) if loaded else None
+    if original is not None:
+        with original.start(asked, AS_IN_A_TERMINAL + setup) as copy:
+            yield copy
+        return
+    program = AS_IN_A_TERMINAL + _PROGRAM.format(setup=setup)
     with subprocess.Popen(
-        command,
+        [sys.executable, "-c", program, *asked],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**environment, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8"},
+        env=environment,
         start_new_session=True,
     ) as process:
         try:
@@ -72,7 +78,7 @@ def started(
             process.kill()
 
 
-def wait_for(process: subprocess.Popen[str], words: str) -> str:
+def wait_for(process: subprocess.Popen[str] | Copy, words: str) -> str:
     """Until a line of stderr has the words. Returns what came there up to it."""
     assert process.stderr is not None
     seen = []

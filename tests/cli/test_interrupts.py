@@ -183,7 +183,7 @@ document.to_text = long_text
 @pytest.mark.long
 def test_a_pipe_that_nobody_reads_does_not_keep_it(tmp_path: Path) -> None:
     out = tmp_path / "plan.json"
-    with started("solve", write_small(tmp_path), "--json", "--out", out, setup=_BLOCKED) as process:
+    with started("solve", write_small(tmp_path), "--json", "--out", out, setup=_BLOCKED, loaded=False) as process:
         wait_for(process, "writing")  # the plan
         wait_for(process, "writing")  # the answer
         process.terminate()
@@ -376,7 +376,7 @@ piper_ray.cli.app.app = lambda prog_name: Loaded()["app"]
 
 def test_a_signal_that_becomes_another_error_is_told_as_a_signal() -> None:
     """As Python 3.11 makes a RuntimeError of what is raised in ``__set_name__``, as amid the loading of pydantic."""
-    with started("info", "bert64", setup=_RAISED_ANEW) as process:
+    with started("info", "bert64", setup=_RAISED_ANEW, loaded=False) as process:
         _, errors = process.communicate(timeout=HANG_S)
         assert process.returncode == 128 + signal.SIGTERM
     assert errors == "piper-ray: terminated\n"
@@ -495,7 +495,7 @@ piper_ray.load = told
 
 @pytest.mark.long
 def test_a_signal_where_nothing_can_be_raised_is_no_traceback(long: Path) -> None:
-    with started("solve", long, setup=_AMID_A_CALLBACK) as process:
+    with started("solve", long, setup=_AMID_A_CALLBACK, loaded=False) as process:
         _, errors = process.communicate(timeout=HANG_S)
     assert process.returncode == 130
     assert "Traceback" not in errors

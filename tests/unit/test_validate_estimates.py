@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-import subprocess
-import sys
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -309,32 +308,36 @@ def test_groups() -> None:
 
 
 @pytest.mark.long
-def test_the_script_prints_a_list_for_programs_and_a_table_for_people(tmp_path: Path) -> None:
+def test_the_script_prints_a_list_for_programs_and_a_table_for_people(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "runs.json"
     path.write_text(json.dumps([PUBLISHED, {**PUBLISHED, "id": "silent", "gpu": None}]))
 
-    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "scripts.validation", *map(str, arguments)]
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    def run(*arguments: object) -> tuple[object, str, str]:
+        monkeypatch.setattr("sys.argv", ["validate_estimates", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_module("scripts.validation", run_name="__main__")
+        return ended.value.code, *capsys.readouterr()
 
-    listed = json.loads(run("--runs", path, "--json").stdout)
+    _, output, _ = run("--runs", path, "--json")
+    listed = json.loads(output)
     assert [row["id"] for row in listed] == ["gpt", "silent"]
     assert set(listed[0]) >= {
         "predicted_step_s", "measured_step_s", "error", "predicted_memory_bytes", "fits",
     }  # fmt: skip
     assert listed[0]["error"] == pytest.approx(listed[0]["predicted_step_s"] / 1.0 - 1.0)
     assert listed[1]["reason"] == "gpu: not said"
-    printed = run("--runs", path).stdout
+    _, printed, _ = run("--runs", path)
     assert "Not priced:\n  silent: " in printed
     assert "| 3D since 2023 | 1 |" in printed
     path.write_text(json.dumps([{"id": "odd", "model": 3}]))
-    odd = run("--runs", path)
-    assert (odd.returncode, odd.stdout) == (3, "")
-    assert "not an object" in odd.stderr
-    missing = run("--runs", tmp_path / "none.json")
-    assert (missing.returncode, missing.stdout) == (3, "")
-    assert "none.json" in missing.stderr
-    assert "Traceback" not in missing.stderr
+    code, printed, errors = run("--runs", path)
+    assert (code, printed) == (3, "")
+    assert "not an object" in errors
+    code, printed, errors = run("--runs", tmp_path / "none.json")
+    assert (code, printed) == (3, "")
+    assert "none.json" in errors
 
 
 def test_only_what_is_made_of_a_page_is_put_anew() -> None:
