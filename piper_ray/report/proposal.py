@@ -513,7 +513,8 @@ def help_lines(best: Proposed, found: Iterable[Help]) -> Iterator[str]:
             if one.found.step_s >= best.step_s * (1.0 - _SAME):
                 yield f"{step}, no faster"
             else:
-                yield f"{step}: not chosen, because it changes the training (--precision {one.precision})"
+                change = change_text(one.found.step_s / best.step_s - 1.0)
+                yield f"{step}, {change}: not chosen, because it changes the training (--precision {one.precision})"
         elif one.found.batch != best.batch:
             uses = f" uses {'all ' if not one.found.idle_devices else ''}{one.found.devices:,} GPUs"
             gain = one.samples_per_s * best.step_s / best.batch - 1.0

@@ -304,9 +304,9 @@ def test_the_screen_fits_and_says_each_change_with_its_sign(proposal: FoundPlans
     assert "with 25 % more memory: no plan fits" in lines
     assert "with a batch of 32: +100 % tokens/s" in lines  # nothing of GPUs, as none is idle
     assert (
-        f"in fp8 {time_text(faster.step_s, 3)} a step: not chosen, because it changes the training (--precision fp8)"
-        in lines
-    )
+        f"in fp8 {time_text(faster.step_s, 3)} a step, {change_text(faster.step_s / best.step_s - 1.0)}: not chosen, "
+        "because it changes the training (--precision fp8)"
+    ) in lines
     assert f"in fp16 {time_text(best.step_s, 3)} a step, no faster" in lines
     words = layout_words(best)
     assert f"layout    {words.text}" in lines
