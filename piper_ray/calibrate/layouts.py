@@ -18,6 +18,7 @@ from piper_ray.workloads.estimate.config import ModelConfig, model_of_config, re
 from piper_ray.workloads.estimate.families import Microbatch
 from piper_ray.workloads.estimate.hardware import Hardware
 from piper_ray.workloads.estimate.layout import Layout
+from piper_ray.workloads.estimate.operators import LayerKind
 from piper_ray.workloads.estimate.runtimes import Loss
 from piper_ray.workloads.estimate.software import (
     BALANCED,
@@ -69,9 +70,14 @@ class Laid:
     assumed: tuple[str, ...]
 
     @cached_property
+    def kinds(self) -> tuple[LayerKind, ...]:
+        """The model's kinds of layers."""
+        return self.model.architecture(Microbatch(1, self.layout.tokens)).kinds
+
+    @property
     def has_experts(self) -> bool:
         """Whether the model has routed experts."""
-        return any(kind.experts for kind in self.model.architecture(Microbatch(1, self.layout.tokens)).kinds)
+        return any(kind.experts for kind in self.kinds)
 
 
 def laid_out(run: PublishedRun, hardware: Hardware, untold: Untold = Untold()) -> Laid:

@@ -83,6 +83,7 @@ def _constants(laid: Laid) -> list[str]:
     return constants_in_use(
         laid.stack,
         experts=laid.has_experts,
+        scans=any(kind.scans for kind in laid.kinds),
         tensor=layout.tensor > 1,
         sharded=layout.mode.sharding >= Sharding.GRADIENTS,
     )

@@ -75,6 +75,12 @@ def test_products_of_attention_have_the_rate_of_their_heads_size() -> None:
         )
 
 
+def test_a_scan_by_chunks_has_a_rate_of_its_own_whatever_its_sides() -> None:
+    for sides in ((8192, 128, 128, 32), (8192, 64, 256, 128)):
+        product = MatrixProducts(*sides, scan=True)
+        assert product_s(product, H100, on_chip=True) == pytest.approx(product.flop / 27e12)
+
+
 def test_eight_bits_gain_less_where_tiles_are_small() -> None:
     large, small = MatrixProducts(16384, 16384, 16384, 1), MatrixProducts(1024, 1024, 1024, 1)
     gain = H100.fp8_gain

@@ -207,6 +207,7 @@ class Estimate:
         used = constants_in_use(
             stack,
             experts=experts,
+            scans=any(kind.scans for kind in self.architecture.kinds),
             tensor=any(mode.degree > 1 for mode in modes),
             sharded=any(mode.sharding >= Sharding.GRADIENTS for mode in modes),
         )

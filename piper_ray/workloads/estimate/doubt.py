@@ -85,16 +85,18 @@ class DoubtTable(Closed):
     over_nodes: int = Field(description="a whole number")
 
 
-def constants_in_use(stack: Stack, *, experts: bool, tensor: bool, sharded: bool) -> list[str]:
+def constants_in_use(stack: Stack, *, experts: bool, scans: bool, tensor: bool, sharded: bool) -> list[str]:
     """The fitted constants that such an estimate depends on, with their values.
 
-    tensor: whether it has tensor parallelism. sharded: whether gradients are scattered in each pass.
+    scans: whether layers scan by chunks. tensor: whether it has tensor parallelism. sharded: whether gradients are
+    scattered in each pass.
     """
     gpu, software, fp8 = stack.gpu, stack.software, stack.precision is Precision.FP8
     wanted: tuple[tuple[bool, Gpu | Software, tuple[str, ...]], ...] = (
         (True, gpu, ("matrix_fraction", "attention_fraction", "edge", "memory_fraction")),
         (fp8, gpu, ("fp8_gain",)),
         (experts, gpu, ("sorting_s",)),
+        (scans, gpu, ("scan_flop_per_s",)),
         (tensor, gpu, ("link_fraction",)),
         (True, software, ("efficiency", "unfused", "host_s")),
         (fp8, software, ("cast_bytes",)),

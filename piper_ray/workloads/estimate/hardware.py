@@ -137,6 +137,7 @@ class Gpu(Closed):
     fp8_gain: Positive = Field(default=1.0, description="a number > 0")
     kernel_s: Figure = Field(default=0.0, alias="kernel", description="seconds >= 0")
     sorting_s: Figure = Field(default=0.0, alias="sorting", description="seconds >= 0")
+    scan_flop_per_s: Positive = Field(default=27e12, alias="scan", description="FLOP/s > 0")
     host_bytes_per_s: PositiveRate = Field(alias="host_bandwidth", description=_RATE)
     host_fraction: _Fraction
     host_updates_per_s: Positive = Field(default=1.4e8, alias="host_updates", description="parameters/s > 0")

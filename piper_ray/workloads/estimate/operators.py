@@ -91,7 +91,8 @@ class Split(Enum):
 class Product:
     """``count`` products of a rows x depth with a depth x columns matrix.
 
-    divided: the side that t devices divide; "tokens" is rows with sequence parallelism and nothing without.
+    divided: the side that t devices divide; "tokens" is rows with sequence parallelism and nothing without. scan:
+    whether it is part of a scan by chunks, whose kernels have a rate of their own.
     """
 
     rows: str
@@ -99,6 +100,7 @@ class Product:
     depth: str
     count: str = "1"
     divided: Literal["tokens", "columns", "depth", "count"] | None = None
+    scan: bool = False
 
 
 @dataclass(frozen=True)
@@ -292,6 +294,11 @@ class LayerKind:
     def experts(self) -> int:
         """The number of experts to which tokens are routed; 0 without experts."""
         return round(self.value("E")) if any(operator.routed for operator in self.operators) else 0
+
+    @property
+    def scans(self) -> bool:
+        """Whether it scans by chunks."""
+        return any(product.scan for operator in self.operators for product in operator.products)
 
     @property
     def frozen_parameters(self) -> int:

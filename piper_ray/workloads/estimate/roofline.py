@@ -34,12 +34,14 @@ _HEAD_EDGE = 32
 
 @dataclass(frozen=True)
 class MatrixProducts:
-    """The products on one device: ``count`` products of a rows x depth with a depth x columns matrix."""
+    """The products on one device: ``count`` products of a rows x depth with a depth x columns matrix. scan: within the
+    kernels of a scan by chunks."""
 
     rows: float
     columns: float
     depth: float
     count: float
+    scan: bool = False
 
     @property
     def flop(self) -> float:
@@ -63,7 +65,7 @@ def shape_on(product: Product, kind: LayerKind, mode: LayerMode) -> MatrixProduc
         side: kind.value(getattr(product, side)) / (mode.degree if divided == side else 1)
         for side in ("rows", "columns", "depth", "count")
     }
-    return MatrixProducts(**{**sides, "rows": sides["rows"] / mode.context})
+    return MatrixProducts(**{**sides, "rows": sides["rows"] / mode.context}, scan=product.scan)
 
 
 def experts_shape(product: Product, kind: LayerKind, mode: LayerMode) -> MatrixProducts:
@@ -86,6 +88,8 @@ def achieved_fraction(shape: MatrixProducts, gpu: Gpu, on_chip: bool = False, ga
     arithmetic is. Filling tiles and pipelines takes the same time in 8 bits, so it costs a larger share of the higher
     rate.
     """
+    if shape.scan:
+        return gpu.scan_flop_per_s / gpu.matrix_flop_per_s
     if on_chip:
         head = min(shape.columns, shape.depth)
         return gpu.matrix_fraction * gpu.attention_fraction * head / (head + _HEAD_EDGE)

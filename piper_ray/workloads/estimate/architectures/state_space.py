@@ -175,9 +175,9 @@ def _scan(name: str, inner: str, counts: tuple[str, str, str], moved: tuple[str,
     return Operator(
         name,
         (
-            Product("s", "Z", "N", scores, "count"),
-            Product("s", "D", "Z", values, "count"),
-            Product("s", "D", "N", states, "count"),
+            Product("s", "Z", "N", scores, "count", scan=True),
+            Product("s", "D", "Z", values, "count", scan=True),
+            Product("s", "D", "N", states, "count", scan=True),
         ),
         *moved,
         backward_products=2.5,  # what is within a chunk is made again
