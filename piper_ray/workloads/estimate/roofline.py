@@ -78,7 +78,7 @@ def experts_shape(product: Product, kind: LayerKind, mode: LayerMode) -> MatrixP
         inner: kind.value(getattr(product, inner)) / mode.expert_tensor,
         outer: kind.value(getattr(product, outer)),
     }
-    return MatrixProducts(rows=rows, count=count, **sides)
+    return MatrixProducts(rows, sides["columns"], sides["depth"], count)
 
 
 def achieved_fraction(shape: MatrixProducts, gpu: Gpu, on_chip: bool = False, gain: float = 1.0) -> float:
