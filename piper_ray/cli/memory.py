@@ -55,11 +55,11 @@ def memory(laid: LaidModelOptions, launched: LaunchOptions, told_as: JsonOption)
     from piper_ray.workloads.estimate.hardware import load_hardware
 
     model = read_config(sys.stdin.read(), "stdin") if laid.model == str(STDIN) else read_model(laid.model)
-    source, ranks = source_of(laid.layout)
+    source, of_folder = source_of(laid.layout)
     names = "tokens", "global_batch", "microbatch_size", "precision", "software"
     given = {name: getattr(laid, name) for name in names}
     table = load_hardware(laid.hardware, note)
-    given["gpus"] = laid.gpus or ranks
+    given["gpus"] = laid.gpus or of_folder.world
     found = memory_of_layout(model, source, table, laid.gpu, given, launched.asked())
     if told_as.json:
         typer.echo(to_text(memory_document(found)), nl=False)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import TYPE_CHECKING
 
 import typer
@@ -28,7 +29,7 @@ from piper_ray.cli.shared import LaunchOptions
 from piper_ray.cli.telling import kernels_told, note, once, say
 from piper_ray.cli.values import command_text
 from piper_ray.export.files import Target
-from piper_ray.model.errors import EXIT_INTERRUPTED, InfeasibleError, InputError, UsageError
+from piper_ray.model.errors import EXIT_INTERRUPTED, InfeasibleError, InputError, InvalidPlan, UsageError
 from piper_ray.model.headroom import NO_HEADROOM
 from piper_ray.model.mode import ALL_REPLICAS
 from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from piper_ray.export.files import Export
     from piper_ray.export.launched import LaunchFacts
     from piper_ray.launches.launch import Asked
+    from piper_ray.planners.apart import KindsApart
     from piper_ray.proposal.against import Theirs
     from piper_ray.proposal.clusters import ClusterPlan
     from piper_ray.proposal.demand import PlanDemand, Proposed
@@ -107,8 +109,8 @@ class _Question:
             raise UsageError(
                 f"{several[0]}: a table is for one kind of GPU at one site, not for several; give one value"
             )
-        if self.offered.schemes and (self.kinds or "fp8" in self.running.precisions):
-            raise UsageError("--schemes is for one kind of GPU at one site, in bf16 or fp16")
+        if self.offered.schemes and "fp8" in self.running.precisions:
+            raise UsageError("--schemes is for bf16 or fp16")
         if len(several) > 1:
             raise UsageError(f"{several[0]} and {several[1]}: give several of one of them")
         if self.is_table and len(self.running.precisions) > 1:
@@ -270,8 +272,9 @@ def _plan_one(asked: _Question, demand: PlanDemand, command: str) -> None:
         if not _interrupted():
             log.begin("what would help")
             current().run(helped)
-        apart = [""]
-        if found.best.instance.cluster.kinds and not (written.json or _interrupted()) and len(found.demand.ways) == 1:
+        apart: tuple[KindsApart | None, str] = None, ""
+        mixed, parts = bool(found.best.instance.cluster.kinds), found.demand.parts
+        if mixed and len(parts) != len(found.demand.kinds) and not _interrupted():
             log.begin("pipelines of one kind each")
             apart = current().run(lambda stop: _apart(found, stop))
         theirs, refused = None, None
@@ -293,20 +296,20 @@ def _plan_one(asked: _Question, demand: PlanDemand, command: str) -> None:
         raise typer.Exit(EXIT_INTERRUPTED)
 
 
-def _apart(found: FoundPlans, stop: Stop[list[str]]) -> list[str]:
-    """The line on pipelines of one kind each, whose layers run as in the plan: their step, or that none is faster.
+def _apart(found: FoundPlans, stop: Stop[tuple[KindsApart | None, str]]) -> tuple[KindsApart | None, str]:
+    """Pipelines of one kind each, whose layers run as in the plan, and a line on their step, or that none is faster.
     Empty after an interrupt."""
     from piper_ray.model.options import SolveOptions
     from piper_ray.planners.apart import kinds_apart
     from piper_ray.report.apart import apart_lines
 
-    stop.offer(lambda: [""])
+    stop.offer(lambda: (None, ""))
     best, schedule, options = found.best, found.best.solution.schedule.name, SolveOptions(gap=_APART_GAP)
     within_s = best.instance.microbatches * (best.solution.time_per_sample_s or 0.0)
     each = kinds_apart(
         best.instance, schedule=schedule, step=found.demand.step, options=options, stop=stop, within_s=within_s
     )
-    return [*apart_lines(best.instance, each, best.solution)][:1]
+    return each, next(apart_lines(best.instance, each, best.solution))
 
 
 def _price_of_gpu(asked: _Question, demand: PlanDemand) -> float | None:
@@ -337,7 +340,7 @@ def _tell(
             say(text)
     if asked.written.json:
         figures = figures_of(found.best, told.tokens, told.price_per_hour)
-        document = planned_document(found, figures, told.others, helps, theirs, fewer, files)
+        document = planned_document(found, figures, told.others, helps, theirs, fewer, files, told.apart)
         typer.echo(to_text(document), nl=False)
         return
     screen = console()
@@ -470,7 +473,9 @@ def _files(asked: _Question, found: FoundPlans, launch: Export, told: AskedOfPla
 def _against(found: FoundPlans, layout: str, facts: LaunchFacts | None, launched: Asked) -> Theirs | None:
     """A plan of people's own under the same model. Raises UsageError or InputError."""
     from piper_ray.export.launched import import_launched
+    from piper_ray.model.constraints import WholeNodesAtSites
     from piper_ray.proposal.against import Theirs, demand_of, priced
+    from piper_ray.runtimes.meshes import gpus_per_node_of
 
     if _interrupted():
         return None
@@ -488,15 +493,25 @@ def _against(found: FoundPlans, layout: str, facts: LaunchFacts | None, launched
     tensor = degree("expert_tensor_parallel_size", "expert_tensor_parallel_degree", *usual)
     experts, on_host = (expert,) if expert * tensor > 1 else (), bool(figures.get("optimizer_cpu_offload"))
     asked = demand_of(_as_launched(demand, facts), samples, (context,), experts, tensor, on_host)
-    estimate = replace(asked, set_aside_bytes=0.0, headroom=NO_HEADROOM).estimated(samples)
-    try:
-        imported = import_launched(estimate.instance, layout, asked=launched)
-    except UsageError as error:
-        raise UsageError(f"--against {layout}: {error}") from None
-    schedule = replace(imported.schedule, ahead=asked.scheduled(imported.schedule.name).ahead)
-    theirs = priced(found, estimate, samples, imported.plan, schedule, imported.transfers, imported.flushes)
-    notes = dict.fromkeys((*(() if facts is None else facts.notes), *imported.notes))
-    return Theirs(layout, theirs, tuple(notes), demand.hosts_hold(theirs))
+    ways, faults = list[Theirs](), dict[str, None]()
+    for way in replace(asked, set_aside_bytes=0.0, headroom=NO_HEADROOM).ways:
+        estimate = way.estimated(samples)
+        try:
+            imported = import_launched(estimate.instance, layout, asked=launched)
+            schedule = replace(imported.schedule, ahead=asked.scheduled(imported.schedule.name).ahead)
+            theirs = priced(found, estimate, samples, imported.plan, schedule, imported.transfers, imported.flushes)
+        except (UsageError, InvalidPlan) as error:
+            faults[str(error)] = None
+            continue
+        placed = WholeNodesAtSites(len(theirs.instance.cluster.sites), gpus_per_node_of(theirs.instance))
+        if wrong := [*placed.violations(theirs.instance, theirs.plan)] if placed.sites else []:
+            faults |= dict.fromkeys(wrong)
+            continue
+        notes = dict.fromkeys((*(() if facts is None else facts.notes), *imported.notes))
+        ways.append(Theirs(layout, theirs, tuple(notes), demand.hosts_hold(theirs)))
+    if not ways:
+        raise UsageError(f"--against {layout}: {'; '.join(faults)}")
+    return min(ways, key=lambda one: one.plan.step_s)  # it does not say where its ranks are
 
 
 def _as_launched(demand: PlanDemand, facts: LaunchFacts | None) -> PlanDemand:
@@ -506,15 +521,19 @@ def _as_launched(demand: PlanDemand, facts: LaunchFacts | None) -> PlanDemand:
 
     if facts is None:
         return demand
-    request = demand.request
-    request = replace(request, recomputations=(*request.recomputations, facts.recomputation))
-    if facts.dispatcher is not None:
-        request = replace(request, dispatcher=facts.dispatcher.value)
-    if facts.dialect is not Dialect.TORCHTITAN:
-        others = [name for name in request.overlaps if name != Overlap.EXPERTS.value]
-        overlapped = bool(facts.figures.get("overlap_moe_expert_parallel_comm"))
-        request = replace(request, overlaps=(*others, *[Overlap.EXPERTS.value] * overlapped))
-    return replace(demand, request=request)
+    known = facts
+
+    def launched(request: EstimateRequest) -> EstimateRequest:
+        request = replace(request, recomputations=(*request.recomputations, known.recomputation))
+        if known.dispatcher is not None:
+            request = replace(request, dispatcher=known.dispatcher.value)
+        if known.dialect is not Dialect.TORCHTITAN:
+            others = [name for name in request.overlaps if name != Overlap.EXPERTS.value]
+            overlapped = bool(known.figures.get("overlap_moe_expert_parallel_comm"))
+            request = replace(request, overlaps=(*others, *[Overlap.EXPERTS.value] * overlapped))
+        return request
+
+    return demand.changed(launched)
 
 
 def _with_fewer_nodes(
@@ -523,19 +542,24 @@ def _with_fewer_nodes(
     """The plan, and those for each number of nodes that is left; the folders of their files, next to its own."""
     from piper_ray.proposal.clusters import ClusterPlan, plans_of
 
-    nodes, spare = found.demand.request.nodes, asked.written.spare
+    spare, plans = asked.written.spare, [ClusterPlan(found.demand, found)]
     folders: list[Path] = []
     if not spare or _interrupted():
         return [], folders
-    fewer = range(nodes - 1, max(0, nodes - 1 - spare), -1)
-    demands = [_on_fewer(asked, found, count) for count in fewer]
-    plans = [ClusterPlan(found.demand, found)]
+    names, nodes = [*plans[0].nodes], [*plans[0].nodes.values()]
+    losses = product(*(range(min(spare, count) + 1) for count in nodes))
+    demands = [
+        _on_fewer(asked, found, [count - lost for count, lost in zip(nodes, losses_of, strict=True)])
+        for losses_of in sorted(losses, key=lambda lost: (sum(lost), [-x for x in lost]))
+        if 0 < sum(losses_of) <= spare and sum(losses_of) < sum(nodes)
+    ]
     log.begin("fewer nodes")
     plans += current().run(lambda stop: list(plans_of(demands, stop, asked.tell, log)))
     if asked.written.out is not None:
         for one in plans[1:]:
             if one.found is not None:
-                folder = asked.written.out / f"nodes-{one.demand.request.nodes}"
+                left = "-".join(str(one.nodes.get(name, 0)) for name in names)
+                folder = asked.written.out / f"nodes-{left}"
                 launch = launch_of(one.found, one.found.best)
                 if launch.excess:
                     note(f"{folder} is not written: {launch.excess[0]}")
@@ -545,12 +569,19 @@ def _with_fewer_nodes(
     return plans, folders
 
 
-def _on_fewer(asked: _Question, found: FoundPlans, nodes: int) -> PlanDemand:
-    """The same batch in the same precision on ``nodes`` nodes, with what the runtime can be offered on them."""
+def _on_fewer(asked: _Question, found: FoundPlans, nodes: Sequence[int]) -> PlanDemand:
+    """The same batch in the same precision on fewer nodes, with what the runtime can be offered on them. nodes: of each
+    kind."""
     demand = found.demand
-    own = asked.request(demand.model, demand.hardware, demand.gpu, nodes)
+    (name, gpu, own), *others = [
+        (name, gpu, asked.request(demand.model, demand.hardware, gpu, count))
+        for (name, gpu, _), count in zip(demand.kinds, nodes, strict=True)
+        if count > 0
+    ]
     request = replace(own, batch=found.best.batch, precision=demand.request.precision)
-    return replace(demand, request=replace(request, calibration=demand.request.calibration))
+    request = replace(request, calibration=demand.request.calibration)
+    further = None if demand.further is None else replace(demand.further, name=name, others=tuple(others))
+    return replace(demand, gpu=gpu, request=request, further=further)
 
 
 def _demands(asked: _Question, model: ModelConfig, hardware: Hardware) -> list[PlanDemand]:

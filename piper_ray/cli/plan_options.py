@@ -145,10 +145,13 @@ class WrittenOptions:
         if self.candidates > 1 and self.out is None:
             raise UsageError("--candidates needs --out DIR: each is a job in a folder there")
         others = {"--candidates": self.candidates > 1, "--against": self.against is not None, "--spare": self.spare > 0}
-        if (table or kinds) and any(others.values()):
+        if kinds and others["--candidates"]:
+            raise UsageError(
+                "--candidates is for one kind of GPU at one site: its jobs are to be measured for --calibrate, which "
+                "corrects the constants of one"
+            )
+        if table and any(others.values()):
             name = next(name for name, given in others.items() if given)
-            if kinds:
-                raise UsageError(f"{name} is for one kind of GPU at one site, not for several")
             raise UsageError(f"{name} is for one GPU, number of nodes, batch and headroom, not for a table of several")
         if sum(others.values()) > 1:
             names = [name for name, given in others.items() if given]

@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import yaml
 
@@ -134,16 +135,12 @@ def _plan(instance: Instance, pieces: ModelPieces, read: ReadLayout, run_as: Run
     context = run_as.context_parallel or 1
     known = {tmpc.mode for layer in instance.layers for row in layer.tmpcs.values() for tmpc in row}
     meshes = run_as.meshes_of(ranks)
-    kinds = instance.cluster.kind_names
-    if any(mesh.kind not in kinds for mesh in meshes):
-        raise UsageError(
-            f"the workload has devices of several kinds ({', '.join(kinds)}), and this layout does not say the kind of "
-            "each stage; a configuration of FlagScale does (hetero_device_types)"
-        )
     for mesh in meshes:
         _require_degree(instance, known, context, mesh.tensor_parallel)
     d = _replicas(instance, run_as, context, meshes)
     notes = [*read.notes, *read.of_times, *_place_of_state(instance, run_as), *_way_to_experts(instance, run_as)]
+    if instance.cluster.kinds and not run_as.meshes:
+        meshes = _on_kinds(instance, run_as.kinds, meshes[0], d * context * meshes[0].tensor_parallel, notes)
     if run_as.sequence_parallel and all(mesh.tensor_parallel == 1 for mesh in meshes):
         notes.append("sequence parallelism has no effect at tensor-parallel degree 1")
     schedule = _schedule(run_as, len(stages) // ranks, ranks, instance.microbatches // d)
@@ -252,6 +249,36 @@ def _require_degree(instance: Instance, known: Collection[Mode], context: int, t
             f"tensor parallelism {t}{groups}: the layers have no configuration at "
             f"tensor-parallel degree {t * context}; expected one of {', '.join(map(str, instance.degrees))}"
         )
+
+
+def _on_kinds(
+    instance: Instance, kinds: Sequence[str] | None, mesh: RunMesh, devices: int, notes: list[str]
+) -> tuple[RunMesh, ...]:
+    """A mesh for each run of pipeline ranks on one kind. kinds: of the ranks, if they are known; else ranks fill the
+    kinds in the order of the workload. devices: of a pipeline rank. Raises UsageError for a rank on devices of two
+    kinds."""
+    if kinds is None:
+        order = [(kind.name, kind.cluster.devices) for kind in instance.cluster.kinds]
+        kinds = [name for name, of_kind in order for _ in range(of_kind // devices)][: mesh.pipeline_ranks]
+        for name, of_kind in order if kinds else ():
+            if of_kind % devices and (len(kinds) < mesh.pipeline_ranks or name != kinds[-1]):
+                raise UsageError(
+                    f"pipeline ranks of {plural(devices, 'device')}, which do not divide the {of_kind:,} of {name}: "
+                    "one would be on devices of two kinds. A configuration of FlagScale says the kind of each "
+                    "(hetero_device_types)"
+                )
+            if name == kinds[-1]:
+                break
+        notes.append(
+            f"it does not say the kind of each stage: its ranks fill the devices in the order of the workload "
+            f"({', '.join(name for name, _ in order)})"
+        )
+    if len(kinds) != mesh.pipeline_ranks or not {*kinds} <= {*instance.cluster.kind_names}:
+        raise UsageError(
+            f"{plural(mesh.pipeline_ranks, 'pipeline rank')} of {plural(devices, 'device')} each, where there is room "
+            f"for {len(kinds)} on {', '.join(instance.cluster.kind_names)}"
+        )
+    return tuple(replace(mesh, kind=kind, pipeline_ranks=len([*alike])) for kind, alike in groupby(kinds))
 
 
 def _replicas(instance: Instance, run_as: RunAs, context: int, meshes: Sequence[RunMesh]) -> int:

@@ -68,7 +68,7 @@ class ExportJob:
         """``2 at east, the next 2 at west``: the sites of each pipeline rank's nodes, if there are several."""
         mesh, sites = self.meshes[0], self.instance.cluster.sites
         each = mesh.nodes // mesh.ranks // max(1, len(sites))
-        return ", the next ".join(f"{each} at {printable(site)}" for site in sites)
+        return ", the next ".join(f"{count * each} at {printable(site)}" for site, count in Counter(sites).items())
 
     @property
     def data_parallel(self) -> int:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import errno
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from piper_ray.export.files import RANKS
@@ -87,8 +88,8 @@ def import_launched(instance: Instance, layout: str, run_as: RunAs = AS_IT_SAYS,
 
     Raises UsageError or InputError that states where it is wrong, or what is missing.
     """
-    source, ranks = source_of(layout)
-    return import_plan(instance, source, run_as if ranks is None else replace(run_as, world=ranks), asked)
+    source, of_folder = source_of(layout)
+    return import_plan(instance, source, run_as.over(of_folder), asked)
 
 
 _PATH_LIKE = re.compile(r"[\w./\\~-]*[./\\_a-ln-su-zA-DF-KM-Z][\w./\\~-]*")
@@ -101,15 +102,15 @@ _TITAN_FILES = ["torchtitan.json", "piper_plan.py"]
 """Both belong to one export; the first one states the plan."""
 
 
-def source_of(layout: str) -> tuple[Source, int | None]:
+def source_of(layout: str) -> tuple[Source, RunAs]:
     """The text itself, or the content of a file with this name or of an exported folder; and the folder's number of
-    ranks.
+    ranks, with the kinds of their devices.
 
     A text that is a command is read as if typed in this folder. Raises UsageError.
     """
-    path, ranks = Path(layout), None
+    path, of_folder = Path(layout), AS_IT_SAYS
     if not layout.strip() or not _can_be_path(layout):
-        return _typed_here(layout), None
+        return _typed_here(layout), of_folder
     if path.is_dir():
         found = [name for name in _LAYOUT_FILES if (path / name).is_file()]
         if not found:
@@ -118,13 +119,15 @@ def source_of(layout: str) -> tuple[Source, int | None]:
             names = f"{', '.join(found[:-1])} and {found[-1]}"
             raise UsageError(f"{layout}: a folder with {names}, of several exports; expected one of these files")
         if (path / RANKS).is_file():
-            ranks = len(_text_of(path / RANKS).splitlines()) - 1
+            rows = list(csv.DictReader(_text_of(path / RANKS).splitlines()))
+            of_rank = {row.get("pipeline_rank", ""): row["kind"] for row in rows if row.get("kind")}
+            of_folder = RunAs(world=len(rows), kinds=tuple(of_rank.values()) or None)
         path /= found[0]
     if not path.is_file():
         if _PATH_LIKE.fullmatch(layout):
             raise UsageError(f"{layout}: there is no such file or folder here ({Path.cwd()})")
-        return _typed_here(layout), None
-    return Source(_text_of(path), path), ranks
+        return _typed_here(layout), of_folder
+    return Source(_text_of(path), path), of_folder
 
 
 def _typed_here(layout: str) -> Source:

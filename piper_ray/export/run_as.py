@@ -37,6 +37,7 @@ class RunAs:
     optimizer_on_host: whether that state is in host memory. dispatcher: how tokens reach experts; overlaps_experts:
     whether that overlaps with passes. group: microbatches that pass through a chunk before the next. world: the number
     of all ranks; None: the number of the workload's devices. meshes: if pipeline ranks differ in kind or degrees.
+    kinds: of the devices of each pipeline rank, where they are known and a layout does not say them.
     """
 
     pipeline_ranks: int | None = None
@@ -58,6 +59,7 @@ class RunAs:
     group: int | None = None
     world: int | None = None
     meshes: tuple[RunMesh, ...] | None = None
+    kinds: tuple[str, ...] | None = None
 
     @classmethod
     def of(cls, said: Mapping[str, Any]) -> RunAs:

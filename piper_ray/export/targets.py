@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -136,11 +138,13 @@ def _violations_beyond(written: Export, simulation: Simulation) -> Iterator[str]
 
 
 def _ranks_csv(job: ExportJob) -> str:
-    lines = [",".join(RankPlace._fields)]
+    kinds, text = bool(job.instance.cluster.kinds), io.StringIO()
+    lines = csv.writer(text, lineterminator="\n")
+    lines.writerow((*RankPlace._fields, *["kind"] * kinds))
     for place in rank_places(job.meshes, job.schedule, job.context_parallel):
         fields = place._asdict() | {"stages": " ".join(map(str, place.stages))}
-        lines.append(",".join(map(str, fields.values())))
-    return "\n".join(lines) + "\n"
+        lines.writerow((*fields.values(), *[job.plan.stages[place.stages[0]].kind] * kinds))
+    return text.getvalue()
 
 
 def _readme(job: ExportJob, target: Target, export: Export) -> str:

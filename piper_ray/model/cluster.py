@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
@@ -105,7 +106,7 @@ class Cluster:
 
     sites: the names of equal sites, if the devices are at several. Each has an equal part of the devices, joined by
     ``links``, and pipelines of its own: a part of each stage's replicas. Gradients are summed by rings through all
-    sites.
+    sites. A site that is named several times has as many equal parts, which are charged as if each were a site.
 
     >>> cluster = Cluster(16, "80GB", (Link("900GB/s", 8), Link("50GB/s")))
     >>> cluster.bandwidth_bytes_per_s, cluster.holding(8).bandwidth_bytes_per_s
@@ -176,6 +177,12 @@ class Cluster:
         if not self.sites:
             return self
         return replace(self, devices=self.devices // len(self.sites), sites=(), between_bytes_per_s=None)
+
+    @property
+    def sites_text(self) -> str:
+        """``east, west``; ``2 parts of east, west`` where east has twice the devices."""
+        counts = Counter(self.sites)
+        return ", ".join(f"{count} parts of {name}" if count > 1 else name for name, count in counts.items())
 
     def each_site(self, count: int) -> int:
         """The number at each site of ``count`` devices or replicas, if all sites have equally many."""

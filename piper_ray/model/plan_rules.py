@@ -147,7 +147,7 @@ def device_violations(instance: Instance, plan: Plan, chunks: int = 1) -> list[s
     kinds = instance.cluster.kinds
     sites = instance.cluster.sites
     violations = [
-        f"stage {number}: its {stage.data_parallel_degree} replicas cannot be shared out equally to {len(sites)} sites"
+        f"stage {number}: its {stage.data_parallel_degree} replicas cannot be shared out to {len(sites)} equal parts"
         for number, stage in enumerate(plan.stages, start=1)
         if sites and stage.data_parallel_degree % len(sites)
     ]

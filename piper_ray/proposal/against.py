@@ -9,7 +9,7 @@ from piper_ray.model.schedule import Schedule
 from piper_ray.proposal.demand import PlanDemand, Proposed
 from piper_ray.proposal.propose import FoundPlans
 from piper_ray.simulate.run import SimulationOptions, Transfers, simulate
-from piper_ray.workloads.estimate.build import Estimate
+from piper_ray.workloads.estimate.build import Estimate, EstimateRequest
 
 
 @dataclass(frozen=True)
@@ -44,15 +44,17 @@ def demand_of(
 
     samples: samples of a microbatch; None: any number. on_host: the layout keeps the optimizer's state in host memory.
     """
-    offer = demand.request.offer
-    offer = replace(
-        offer,
-        contexts=tuple(sorted({*offer.contexts, *contexts})),
-        experts=tuple(sorted({*offer.experts, *experts})),
-        expert_tensor=expert_tensor if expert_tensor > 1 else offer.expert_tensor,
-    )
-    request = replace(demand.request, offer=offer, samples=samples, optimizer_on_host=on_host)
-    return replace(demand, request=request)
+
+    def extended(request: EstimateRequest) -> EstimateRequest:
+        offer = replace(
+            request.offer,
+            contexts=tuple(sorted({*request.offer.contexts, *contexts})),
+            experts=tuple(sorted({*request.offer.experts, *experts})),
+            expert_tensor=expert_tensor if expert_tensor > 1 else request.offer.expert_tensor,
+        )
+        return replace(request, offer=offer, samples=samples, optimizer_on_host=on_host)
+
+    return demand.changed(extended)
 
 
 def priced(

@@ -13,6 +13,7 @@ from piper_ray.model.stop import Stop
 from piper_ray.proposal.cells import Cells, Watch, unwatched
 from piper_ray.proposal.demand import PlanDemand, Tell
 from piper_ray.proposal.forks import each_of
+from piper_ray.proposal.moved import Moved, moved_between
 from piper_ray.proposal.propose import FoundPlans, propose
 
 
@@ -24,6 +25,18 @@ class ClusterPlan:
     demand: PlanDemand
     found: FoundPlans | None
     reason: str = ""
+
+    @property
+    def nodes(self) -> dict[str, int]:
+        """The nodes of each kind or site."""
+        return {name: one.nodes for name, _, one in self.demand.kinds}
+
+    def moved_from(self, before: ClusterPlan) -> Moved:
+        """What moving to this plan takes."""
+        assert before.found is not None
+        assert self.found is not None
+        kind, *others = self.nodes if self.demand.further else [""]
+        return moved_between(before.found.best, self.found.best, "" if others else kind)
 
 
 def plans_of(
@@ -81,6 +94,16 @@ def _after(known: list[FoundPlans], demand: PlanDemand, stop: Stop[Any], tell: T
     found = propose(demand, stop.part(), tell, watch, listed=1, known=plans)
     bounds_s = [one.lower_s for one in roomier if one.best.instance.memory_bytes >= found.best.instance.memory_bytes]
     return replace(found, lower_s=max([found.lower_s, *bounds_s]))
+
+
+def with_nodes_before(plans: Iterable[ClusterPlan]) -> Iterator[tuple[ClusterPlan, ClusterPlan | None]]:
+    """Each cluster with the last one before it that has a plan, and as many nodes of each kind or more."""
+    known: list[ClusterPlan] = []
+    for one in plans:
+        more = (x for x in reversed(known) if all(x.nodes.get(name, 0) >= n for name, n in one.nodes.items()))
+        yield one, next(more, None)
+        if one.found is not None:
+            known.append(one)
 
 
 _MOST_BATCHES = 12

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -59,12 +60,12 @@ def usual_batch(model: ModelConfig, devices: int) -> int:
 
 @dataclass(frozen=True)
 class FurtherKinds:
-    """Further kinds of GPUs, or further sites, of a cluster. apart: pipelines are at each of the sites, which are
-    equal; else they go through all.
+    """Further kinds of GPUs, or further sites, of a cluster. apart: pipelines are at each of the sites; else they go
+    through all.
 
-    name: the name of the demand's own kind. others: the name, the GPU and the request of each further kind.
-    between_bytes_per_s: the rate between kinds; None: that of the slower network. at_sites: the schedules that are
-    tried with pipelines at each of several equal sites; none: those of the demand.
+    name: the name of the demand's own kind. others: the name, the GPU and the request of each further kind; none where
+    all their nodes are lost. between_bytes_per_s: the rate between kinds; None: that of the slower network. at_sites:
+    the schedules that are tried with pipelines at each of several sites, or on one kind; none: those of the demand.
     """
 
     name: str
@@ -114,20 +115,43 @@ class PlanDemand:
         ]
         return ((further.name, self.gpu, own), *alike)
 
+    def changed(self, change: Callable[[EstimateRequest], EstimateRequest]) -> PlanDemand:
+        """The demand with a change to the request of each kind."""
+        if self.further is None:
+            return replace(self, request=change(self.request))
+        others = tuple((name, gpu, change(one)) for name, gpu, one in self.further.others)
+        return replace(self, request=change(self.request), further=replace(self.further, others=others))
+
     @property
     def ways(self) -> tuple[PlanDemand, ...]:
-        """Pipelines through all kinds or sites, if the runtime has such; and pipelines at each site, if all are equal.
-        Sums of gradients in each pass are not priced between sites. Raises UsageError if there are none."""
-        further = self.further
+        """Pipelines through all kinds or sites, if the runtime has such; and pipelines at each site, if their equal
+        parts can share the batch. Sums of gradients in each pass are not priced between sites. Raises UsageError if
+        there are none."""
+        further, parts = self.further, self.parts
         if further is None or further.apart:
             return (self,)
-        are_equal = all((gpu, one) == (self.gpu, self.request) for _, gpu, one in self.kinds)
-        if self.runtime.sums_each_pass or not are_equal:
+        of_site = replace(self, schedules=further.at_sites or self.schedules)
+        if not further.others:
+            return (of_site,)
+        batch = self.request.batch or self.model.batch
+        if self.runtime.sums_each_pass or not parts or batch % len(parts):
             self.runtime.require_kinds([name for name, _, _ in self.kinds])
             return (self,)
-        through = (self,) if self.runtime.kinds else ()
-        schedules = further.at_sites or self.schedules
-        return (*through, replace(self, schedules=schedules, further=replace(further, apart=True)))
+        return (*[self] * self.runtime.kinds, replace(of_site, further=replace(further, apart=True)))
+
+    @property
+    def part_nodes(self) -> int:
+        """The nodes of the largest equal parts into which all kinds or sites can be divided."""
+        return math.gcd(*(one.nodes for _, _, one in self.kinds))
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The site of each of these parts: ``("east", "east", "west")`` where east has twice the nodes; none where GPUs
+        are of several kinds."""
+        own = self.gpu, replace(self.request, nodes=1)
+        if any((gpu, replace(one, nodes=1)) != own for _, gpu, one in self.kinds):
+            return ()
+        return tuple(name for name, _, one in self.kinds for _ in range(one.nodes // self.part_nodes))
 
     @property
     def gpus_text(self) -> str:
@@ -218,20 +242,25 @@ class PlanDemand:
 
     def estimated(self, samples: int, batch: int | None = None, check: Callable[[], None] = lambda: None) -> Estimate:
         """The estimate for microbatches of ``samples`` samples. check: may raise, to stop it. Raises UsageError."""
+
+        def with_schemes(made: Estimate) -> Estimate:
+            return made if self.schemes is None else replace(made, instance=self.schemes(made, check))
+
+        def made_on(gpu: str, request: EstimateRequest) -> Estimate:
+            return with_schemes(estimate(self.model, self.hardware, gpu, request))
+
         request = replace(self.request, samples=samples, batch=self.request.batch if batch is None else batch)
         if self.stack is None:
             kinds = replace(self, request=request).kinds
             between_bytes_per_s = None if self.further is None else self.further.between_bytes_per_s
             if self.further is not None and self.further.apart and between_bytes_per_s is not None:
-                site = estimate(self.model, self.hardware, self.gpu, request)
-                made = with_sites(site, [name for name, _, _ in kinds], between_bytes_per_s)
+                made = with_sites(
+                    made_on(self.gpu, replace(request, nodes=self.part_nodes)), self.parts, between_bytes_per_s
+                )
             else:
-                of_kind = {name: estimate(self.model, self.hardware, gpu, one) for name, gpu, one in kinds}
-                made = joined(of_kind, between_bytes_per_s)
+                made = joined({name: made_on(gpu, one) for name, gpu, one in kinds}, between_bytes_per_s)
         else:
-            made = estimate_on(self.stack, self.model, self.hardware, request)
-        if self.schemes is not None:
-            made = replace(made, instance=self.schemes(made, check))
+            made = with_schemes(estimate_on(self.stack, self.model, self.hardware, request))
         instance = made.instance.replace(cluster=made.instance.cluster.with_memory(self.planned_bytes))
         if self.tensor_parallel is not None:
             instance = replace(instance, layers=with_rows(instance.layers, partial(_divided, self.tensor_parallel)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from piper_ray.model.constraints import choices_made
 from piper_ray.model.instance import Tmpc
@@ -33,7 +33,7 @@ class LayoutWords:
     most ranks over which a layer's experts are spread; t if nothing else is chosen; None: no layer has experts.
     dispatcher: how tokens reach experts, unless by all-to-all in a node. sharding: that of most layers. recomputation:
     None if layers differ. each_site: whether there are pipelines at each of several sites. tensor_of: the degree of
-    each kind of devices that the plan uses, if they differ; then tensor is the largest.
+    each kind of devices that the plan uses, if they differ; then tensor is the largest. kinds: those of the stages.
     """
 
     microbatch: int
@@ -54,6 +54,7 @@ class LayoutWords:
     tensor_of: tuple[tuple[str, int], ...] = ()
     dispatcher: str | None = None
     each_site: bool = False
+    kinds: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def tensor_text(self) -> str:
@@ -157,6 +158,7 @@ def layout_words(one: Proposed) -> LayoutWords:
         tensor_of=tuple(tensor_of.items()) if len(set(tensor_of.values())) > 1 else (),
         dispatcher=_dispatcher(one, (expert or 1) * expert_tensor),
         each_site=bool(one.instance.cluster.sites),
+        kinds=tuple(stage.kind for stage in one.plan.stages),
     )
 
 
@@ -183,7 +185,7 @@ def _common_recomputation(chosen: Iterable[tuple[int, Sequence[Tmpc], Tmpc]]) ->
 
 def differences(one: LayoutWords, other: LayoutWords) -> str:
     """``PP 8, not 4; CP 2, not 1``: in what the first layout differs from the second."""
-    words = {"microbatch": "mbs", "tensor": "TP", "context": "CP", "pipeline": "PP", "data": "DP", "expert": "EP"}
+    words = {"microbatch": "mbs", "tensor_text": "TP", "context": "CP", "pipeline": "PP", "data": "DP", "expert": "EP"}
     found = [
         f"{word} {getattr(one, name) or 1}, not {getattr(other, name) or 1}"
         for name, word in words.items()
@@ -199,6 +201,8 @@ def differences(one: LayoutWords, other: LayoutWords) -> str:
         found.append(f"{mine} dispatch, not {theirs}")
     if one.each_site != other.each_site:
         found.append(EACH_SITE if one.each_site else "pipelines through all sites")
+    if one.pipeline == other.pipeline and one.kinds != other.kinds:
+        found.append(f"stages on {', '.join(one.kinds)}, not {', '.join(other.kinds)}")
     if one.offload != other.offload:
         found.append("activations offloaded" if one.offload else "nothing offloaded")
     return "; ".join(found) or "nothing but which layers a stage has"

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from piper_ray.model.constraints import choices_made
 from piper_ray.model.mode import Sharding
 from piper_ray.proposal.demand import Proposed
 from piper_ray.proposal.layout_words import layout_words
-from piper_ray.runtimes.meshes import gpus_per_node_of, meshes_of
-from piper_ray.runtimes.runtime import rank_places
+from piper_ray.runtimes.meshes import Mesh, gpus_per_node_of, meshes_of, node_sizes
+from piper_ray.runtimes.runtime import RankPlace, rank_places
 
 
 @dataclass(frozen=True)
@@ -43,21 +44,22 @@ class _HeldParts:
     state: dict[tuple[int, bool], tuple[_Part, _Part]] = field(default_factory=dict)
 
 
-def moved_between(before: Proposed, after: Proposed) -> Moved:
-    """The bytes that move from one plan to the next. GPUs keep their numbers; lost GPUs are the last ones.
+def moved_between(before: Proposed, after: Proposed, kind: str = "") -> Moved:
+    """The bytes that move from one plan to the next. GPUs keep their numbers among those of their kind or site; lost
+    GPUs are the last ones. kind: of the GPUs of a plan for one kind.
 
     All plans lay out a layer's parameters alike: dense ones divided over t, experts in their order over the ranks that
     hold them, and the optimizer's state of each part over the replicas that share it.
     """
-    old, new = list(_held(before)), list(_held(after))
+    old = dict(_held(before, kind))
     training = after.estimate.setting.training
     numbers: dict[tuple[int, bool], float] = {}
     for layer, node in enumerate(after.estimate.architecture.nodes):
         routed = sum(node.kind.value(each.parameters) for each in node.kind.operators if each.routed)
         numbers |= {(layer, True): routed, (layer, False): node.kind.parameters - routed}
     weights_bytes = state_bytes = all_bytes = 0.0
-    for number, own in enumerate(new):
-        had = old[number] if number < len(old) else _HeldParts()
+    for gpu, own in _held(after, kind):
+        had = old.get(gpu, _HeldParts())
         for each_bytes, held, known in (
             (training.weight_bytes, own.weights, had.weights),
             (training.optimizer_bytes, own.state, had.state),
@@ -81,32 +83,61 @@ def _common(one: tuple[_Part, _Part], other: tuple[_Part, _Part]) -> float:
     return found
 
 
-def _held(one: Proposed) -> Iterator[_HeldParts]:
-    """The parameters that each GPU holds, in the order of ranks."""
-    words, schedule, node = layout_words(one), one.simulation.schedule, {"": gpus_per_node_of(one.instance)}
+_Gpu = tuple[str, int, int]
+"""Kind or site, node among those of it, and number on that node."""
+
+
+def _gpus(meshes: Sequence[Mesh], sites: Sequence[str], kind: str) -> Callable[[RankPlace], _Gpu]:
+    """The GPU of each rank. With pipelines at each of several sites, those of each pipeline rank lie site by site."""
+    nodes, firsts = Counter[str](), dict[int, tuple[str, int]]()  # of each mesh: its kind, and its first node there
+    for mesh in meshes:
+        for node in range(mesh.nodes):
+            firsts[mesh.first_node + node] = mesh.kind or kind, nodes[mesh.kind] + node
+        nodes[mesh.kind] += mesh.nodes
+    each = meshes[0].nodes // meshes[0].ranks
+
+    def gpu(place: RankPlace) -> _Gpu:
+        name, node = firsts[place.node]
+        if sites:
+            rank, of_rank = divmod(node, each)
+            name, first = sites[of_rank * len(sites) // each], sites.index(sites[of_rank * len(sites) // each])
+            own = sites.count(name) * each // len(sites)
+            node = rank * own + of_rank - first * each // len(sites)
+        return name, node, place.local_rank
+
+    return gpu
+
+
+def _held(one: Proposed, kind: str) -> Iterator[tuple[_Gpu, _HeldParts]]:
+    """The parameters that each GPU holds. kind: as of ``moved_between``."""
+    words, schedule = layout_words(one), one.simulation.schedule
     kinds = [each.kind for each in one.estimate.architecture.nodes]
-    ranks = words.tensor * words.context * words.data
-    meshes = meshes_of(one.plan, schedule, node, one.instance.cluster)
+    meshes = meshes_of(
+        one.plan, schedule, node_sizes(one.instance, gpus_per_node_of(one.instance)), one.instance.cluster
+    )
+    gpu = _gpus(meshes, one.instance.cluster.sites, kind)
     for place in rank_places(meshes, schedule, words.context):
-        held, within = _HeldParts(), place.rank % ranks
+        tensor = one.plan.stages[place.stages[0]].tensor_parallel_degree // words.context
+        held, ranks = _HeldParts(), tensor * words.context * words.data
+        within = (place.replica * words.context + place.context) * tensor + place.shard
         for layer, _, tmpc in (x for stage in place.stages for x in choices_made(one.instance, one.plan.stages[stage])):
             mode = tmpc.mode
-            spread = (mode.experts or words.tensor) * mode.expert_tensor
+            spread = (mode.experts or tensor) * mode.expert_tensor
             for routed in (False, True)[: 1 + bool(kinds[layer].experts)]:
-                copy, own = divmod(within, spread if routed else words.tensor)
-                parts = (_nth(own, words.tensor), _ALL)
+                copy, own = divmod(within, spread if routed else tensor)
+                parts = (_nth(own, tensor), _ALL)
                 if routed:
                     parts = (_nth(own // mode.expert_tensor, spread // mode.expert_tensor),
                              _nth(own % mode.expert_tensor, mode.expert_tensor))  # fmt: skip
-                copies = ranks // (spread if routed else words.tensor)
-                shards = mode.optimizer_shards * words.tensor // (spread if routed else words.tensor)
+                copies = ranks // (spread if routed else tensor)
+                shards = mode.optimizer_shards * tensor // (spread if routed else tensor)
                 shards = max(1, shards) if mode.optimizer_shards else max(1, copies)
                 (low, high), of_each = parts
                 least, most = _nth(copy % shards, shards)
                 shared = (low + least * (high - low), low + most * (high - low)), of_each
                 held.state[layer, routed] = shared
                 held.weights[layer, routed] = shared if mode.sharding is Sharding.WEIGHTS else parts
-        yield held
+        yield gpu(place), held
 
 
 def _nth(number: int, count: int) -> _Part:

@@ -171,8 +171,8 @@ def plan(
     names = list(dict.fromkeys(running_arguments(name, (), None, None)["precision"] for name in names))
     if not names:
         raise UsageError("precision must name at least one, such as 'bf16'")
-    if arguments.flag("schemes", schemes) and (len(kinds) > 1 or "fp8" in names):
-        raise UsageError("schemes is for one kind of GPU at one site, in bf16 or fp16")
+    if arguments.flag("schemes", schemes) and "fp8" in names:
+        raise UsageError("schemes is for bf16 or fp16")
     asked = EstimateRequest(
         nodes=1,  # of each kind its own
         gpus_per_node=arguments.positive_or_none("gpus_per_node", gpus_per_node),

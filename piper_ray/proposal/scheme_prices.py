@@ -38,6 +38,10 @@ class SimulatedPlan:
     simulation: Simulation
     step: StepTerms
 
+    def estimate_of(self, kind: str) -> Estimate:
+        """What the costs on a kind of devices are made from."""
+        return self.estimate.kinds[self.estimate.instance.cluster.kind_names.index(kind)] if kind else self.estimate
+
 
 def asked_at_prices(
     best: SimulatedPlan, offer: SchemeOffer, check: Callable[[], None]
@@ -56,9 +60,9 @@ def asked_at_prices(
     if on_host or whole or any(len(stages) > 1 for stages in ranks):
         return offer, None
     kinds = {
-        (of.kind.key, t): of
-        for t in {stage.tensor_parallel_degree for stage in best.plan.stages}
-        for of in offer.kinds(best.estimate, t, check)
+        (device, of.kind.key, t): of
+        for device, t in {(stage.kind, stage.tensor_parallel_degree) for stage in best.plan.stages}
+        for of in offer.kinds(best.estimate_of(device), t, check)
         if of.kind is not None and of.priced is not None
     }
     more = defaultdict[str, list[Scheme]](list, {key: [*found] for key, found in offer.more.items()})
@@ -124,11 +128,13 @@ def asked_by_plan(
 class _RankLayers:
     """The layers of a rank, on one of its replicas.
 
-    rows: for each kind, by its key, the TMPCs that are offered at the rank's degree. sync_s: seconds for each byte of
-    weights and microbatch. time_s: seconds a microbatch of the TMPCs that the plan chose. most_bytes: memory for them.
+    estimate, device: of the rank's devices, and their kind. rows: for each kind of layer, by its key, the TMPCs that
+    are offered at the rank's degree. sync_s: seconds for each byte of weights and microbatch. time_s: seconds a
+    microbatch of the TMPCs that the plan chose. most_bytes: memory for them.
     """
 
-    best: SimulatedPlan
+    estimate: Estimate
+    device: str
     degree: int
     replicas: int
     in_flight: int
@@ -145,13 +151,17 @@ class _RankLayers:
         nodes = best.estimate.architecture.nodes
         d, t = stage.data_parallel_degree, stage.tensor_parallel_degree
         keys = [nodes[layer].kind.key for layer in stage.layers]
-        rows = {key: instance.layer_by_id[layer].tmpcs[t] for key, layer in zip(keys, stage.layers, strict=True)}
+        rows = {
+            key: tuple(x for x in instance.layer_by_id[layer].tmpcs[t] if x.kind == stage.kind)
+            for key, layer in zip(keys, stage.layers, strict=True)
+        }
         chosen = [
             next(one for one in rows[key] if one.id == stage.tmpc_ids[layer])
             for key, layer in zip(keys, stage.layers, strict=True)
         ]
-        sync_s = sync_s_per_byte(best.step, instance.cluster, d, t) * d / instance.microbatches
-        found = cls(best, t, d, rank.in_flight[0], sync_s, zero, Counter(keys), rows, 0.0, 0.0)
+        sync_s = sync_s_per_byte(best.step, instance.cluster.of_kind(stage.kind), d, t) * d / instance.microbatches
+        of_device = best.estimate_of(stage.kind), stage.kind
+        found = cls(*of_device, t, d, rank.in_flight[0], sync_s, zero, Counter(keys), rows, 0.0, 0.0)
         taken = [found.taken(one) for one in chosen]
         free_bytes = rank.memory_limit_bytes - rank.peak_memory_bytes
         return replace(found, time_s=sum(one[0] for one in taken), most_bytes=free_bytes + sum(one[1] for one in taken))
@@ -181,11 +191,11 @@ class _AskedSchemes:
         self,
         layers: _RankLayers,
         border: TensorPlacement,
-        kinds: dict[tuple[str, int], KindSchemes],
+        kinds: dict[tuple[str, str, int], KindSchemes],
         check: Callable[[], None],
     ) -> None:
         self._layers, self._border, self._check = layers, border, check
-        self._of = [kinds.get((key, layers.degree)) for key in layers.counts]
+        self._of = [kinds.get((layers.device, key, layers.degree)) for key in layers.counts]
         self._programs = [
             SchemeProgram(of.priced.graph, of.degree, of.priced.prices, border) if of and of.priced else None
             for of in self._of
@@ -209,12 +219,12 @@ class _AskedSchemes:
         if of is None or program is None or of.kind is None or of.priced is None:  # it has modes alone
             taken = min(self._known[number], key=lambda one: one[0] + price_s * one[1])
             return Cheapest(taken, taken[0] + price_s * taken[1], None)
-        training, weight = layers.best.estimate.setting.training, of.priced.prices.weight
+        training, weight = layers.estimate.setting.training, of.priced.prices.weight
         state, synchronised = weight.state, weight.synchronised
         if layers.zero:  # of the optimizer's state t times d devices hold equal parts, wherever weights lie
             state, synchronised = state - training.optimizer_bytes, (synchronised + training.weight_bytes) / 2.0
         each_s = (price_s * state + layers.sync_s * synchronised) / weight.state
-        estimate, kind = layers.best.estimate, of.kind.on(of.degree)
+        estimate, kind = layers.estimate, of.kind.on(of.degree)
         room_bytes = room_again_bytes(kind, of.degree, self._border, estimate)
         if not kind.recomputable:  # what its passes need more it has to have anyhow
             room_bytes = max(0.0, room_bytes)

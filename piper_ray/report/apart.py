@@ -61,4 +61,4 @@ def apart_document(apart: KindsApart | None) -> dict[str, object] | None:
         }
         for part in apart.parts
     ]
-    return {"batch_s": apart.batch_s, "lower_bound_s": apart.least_s, "kinds": parts}
+    return {"batch_s": apart.batch_s if parts else None, "lower_bound_s": apart.least_s, "kinds": parts}

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 
 from rich.console import Console
 
 from piper_ray.model.figures import held_text, plural, rounded, time_text
-from piper_ray.proposal.clusters import ClusterPlan
+from piper_ray.proposal.clusters import ClusterPlan, with_nodes_before
 from piper_ray.proposal.demand import PlanDemand, Proposed
 from piper_ray.proposal.figures import Figures, figures_of
 from piper_ray.proposal.layout_words import layout_words
-from piper_ray.proposal.moved import moved_between
 from piper_ray.report.findings_table import csv_text
 from piper_ray.report.proposal import SCREEN_COLUMNS, change_text, gap_text
 from piper_ray.report.terminal import NO_BREAK, Column, print_fitting, print_lines
@@ -133,25 +131,35 @@ def _number(value: float | None) -> str:
 
 def print_spare(console: Console, plans: Sequence[ClusterPlan]) -> None:
     """A row for each number of nodes that is left, and what moving to its plan from the one before takes."""
-    heads = ("nodes", "GPUs", "used", "step", "slower", "weights moved", "state moved")
+    kinds = [*plans[0].nodes] if len(plans[0].nodes) > 1 else []
+    heads = (*(kinds or ("nodes",)), "GPUs", "used", "step", "slower", "weights moved", "state moved")
     columns = [*(Column(head, right=True) for head in heads), Column("layout")]
-    print_fitting(console, columns, list(_spare_rows(plans)), SCREEN_COLUMNS)
+    print_fitting(console, columns, list(_spare_rows(plans, kinds)), SCREEN_COLUMNS)
     lacking = [one for one in plans if one.found is None]
-    print_lines(console, [f"{plural(one.demand.request.nodes, 'node')}: {one.reason}" for one in lacking])
+    print_lines(console, [f"{_nodes_text(one, kinds)}: {one.reason}" for one in lacking])
+    if kinds:
+        print_lines(
+            console,
+            [f"{', '.join(kinds)}: nodes that are left. What moves is from the last plan above with as many or more"],
+        )
 
 
-def _spare_rows(plans: Sequence[ClusterPlan]) -> Iterator[list[str]]:
-    planned = [one for one in plans if one.found is not None]
-    for before, one in pairwise([None, *planned]):
-        assert one is not None
-        assert one.found is not None
+def _nodes_text(one: ClusterPlan, kinds: Sequence[str]) -> str:
+    of_kinds = (plural(one.nodes.get(kind, 0), f"{kind} node") for kind in kinds)
+    return " and ".join(of_kinds) or plural(one.demand.request.nodes, "node")
+
+
+def _spare_rows(plans: Sequence[ClusterPlan], kinds: Sequence[str]) -> Iterator[list[str]]:
+    for one, before in with_nodes_before(plans):
+        if one.found is None:
+            continue
         best = one.found.best
-        row = [str(one.demand.request.nodes), f"{one.demand.devices:,}", f"{best.devices:,}", time_text(best.step_s, 3)]
+        row = [str(one.nodes.get(kind, 0)) for kind in kinds] or [str(one.demand.request.nodes)]
+        row += [f"{one.demand.devices:,}", f"{best.devices:,}", time_text(best.step_s, 3)]
         if before is None or before.found is None:
             row += ["", "", ""]
         else:
-            first = plans[0].found or before.found
-            moved = moved_between(before.found.best, best)
+            first, moved = plans[0].found or before.found, one.moved_from(before)
             row.append(change_text(best.step_s / first.best.step_s - 1.0))
             row += [held_text(moved.weights_bytes), held_text(moved.state_bytes)]
         yield [*row, _layout(best)]
@@ -160,15 +168,15 @@ def _spare_rows(plans: Sequence[ClusterPlan]) -> Iterator[list[str]]:
 def spare_document(plans: Sequence[ClusterPlan]) -> list[dict[str, object]]:
     """The same for programs, in s and bytes."""
     found: list[dict[str, object]] = []
-    before: ClusterPlan | None = None
-    for one in plans:
-        document: dict[str, object] = {"nodes": one.demand.request.nodes, "gpus": one.demand.devices}
+    for one, before in with_nodes_before(plans):
+        document: dict[str, object] = {"nodes": sum(one.nodes.values()), "gpus": one.demand.devices}
+        if one.demand.further:
+            document["nodes_of"] = dict.fromkeys(plans[0].nodes, 0) | one.nodes
         if one.found is None:
             found.append(document | {"step_s": None, "reason": one.reason})
             continue
         document |= {"step_s": one.found.best.step_s, "layout": layout_words(one.found.best).text}
-        if before is not None and before.found is not None:
-            document |= vars(moved_between(before.found.best, one.found.best))
+        if before is not None:
+            document |= vars(one.moved_from(before))
         found.append(document)
-        before = one
     return found

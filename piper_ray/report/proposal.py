@@ -39,6 +39,7 @@ from piper_ray.model.mode import Recomputation
 from piper_ray.model.plan import Stage
 from piper_ray.model.restrictions import odd_part
 from piper_ray.model.schedule import ScheduleName
+from piper_ray.planners.apart import KindsApart
 from piper_ray.proposal.against import Theirs
 from piper_ray.proposal.cells import CellBegun, Closing
 from piper_ray.proposal.demand import PlanDemand, Proposed
@@ -85,13 +86,15 @@ _NO_GAP = 5e-5
 class AskedOfPlan:
     """What was asked for besides a plan. tokens, price_per_hour: of the whole training, and of one GPU. others: plans
     in other precisions that were asked for, by their names; None where there is none. candidates: how many plans are
-    written. apart: what is found of pipelines of one kind each."""
+    written. apart: pipelines of one kind each, and apart_text: what is found
+    of them."""
 
     tokens: float | None = None
     price_per_hour: float | None = None
     others: Mapping[str, Proposed | None] = field(default_factory=dict)
     candidates: int = 1
-    apart: str = ""
+    apart: KindsApart | None = None
+    apart_text: str = ""
 
 
 def print_plan(
@@ -103,7 +106,7 @@ def print_plan(
 ) -> None:
     """The whole answer: the plan, what is proved, its stages, other plans, and what changes would bring."""
     figures = figures_of(proposal.best, asked.tokens, asked.price_per_hour)
-    print_lines(console, answer_lines(proposal, figures, asked.apart))
+    print_lines(console, answer_lines(proposal, figures, asked.apart_text))
     console.print()
     _print_stages(console, proposal, size.ranks)
     if len(proposal.found) > 1:
@@ -582,6 +585,8 @@ def why_not(proposal: FoundPlans, theirs: Theirs) -> str:
         )
     if _per_sample(own) <= _per_sample(best) * (1.0 + _SAME):
         return "it takes the same"
+    if own.devices < best.devices and proposal.demand.further:
+        return f"it uses {own.devices:,} of {own.instance.devices:,} GPUs"
     if own.devices < best.devices:
         nodes = -(-own.devices // proposal.demand.request.node_of(own.estimate.setting.gpu))
         return f"it uses {own.devices:,} of {own.instance.devices:,} GPUs; --nodes {nodes} plans for as many"

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from piper_ray.planners.apart import KindsApart
 from piper_ray.proposal.against import Theirs
 from piper_ray.proposal.cells import Cell
 from piper_ray.proposal.clusters import ClusterPlan
@@ -13,6 +14,7 @@ from piper_ray.proposal.demand import Proposed
 from piper_ray.proposal.figures import Figures, figures_of
 from piper_ray.proposal.layout_words import LayoutWords, differences, layout_words
 from piper_ray.proposal.propose import FoundPlans, Help
+from piper_ray.report.apart import apart_document
 from piper_ray.report.clusters import spare_document
 from piper_ray.report.proposal import why_not
 from piper_ray.version import __version__
@@ -78,9 +80,11 @@ def planned_document(
     theirs: Theirs | None,
     fewer: Sequence[ClusterPlan],
     files: Sequence[Path],
+    apart: KindsApart | None = None,
 ) -> dict[str, object]:
     """All that ``plan`` has to say. others: the best plans in other precisions that were asked for. theirs: the plan
-    of people's own, if any. fewer: the plan and those for fewer nodes, where these were asked for."""
+    of people's own, if any. fewer: the plan and those for fewer nodes, where these were asked for. apart:
+    pipelines of one kind each."""
     best = proposal.best
     words = layout_words(best)
     schedule = best.simulation.schedule
@@ -101,6 +105,7 @@ def planned_document(
         "files": [str(path) for path in files],
         "against": None if theirs is None else against_document(proposal, theirs),
         "fewer_nodes": spare_document(fewer),
+        "apart": apart_document(apart),
     }
 
 

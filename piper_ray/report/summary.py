@@ -79,7 +79,7 @@ def instance_lines(instance: Instance) -> list[str]:
         if not sites:
             return [workload, own]
         each = f"{instance.devices // len(sites):,} devices and pipelines of its own at each, B = {between}/s between"
-        return [workload, own, f"Sites     {', '.join(map(printable, sites))}: {each}"]
+        return [workload, own, f"Sites     {printable(instance.cluster.sites_text)}: {each}"]
     label = f"{instance.kind_word.capitalize():10}"
     of_kinds = [
         f"{label}{printable(x.name)}: K = {x.cluster.devices:,}, M = {memory_text(x.cluster.memory_bytes)}, "

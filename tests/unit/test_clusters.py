@@ -200,7 +200,7 @@ def test_the_table_for_fewer_nodes_fits(tmp_path: Path) -> None:
     assert change_text(steps[1] / steps[0] - 1.0) in lines[2]
     first, second = spare_document(plans)
     assert first["step_s"] == steps[0]
-    assert second["all_bytes"] == moved_between(*(one.found.best for one in plans if one.found is not None)).all_bytes
+    assert second["all_bytes"] == plans[1].moved_from(plans[0]).all_bytes
 
 
 def test_a_cluster_without_a_plan_has_a_reason(tmp_path: Path) -> None:

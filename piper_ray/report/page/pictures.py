@@ -205,7 +205,7 @@ def placements(instance: Instance, plan: Plan, simulation: Simulation) -> list[P
         within = [k for k, stage in enumerate(plan.stages) if stage.kind == name]
         colour, sites = f"c{number % COLOURS}" if name else None, cluster.sites
         own = placement(cluster.at_site, simulation, within, colour, len(sites) or 1)
-        name = f"At each of {', '.join(sites)}" if sites else name
+        name = f"At each of {cluster.sites_text}" if sites else name
         found.append(replace(own, legend=f"{printable(name)}. {own.legend}") if name else own)
     return found
 

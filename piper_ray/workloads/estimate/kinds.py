@@ -8,7 +8,7 @@ from dataclasses import replace
 from piper_ray.model.apart import at_each_site
 from piper_ray.model.cluster import Cluster, DeviceKind
 from piper_ray.model.errors import UsageError
-from piper_ray.model.instance import Instance, Layer, Tmpc
+from piper_ray.model.instance import Instance, Layer, Tmpc, with_rows
 from piper_ray.workloads.estimate.build import Estimate
 
 
@@ -24,6 +24,7 @@ def on_several_kinds(of_kind: Mapping[str, Instance], between_bytes_per_s: float
     >>> on_several_kinds(of_kind, "40GB/s").devices
     16
     """
+    of_kind = {name: _numbered(one, number) for number, (name, one) in enumerate(of_kind.items(), start=1)}
     first, *others = of_kind.values()
     shape = [(layer.id, layer.name) for layer in first.layers]
     for other in others:
@@ -45,8 +46,34 @@ def on_several_kinds(of_kind: Mapping[str, Instance], between_bytes_per_s: float
     model = first.model
     if model is not None and len(gpus) > 1:
         model = replace(model, gpu="" if "" in gpus else "several")
-    joined = replace(first, layers=tuple(layers), edges=tuple(edges), cluster=cluster, model=model, notes=notes)
+    schemes = {name: scheme for instance in of_kind.values() for name, scheme in instance.schemes.items()}
+    joined = replace(
+        first,
+        layers=tuple(layers),
+        edges=tuple(edges),
+        cluster=cluster,
+        model=model,
+        notes=notes,
+        schemes=schemes,
+    )
     return joined.checked_as(first)
+
+
+def _numbered(instance: Instance, number: int) -> Instance:
+    """The same with words of their own for found schemes, which cost something else on each kind."""
+    if number == 1 or not instance.schemes:
+        return instance
+    words = {word: f"{word}-{number}" for word in instance.schemes}
+
+    def rows(layer: Layer) -> dict[int, tuple[Tmpc, ...]]:
+        named = {
+            t: [(x, "+".join(words.get(word, word) for word in x.id.split("+"))) for x in row]
+            for t, row in layer.tmpcs.items()
+        }
+        return {t: tuple(x if x.id == own else x.changed(id=own) for x, own in row) for t, row in named.items()}
+
+    schemes = {words[word]: scheme for word, scheme in instance.schemes.items()}
+    return replace(instance, layers=with_rows(instance.layers, rows), schemes=schemes).checked_as(instance)
 
 
 def joined(of_kind: Mapping[str, Estimate], between_bytes_per_s: float | None = None) -> Estimate:

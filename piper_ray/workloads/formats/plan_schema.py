@@ -290,8 +290,8 @@ class OwnPipelinesDocument(_Documented):
 class ApartDocument(_Documented):
     """Pipelines that each use one kind of devices, with the microbatches divided among them."""
 
-    batch_s: float
-    """The time of a batch, in s."""
+    batch_s: float | None
+    """The time of a batch, in s; null if the search ended at its bound, because none is faster than the plan."""
     lower_bound_s: float | None = None
     """No division of the microbatches takes less than this, in s; null: in files of older versions."""
     gradients_s: float | None = None
@@ -521,10 +521,13 @@ class AgainstDocument(_Documented):
 
 
 class FewerNodesDocument(_Documented):
-    """The plan for a smaller number of nodes, and the cost of moving to it from the plan before."""
+    """The plan for a smaller number of nodes, and the cost of moving to it from the last plan before it that has as
+    many nodes of each kind or more."""
 
     nodes: int
     """The number of nodes."""
+    nodes_of: dict[str, int] | None = None
+    """The number of nodes of each kind of devices, or at each site; null if there is one."""
     gpus: int
     """The number of GPUs of these nodes."""
     step_s: float | None
@@ -578,6 +581,9 @@ class PlannedAnswer(_Versioned):
     """The layout that the plan was compared with; null if none was given."""
     fewer_nodes: list[FewerNodesDocument]
     """The plan and those for fewer nodes; empty if not requested."""
+    apart: ApartDocument | None = None
+    """Pipelines that each use one kind of devices, with layers as in the plan; null if devices are of one kind, or if
+    none fits."""
 
 
 SCHEMAS: dict[str, type[BaseModel]] = {

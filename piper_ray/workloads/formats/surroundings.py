@@ -301,8 +301,8 @@ def _read_sites(
 def check_sites(devices: object, given: object, path: str, faults: Faults) -> tuple[Any, ...]:
     """The sites. Notes a fault of their names, or of devices that cannot be shared out to them equally."""
     sites = tuple(given) if isinstance(given, (list, tuple)) else (given,)
-    if len(sites) < 2 or not all(isinstance(x, str) and x for x in sites) or len(set(map(str, sites))) < len(sites):
-        faults.at(path, f"{', '.join(map(shown, sites)) or 'none'}; expected a list of at least two names, each once")
+    if len(set(map(str, sites))) < 2 or not all(isinstance(x, str) and x for x in sites):
+        faults.at(path, f"{', '.join(map(shown, sites)) or 'none'}; expected a list of at least two names")
     elif isinstance(devices, int) and devices % len(sites):
         faults.at(path, f"{plural(len(sites), 'site')}; expected as many at each of the {devices:,} devices")
     return sites

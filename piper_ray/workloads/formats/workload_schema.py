@@ -70,7 +70,8 @@ the ``kind`` of its devices.
 
 ``sites`` of [cluster], such as ``["east", "west"]``, are equal sites that the devices are at. ``links`` and
 ``bandwidth`` are those within a site. Each site has pipelines of its own, an equal part of each stage's replicas, and
-gradients are summed over ``between``, the rate of a device between sites.
+gradients are summed over ``between``, the rate of a device between sites. A larger site is named once for each of its
+equal parts: ``["east", "east", "west"]``.
 
 ``base = "other.toml"`` starts from another file, whose entries this file's entries replace one by one. Its path is
 relative to this file's folder, or to the working folder for text from stdin.
