@@ -18,6 +18,7 @@ import piper_ray
 from piper_ray.cli.app import app
 from piper_ray.export.files import Export, Target
 from piper_ray.export.import_plan import import_plan
+from piper_ray.export.launched import import_launched
 from piper_ray.export.megatron_layout import plan_layout
 from piper_ray.export.run_as import RunAs
 from piper_ray.export.targets import export_plan
@@ -27,10 +28,12 @@ from piper_ray.model.instance import Batch, Instance
 from piper_ray.model.mode import ALL_REPLICAS
 from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import Schedule, ScheduleName
+from piper_ray.planners.apart import KindsApart
 from piper_ray.proposal import cells as proposal_cells
 from piper_ray.proposal.cells import CellSearch, Closing, cells_of
 from piper_ray.proposal.demand import FurtherKinds, PlanDemand
 from piper_ray.proposal.propose import propose
+from piper_ray.report.apart import apart_document
 from piper_ray.runtimes.meshes import gpus_per_node_of
 from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName
 from piper_ray.workloads.estimate.build import EstimateRequest
@@ -153,21 +156,30 @@ def test_meshes_of_one_kind_that_are_apart_have_names_of_their_own(config: Path)
 
 
 def test_flagscales_meshes_are_read_back(config: Path) -> None:
-    """On two kinds, on runs of one kind apart, and on one kind alone; other layouts do not say a stage's kind."""
+    """On two kinds, on runs of one kind apart, and on one kind alone."""
     instance = instance_of(config)
     for counts, kinds, degrees in (([3, 2, 3], "aah", (2, 4)), ([3, 2, 3], "aha", (1, 1)), ([4, 4], "hh", (2, 2))):
         plan = on(plan_of(instance, counts, d=2, t=1), kinds, dict(zip("ah", degrees, strict=True)))
         system = export_plan(instance, plan, ONE_F_ONE_B, Target.FLAGSCALE, 8).files["system.yaml"]
         assert (imported := import_plan(instance, system)).plan == plan
         assert imported.schedule == ONE_F_ONE_B
-    for wrong, told in (
-        (system.replace("H100-SXM", "V100"), "hetero_device_types: ['V100']; expected the type of each mesh, A100-80"),
-        ("pipeline_model_parallel_layout: Ettt|tttL\ntensor_model_parallel_size: 1", "does not say the kind of each"),
-    ):
-        with pytest.raises(UsageError, match=re.escape(told)):
-            import_plan(instance, wrong)
+    told = "hetero_device_types: ['V100']; expected the type of each mesh, A100-80"
+    with pytest.raises(UsageError, match=re.escape(told)):
+        import_plan(instance, system.replace("H100-SXM", "V100"))
     with pytest.raises(UsageError, match="each mesh has its own tensor parallel"):
         import_plan(instance, system, RunAs(tensor_parallel=2))
+
+
+def test_ranks_of_other_layouts_fill_the_kinds_in_order(config: Path, tmp_path: Path) -> None:
+    """8 A100, then 16 H100. Folders that were written here say the kind of each rank."""
+    instance = instance_of(config)
+    read = import_plan(instance, "Ett|tt|ttL", RunAs(data_parallel=8))
+    assert read.plan == on(plan_of(instance, [3, 2, 3], d=8, t=1), "ahh", {"a": 1, "h": 1})
+    assert any("fill the devices in the order of the workload (A100-80, H100-SXM)" in note for note in read.notes)
+    with pytest.raises(UsageError, match="pipeline ranks of 16 devices, which do not divide the 8 of A100-80"):
+        import_plan(instance, "EttttttL", RunAs(data_parallel=16))
+    exported(config, [2, 2, 2, 2], "hhaa", Target.MEGATRON, a=1, h=1).write(tmp_path)
+    assert [stage.kind[0] for stage in import_launched(instance, str(tmp_path)).plan.stages] == [*"HHAA"]
 
 
 def test_megatrons_script_starts_what_each_node_has(config: Path) -> None:
@@ -209,8 +221,14 @@ def run(*arguments: object) -> Result:
 def test_the_command_writes_all(config: Path, tmp_path: Path) -> None:
     out = tmp_path / "plan"
     kinds = ("--gpu", "A100-80:1", "--gpu", "H100-SXM:1", "--between", "20GB/s")
-    result = run("plan", config, *kinds, "--global-batch", 16, "--microbatch-size", 2, "-o", out)
+    even = tmp_path / "even.args"
+    even.write_text(
+        "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Ettt|tttL --use-distributed-optimizer"
+    )
+    result = run("plan", config, *kinds, "--global-batch", 16, "--microbatch-size", 2, "-o", out, "--against", even)
     assert result.exit_code == 0, result.output
+    assert "it has nothing but which layers a stage has" in result.stdout
+    assert "ranks fill the devices in the order of the" in result.stdout
     assert " on 8 A100-80 and 8 H100-SXM, Megatron" in result.stdout
     assert "\napart     pipelines of one kind each: " in result.stdout
     search: dict[str, Any] = json.loads((out / "search.json").read_text())
@@ -240,7 +258,6 @@ KINDS = ("--gpu", "A100-80:2", "--gpu", "H100-SXM:2")
             "--schedule interleaved: on GPUs of several kinds or at several sites plans are for 1f1b",
         ),
         ((*KINDS, "--global-batch", "64,128"), "--global-batch: a table is for one kind of GPU"),
-        ((*KINDS, "--spare", "1"), "--spare is for one kind of GPU at one site, not for several"),
         ((*KINDS, "--candidates", "2"), "--candidates is for one kind of GPU"),
         ((*KINDS, "--calibrate", "x"), "--calibrate: measurements are of one GPU"),
         ((*KINDS, "--price", "1,2,3", "--train-tokens", "1T"), "--price has 3 prices for 2 GPUs"),
@@ -267,6 +284,10 @@ def test_solve_says_whether_pipelines_of_one_kind_each_are_faster(config: Path, 
     one = run("solve", "inputs/bert32-a100.toml", "--apart")
     assert one.exit_code == 2
     assert "--apart is for devices of several kinds" in one.stderr
+
+
+def test_a_search_that_ended_at_its_bound_has_no_time() -> None:
+    assert apart_document(KindsApart((), 2.0, 1)) == {"batch_s": None, "lower_bound_s": 2.0, "kinds": []}
 
 
 def test_no_pipelines_of_one_kind_fit(tmp_path: Path) -> None:

@@ -17,13 +17,16 @@ from piper_ray.export.import_plan import import_plan
 from piper_ray.export.targets import export_plan
 from piper_ray.model.apart import as_sites, parts_of
 from piper_ray.model.cluster import Cluster, DeviceKind, Link
+from piper_ray.model.constraints import choices_made
 from piper_ray.model.errors import InputError, InvalidPlan, UnsupportedPlan, UsageError
 from piper_ray.model.figures import time_text
 from piper_ray.model.instance import Batch, Edge, Instance, Layer, Tmpc
 from piper_ray.model.mode import ALL_REPLICAS
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import Schedule, ScheduleName
+from piper_ray.proposal.clusters import ClusterPlan
 from piper_ray.proposal.demand import FurtherKinds, PlanDemand
+from piper_ray.proposal.moved import moved_between
 from piper_ray.proposal.propose import propose
 from piper_ray.report.page.pictures import placements
 from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName
@@ -80,8 +83,12 @@ def test_a_file_has_the_sites(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
-        ('["east", "west"]', '["east"]', 'cluster.sites: "east"; expected a list of at least two names, each once'),
-        ('["east", "west"]', '["east", "east"]', "cluster.sites: "),
+        ('["east", "west"]', '["east"]', 'cluster.sites: "east"; expected a list of at least two names'),
+        (
+            '["east", "west"]',
+            '["east", "east"]',
+            'cluster.sites: "east", "east"; expected a list of at least two names',
+        ),
         ("devices = 16", "devices = 15", "cluster.sites: 2 sites; expected as many at each of the 15 devices"),
         ("between = ", "# ", "cluster.between: missing"),
         ("sites = ", "# ", "cluster.between: a rate between kinds of devices or sites; expected cluster.kinds or"),
@@ -105,7 +112,7 @@ def test_what_sites_are_not_for() -> None:
         piper_ray.solve(AT_SITES, schedule="2bw")
     with pytest.raises(UsageError, match="a frontier under 2bw: not with pipelines at each of several sites"):
         piper_ray.frontier(AT_SITES, schedule="2bw")
-    with pytest.raises(InvalidPlan, match="its 1 replicas cannot be shared out equally to 2 sites"):
+    with pytest.raises(InvalidPlan, match="its 1 replicas cannot be shared out to 2 equal parts"):
         piper_ray.evaluate(AT_SITES, two_stages(1))
 
 
@@ -221,9 +228,44 @@ def test_a_plan_at_sites_is_launched_and_read_back(runtime: RuntimeName, tmp_pat
 
 def test_unlike_sites_have_pipelines_through_all(tmp_path: Path) -> None:
     asked = demand(tmp_path / "config.json", RuntimeName.MEGATRON, (1, 2))
-    assert asked.ways == (asked,)
+    assert asked.ways == (asked,), "3 equal parts do not divide 8,192 samples"
     with pytest.raises(UsageError, match="runs no plan on devices of several kinds"):
         assert not demand(tmp_path / "config.json", RuntimeName.TORCHTITAN, (1, 2)).ways
+
+
+def test_a_larger_site_has_several_equal_parts(tmp_path: Path) -> None:
+    """Of 1 + 2 nodes each node is a part. A ring is charged for the links of the site with the fewest replicas."""
+    asked = demand(tmp_path / "config.json", RuntimeName.DEEPSPEED, (1, 2))
+    asked = replace(asked, request=replace(asked.request, batch=9216))
+    (way,) = asked.ways
+    assert way.parts == ("east", "west", "west")
+    best = propose(asked).best
+    cluster, (stage,) = best.instance.cluster, best.plan.stages
+    assert (cluster.sites, cluster.at_site.devices, stage.data_parallel_degree % 3) == (way.parts, 4, 0)
+    weights = sum(tmpc.weights_bytes for _, _, tmpc in choices_made(best.instance, stage))
+    d, ring = stage.data_parallel_degree, 4.0 / (3 * 9216 / 8) * weights
+    west, east = (ring * (d - 1) / d * 3 / (links * cluster.between_bytes_per_s) for links in (2 * d // 3, d // 3))
+    charged = piper_ray.evaluate(best.instance, best.plan, schedule="1f1b").stages[0].resync_s
+    assert charged == pytest.approx(max(west, east))
+    made = export_plan(best.instance, best.plan, best.solution.schedule, Target.DEEPSPEED, 4)
+    assert any("the first 1 at east, the next 2 at west" in note for note in made.notes)
+    path = tmp_path / "parts.toml"
+    path.write_text(to_toml(best.instance))
+    assert piper_ray.load(path).cluster.sites == way.parts
+    assert "Sites     east, 2 parts of west: 4 devices" in run("info", path).stdout
+
+
+def test_what_moves_between_plans_at_sites_is_counted_by_gpu(tmp_path: Path) -> None:
+    """From both sites to one: its GPUs have all weights already, and of the optimizer's state what they had there."""
+    asked = demand(tmp_path / "config.json", RuntimeName.DEEPSPEED, (1, 2))
+    further = replace(asked.further or FurtherKinds("", ()), name="west", others=())
+    rest = replace(asked, request=replace(asked.request, batch=9216, nodes=2), further=further)
+    whole, left = (propose(one) for one in (replace(asked, request=replace(asked.request, batch=9216)), rest))
+    found = ClusterPlan(rest, left).moved_from(ClusterPlan(asked, whole))
+    assert left.best.devices == 8
+    assert found.weights_bytes == 0.0 < found.state_bytes < found.all_bytes
+    elsewhere = moved_between(whole.best, left.best, "north")
+    assert elsewhere.weights_bytes + elsewhere.state_bytes == pytest.approx(found.all_bytes)
 
 
 def test_a_stage_has_whole_nodes_at_each_site() -> None:
