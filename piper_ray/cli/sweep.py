@@ -169,7 +169,7 @@ def sweep_report(dataset: SweepReportOptions) -> None:
     with working("reading the dataset"):
         rows, damage = read_whole_parts(storage, list(dict.fromkeys([*COLUMNS, *plan_findings.COLUMNS])))
         records, plans = records_of(rows), plan_findings.plan_records_of(rows)
-    if prices and (unpriced := {plan.gpu for plan in plans} - prices.keys()):
+    if prices and (unpriced := {gpu for plan in plans for gpu in plan.gpu_names} - prices.keys()):
         raise UsageError(f"--price-per-hour: no price of {', '.join(sorted(unpriced))}; expected one of each GPU")
     if not records and not plans:
         _end_with(storage, damage)

@@ -64,7 +64,8 @@ def best_text(best: Best) -> str:
     """What was found, where, and why that one of several that are as fast."""
     point = best.point
     if isinstance(point, PlanPoint):
-        where = f"{plural(point.nodes, 'node')} of {point.gpu}, batch {point.batch:,}, {point.precision}"
+        of_gpu = point.gpu if len(point.kinds) > 1 else f"{plural(point.nodes, 'node')} of {point.gpu}"
+        where = f"{of_gpu}, batch {point.batch:,}, {point.precision}"
         return f"{time_text(best.time_per_sample_s)}/sample on {where} ({point.trained_by})"
     why = f", of {best.alike:,} as fast with the fewest devices, then the least memory" if best.alike > 1 else ""
     return (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,10 +28,12 @@ class Cost:
 
     def of(self, record: PlanRecord) -> float | None:
         """None without a plan, or a price."""
-        hours = record.gpu_hours
-        if hours is None or not self.prices:
-            return hours
-        return hours * self.prices[record.gpu] if record.gpu in self.prices else None
+        hours = record.gpu_hours_of
+        if not hours or not self.prices:
+            return record.gpu_hours
+        if not hours.keys() <= self.prices.keys():
+            return None
+        return sum(of_gpu * self.prices[gpu] for gpu, of_gpu in hours.items())
 
 
 def plan_tables(records: Sequence[PlanRecord], prices: Prices) -> list[FindingsTable]:
@@ -49,10 +52,10 @@ def plan_tables(records: Sequence[PlanRecord], prices: Prices) -> list[FindingsT
 
 
 def _of_gpus(records: Sequence[PlanRecord], value: Callable[[PlanRecord], float | None]) -> list[PlanRecord]:
-    """The best of each model, batch and GPU; the fewest devices among equals."""
+    """The best of each model, batch and GPU, or kinds of GPU together; the fewest devices among equals."""
     best: dict[tuple[TrainedBatch, str], tuple[float, int, PlanRecord]] = {}
     for record in best_of_clusters(records):
-        key, worth = (record.training, record.gpu), value(record)
+        key, worth = (record.training, record.gpus_text), value(record)
         if worth is not None and (key not in best or (worth, record.devices) < best[key][:2]):
             best[key] = worth, record.devices, record
     return [record for _, _, record in best.values()]
@@ -88,7 +91,7 @@ def _clusters(title: str, records: Sequence[PlanRecord], cost: Cost) -> Findings
             one.training.text,
             one.gpu,
             one.way.text,
-            one.layout or "",
+            _layout(one),
             f"{one.devices:,}",
             time_text(one.step_s or 0.0, 3),
             f"{100.0 * (one.gap or 0.0):.2f} %",
@@ -100,6 +103,11 @@ def _clusters(title: str, records: Sequence[PlanRecord], cost: Cost) -> Findings
     ]
     figures = ("GPUs", "step", "gap", "tokens/s", "MFU", cost.words)
     return FindingsTable(title, ("training", "GPU", "way", "layout", *figures), tuple(rows), 4)
+
+
+def _layout(record: PlanRecord) -> str:
+    stages = "" if record.kinds_of_stages is None else f"; stages on {', '.join(json.loads(record.kinds_of_stages))}"
+    return f"{record.layout or ''}{stages}"
 
 
 def _ways(records: Sequence[PlanRecord]) -> FindingsTable:
@@ -149,6 +157,9 @@ _CSV: Mapping[str, Callable[[PlanRecord], object]] = {
     "used_gpus": lambda r: r.devices_used,
     "peak_memory_bytes": lambda r: r.peak_memory_bytes,
     "layout": lambda r: r.layout,
+    "devices_of_kinds": lambda r: r.devices_of_kinds,
+    "kinds_of_stages": lambda r: r.kinds_of_stages,
+    "gpu_hours_of_kinds": lambda r: r.devices_of_kinds and json.dumps(r.gpu_hours_of),
     "combinations": lambda r: r.combinations,
     "combinations_closed": lambda r: r.combinations_closed,
     "cpu_s": lambda r: r.cpu_s,

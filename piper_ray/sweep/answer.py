@@ -269,7 +269,9 @@ def _of_plan(plan: Plan | None, schedule: Schedule) -> Row:
     if plan is None:
         return {}
     text = json.dumps(plan.to_dict(), separators=(",", ":"), ensure_ascii=False)
-    return {"devices_used": plan.by_rank(schedule).devices, "stages": len(plan.stages), "plan": text}
+    kinds = [stage.kind for stage in plan.stages]
+    of_kinds = {"kinds_of_stages": json.dumps(kinds)} if any(kinds) else {}
+    return {"devices_used": plan.by_rank(schedule).devices, "stages": len(plan.stages), "plan": text, **of_kinds}
 
 
 def _of_run() -> Row:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -66,6 +67,8 @@ class PlanRecord:
     microbatch_samples: int | None
     peak_memory_bytes: float | None
     layout: str | None
+    devices_of_kinds: str | None
+    kinds_of_stages: str | None
     combinations: int | None
     combinations_closed: int | None
     note: str | None
@@ -75,10 +78,28 @@ class PlanRecord:
     cpu_s: float | None
 
     @property
+    def gpu_names(self) -> tuple[str, ...]:
+        """The GPU of the cluster; of several kinds each."""
+        return tuple(part.rpartition(":")[0] or part for part in self.gpu.split())
+
+    @property
+    def gpus_text(self) -> str:
+        """``A100-80 + H100-SXM``: what clusters of different sizes have in common."""
+        return " + ".join(self.gpu_names)
+
+    @property
     def gpu_hours(self) -> float | None:
         """Of a billion tokens, idle GPUs too; None without a plan, or tokens."""
         rate = self.tokens_per_s_per_device
         return None if not rate else _BILLION / rate / _S_PER_HOUR
+
+    @property
+    def gpu_hours_of(self) -> dict[str, float]:
+        """The same of each kind of GPU; empty without a plan, or tokens."""
+        if (hours := self.gpu_hours) is None:
+            return {}
+        counts = {self.gpu: self.devices} if self.devices_of_kinds is None else json.loads(self.devices_of_kinds)
+        return {gpu: hours * count / self.devices for gpu, count in counts.items()}
 
     @property
     def cluster(self) -> tuple[TrainedBatch, str, int]:

@@ -198,7 +198,8 @@ def _nothing_is_left_over() -> Iterator[None]:
 
 def _of_plans(found: FoundPlans) -> Row:
     best, cells = found.best, found.cells
-    figures, schedule = figures_of(best), best.solution.schedule
+    figures, schedule, words = figures_of(best), best.solution.schedule, layout_words(best)
+    gpus = {kind.name: kind.cluster.devices for kind in best.instance.cluster.kinds}
     left_open = sum(cell.closing is Closing.LEFT_OPEN for cell in cells.cells)
     return {
         "status": (Status.OPTIMAL if found.gap <= PROOF_TOLERANCE else Status.FEASIBLE).value,
@@ -218,7 +219,8 @@ def _of_plans(found: FoundPlans) -> Row:
         "tokens_per_s_per_device": figures.tokens_per_s_per_device,
         "mfu": figures.mfu,
         "peak_memory_bytes": best.simulation.peak_memory_bytes,
-        "layout": layout_words(best).text,
+        "layout": words.text,
+        **({"devices_of_kinds": json.dumps(gpus), "kinds_of_stages": json.dumps(words.kinds)} if gpus else {}),
         "combinations": cells.count,
         "combinations_closed": cells.count - left_open,
     }

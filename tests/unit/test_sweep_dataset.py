@@ -74,7 +74,7 @@ def test_the_schema_is_the_documented_one(tmp_path: Path) -> None:
     types = {field.name: str(field.type) for field in schema}
     text = ["input_hash", "graph_hash", "planner", "recompute", "status", "plan", "stopped_by", "note"]
     text += ["error_kind", "error", "version", "kernels", "host", "runtime", "schedule"]
-    text += ["gpu", "precision", "trained_by", "asked_schedule", "layout"]
+    text += ["gpu", "precision", "trained_by", "asked_schedule", "layout", "devices_of_kinds", "kinds_of_stages"]
     count = ["devices", "microbatches", "devices_used", "stages", "layers", "downsets", "levels", "pairs"]
     count += ["evaluations", "tried", "attempts", "chunks"]
     count += ["nodes", "batch", "tokens", "microbatch_samples", "combinations", "combinations_closed"]

@@ -402,6 +402,27 @@ def test_figures_of_plans_hold_the_points() -> None:
     assert list(plan_figures(RECORDS[:2], {})) == [], "one cluster is no curve"
 
 
+def test_clusters_of_several_kinds_are_curves_and_cost_by_kind() -> None:
+    """16 or 24 GPUs of both kinds; of two clusters of 24 the faster one is shown."""
+    records = [
+        plan_record(f"A:{a} B:{b}", a + b, step_s, devices_of_kinds=f'{{"A": {8 * a}, "B": {8 * b}}}',
+                    kinds_of_stages='["B", "A"]', layout="PP 2")
+        for a, b, step_s in ((1, 1, 4.0), (1, 2, 2.0), (2, 1, 3.0))
+    ]  # fmt: skip
+    figures = dict(plan_figures(records, {"A": 1.0, "B": 10.0}))
+    (axes,), (costs,) = figures["step-m-b64"].axes, figures["cost-m-b64"].axes
+    curve = next(line for line in axes.get_lines() if line.get_label() == "A + B")
+    assert [*map(tuple, curve.get_xydata())] == [(16, 4.0), (24, 2.0)]
+    (line,) = (line for line in costs.get_lines() if line.get_label() == "A + B")
+    assert line.get_ydata()[0] == pytest.approx((8 * 1.0 + 8 * 10.0) * 1e9 * 4.0 / (64 * 512) / 3600)
+    tables = {table.title: table for table in plan_tables(records, {})}
+    (row,) = tables["Shortest step of each GPU"].rows
+    assert row[1:5] == ("A:1 B:2", "megatron, bf16", "PP 2; stages on B, A", "24")
+    first = next(csv.DictReader(io.StringIO(plans_csv(records))))
+    hours = json.loads(first["gpu_hours_of_kinds"])
+    assert sum(hours.values()) == pytest.approx(float(first["gpu_hours_per_billion_tokens"]))
+
+
 def test_plans_as_csv_are_exact() -> None:
     rows = list(csv.DictReader(io.StringIO(plans_csv(RECORDS))))
     assert [row["step_s"] for row in rows[:3]] == ["", "8.0", "3.0"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 
 from matplotlib.figure import Figure
@@ -18,17 +19,17 @@ _MOST_PANELS = 9
 def plan_figures(records: Sequence[PlanRecord], prices: Prices) -> Iterator[tuple[str, Figure]]:
     """Each with a name for its file; a figure is of one model and batch. One of a single cluster is left out. A GPU has
     the same colour and marker in all of them, and so has a way to train."""
-    gpus = sorted({record.gpu for record in records})
+    gpus = sorted({record.gpus_text for record in records})
     ways = sorted({record.way.text for record in records})
     cost = Cost(prices)
     for training, group in groupby(records, key=lambda record: record.training):
         of_training = list(group)
         if len({record.devices for record in of_training}) < 2:
             continue
-        best = best_of_clusters(of_training)
+        best = _of_sizes(best_of_clusters(of_training))
         name = f"{training.model}-b{training.batch}" + ("" if training.tokens is None else f"-s{training.tokens}")
         by_gpu = [(Look(gpu, index, len(gpus)), gpu) for index, gpu in enumerate(gpus)]
-        curves = [(look, [one for one in best if one.gpu == gpu]) for look, gpu in by_gpu]
+        curves = [(look, [one for one in best if one.gpus_text == gpu]) for look, gpu in by_gpu]
         if best:
             title = f"{training.text}: step of the best plan"
             yield f"step-{name}", _figure(title, "seconds", [("", curves)], lambda one: one.step_s)
@@ -39,11 +40,27 @@ def plan_figures(records: Sequence[PlanRecord], prices: Prices) -> Iterator[tupl
             yield f"ways-{name}", _ways(training, of_training, gpus, ways)
 
 
+def _of_sizes(records: Iterable[PlanRecord]) -> list[PlanRecord]:
+    """Of clusters of the same kinds of GPU, and as many GPUs, the one with the shortest step."""
+    best: dict[tuple[str, int], PlanRecord] = {}
+    for one in records:
+        key = one.gpus_text, one.devices
+        if key not in best or (one.step_s or math.inf) < (best[key].step_s or math.inf):
+            best[key] = one
+    return list(best.values())
+
+
 def _ways(training: TrainedBatch, records: Sequence[PlanRecord], gpus: Sequence[str], ways: Sequence[str]) -> Figure:
     """A panel for each GPU, a curve for each runtime and precision; a cross where there is no plan."""
     looks = [(Look(way, index, len(ways)), way) for index, way in enumerate(ways)]
     panels = [
-        (gpu, [(look, [one for one in records if one.gpu == gpu and one.way.text == way]) for look, way in looks])
+        (
+            gpu,
+            [
+                (look, _of_sizes([one for one in records if one.gpus_text == gpu and one.way.text == way]))
+                for look, way in looks
+            ],
+        )
         for gpu in gpus[:_MOST_PANELS]
     ]
     title = f"{training.text}: tokens per second of each GPU"
