@@ -260,7 +260,14 @@ def solve(
     from piper_ray.report.apart import apart_document, apart_lines
     from piper_ray.report.log import SolverLog
     from piper_ray.report.simulated import print_simulation
-    from piper_ray.report.summary import print_layers, print_outcome, print_plan, print_simulated, schedule_line
+    from piper_ray.report.summary import (
+        borders_note,
+        print_layers,
+        print_outcome,
+        print_plan,
+        print_simulated,
+        schedule_line,
+    )
     from piper_ray.report.terminal import console, print_lines
 
     screen = console(stderr=json)
@@ -322,6 +329,8 @@ def solve(
         flushed = simulation is not None and not simulation.schedule.asynchronous
         if evaluation is not None and (written.verbose or not flushed):
             print_plan(screen, instance, solution.plan, evaluation, most)
+            if (text := borders_note(instance.cluster, solution.plan, solution.schedule)) is not None:
+                note(text)
         else:
             print_layers(screen, instance, solution.plan, solution.schedule, most)
         if simulation is not None and flushed:
