@@ -56,7 +56,7 @@ from piper_ray.engine.tables.tmpc_options import build_options
 from piper_ray.model.cluster import Cluster, Link
 from piper_ray.model.errors import ChoiceTooHard, LimitError
 from piper_ray.model.events import EvaluationFinished
-from piper_ray.model.instance import Instance
+from piper_ray.model.instance import Instance, Tmpc, with_rows
 from piper_ray.model.plan import Plan
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import PAPERS_SCHEDULE
@@ -197,25 +197,13 @@ def _with_bytes_as_shares(instance: Instance) -> Instance:
     the same."""
     cluster = instance.cluster
     times = {kind.name: cluster.memory_bytes / kind.cluster.memory_bytes for kind in cluster.kinds}
-    layers = [
-        replace(
-            layer,
-            tmpcs={
-                t: tuple(
-                    replace(
-                        x,
-                        activation_bytes=x.activation_bytes * times[x.kind],
-                        fixed_bytes=x.fixed_bytes * times[x.kind],
-                        shared_bytes=x.shared_bytes * times[x.kind],
-                    )
-                    for x in row
-                )
-                for t, row in layer.tmpcs.items()
-            },
-        )
-        for layer in instance.layers
-    ]
-    return replace(instance, layers=tuple(layers)).checked_as(instance)
+
+    def scaled(tmpc: Tmpc) -> Tmpc:
+        factor, sizes = times[tmpc.kind], ("activation_bytes", "fixed_bytes", "shared_bytes")
+        return tmpc.changed(**{name: getattr(tmpc, name) * factor for name in sizes}) if factor != 1.0 else tmpc
+
+    layers = with_rows(instance.layers, lambda layer: {t: tuple(map(scaled, row)) for t, row in layer.tmpcs.items()})
+    return replace(instance, layers=layers).checked_as(instance)
 
 
 def solve_mixed(request: SolveRequest) -> Solution:
@@ -291,10 +279,11 @@ class MixedSearch:
         slowest = Link(instance.cluster.slowest_rate(instance.cluster.kind_names))
         alike = Cluster(instance.devices, instance.memory_bytes, (slowest,))
         ceiling = ceiling_s(replace(instance, cluster=alike))
-        self.bracket = Bracket(max(bound_s, workload.problem.lower_bound_s()), ceiling)
+        self.bracket = Bracket(max(bound_s, workload.problem.lower_bound_s(), self.ledger.lower_s), ceiling)
         self.planning = Planning(instance, without_contraction())
         if self.ledger.best is not None:
             self.bracket.record_plan(self.ledger.best.value_s)
+            self.bracket.challenge()
         self.ledger.cases, self.ledger.may_prefer = {0: self.bracket}, workload.rates.are_exact
 
     def efforts(self) -> Generator[None, None, None]:

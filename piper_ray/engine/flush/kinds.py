@@ -76,7 +76,7 @@ class KindSearch:
     def _search(self, node: KindNode) -> list[KindNode]:
         """Searches a node, and returns the nodes that remain open."""
         ledger = self.ledger
-        part = Ledger[Any](ledger.microbatches, ledger.limits, best=ledger.best)
+        part = Ledger[Any](ledger.microbatches, ledger.limits, cases={0: node}, best=ledger.best)
         workload = self.search_of(node.instance, part)
         if part.stopped_by is not None and part.stopped_by.ends_all:
             ledger.stopped_by = part.stopped_by

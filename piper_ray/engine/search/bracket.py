@@ -200,6 +200,10 @@ class Bracket:
         DESCENDING."""
         self.phase, self._descent, self._stride = Phase.DESCENDING, stride, stride
 
+    def challenge(self) -> None:
+        """Starts CHALLENGING from a plan that is likely to be the best."""
+        self.phase = Phase.CHALLENGING
+
     def doubt(self) -> None:
         """Starts DOUBTING if there is no plan: a quick search that usually finds plans found none."""
         if self.upper is None:

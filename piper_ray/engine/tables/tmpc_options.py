@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -76,7 +77,11 @@ def build_options(
     slower: float64[r, 2 e], for clusters with several rates: the time of a byte that enters by an edge, then of one
     that leaves by it, relative to its time at the cluster's bandwidth.
     """
-    tmpcs = tuple(tuple(undominated(variant.tmpcs[layer_id]) for layer_id in graph.layer_ids) for variant in variants)
+    rows, kept = [[variant.tmpcs[x] for x in graph.layer_ids] for variant in variants], dict[int, tuple[Tmpc, ...]]()
+    for row in chain(*rows):
+        if id(row) not in kept:  # variants at different places share rows
+            kept[id(row)] = undominated(row)
+    tmpcs = tuple(tuple(kept[id(row)] for row in of_variant) for of_variant in rows)
     options, incident = Options.of(tmpcs, graph.size), IncidentEdges.of(graph)
     charges = Charges.of(instance, graph, tmpcs, incident)
     if slower is not None:
