@@ -123,6 +123,9 @@ def test_a_bound_of_zero(plans: list[float], seed: int) -> None:
 def test_a_plan_from_elsewhere(lower: float, best: float, known: float, seed: int) -> None:
     plans = [lower * best, lower * best * known]
     bracket = Bracket(lower, lower * 1000, upper=plans[1])
+    if seed % 2:
+        bracket.challenge()
+        assert bracket.propose() == plans[1] * (1.0 - PROOF)
     drive(bracket, plans, Random(seed))
     assert bracket.closed
     assert bracket.upper == pytest.approx(plans[0], rel=2 * PROOF)
