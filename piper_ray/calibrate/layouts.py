@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TypeVar
 
 from pydantic import BaseModel
 
-from piper_ray.calibrate.runs import PublishedRun
+from piper_ray.calibrate.runs import WORDS, PublishedRun, overlaps_of
 from piper_ray.model.arguments import choice
 from piper_ray.model.errors import InputError, UsageError
 from piper_ray.model.mode import CHEAP, EVERY_SECOND_PRODUCT, Recomputation, Sharding, parse_recomputation
@@ -19,18 +19,15 @@ from piper_ray.workloads.estimate.families import Microbatch
 from piper_ray.workloads.estimate.hardware import Hardware
 from piper_ray.workloads.estimate.layout import Layout
 from piper_ray.workloads.estimate.operators import LayerKind
-from piper_ray.workloads.estimate.runtimes import Loss
 from piper_ray.workloads.estimate.software import (
     BALANCED,
     DEFAULT_SOFTWARE,
-    Overlap,
     Precision,
     Software,
     Stack,
     context_exchange_named,
     dispatcher_named,
     graphs_named,
-    overlaps_named,
     precision_named,
     software_named,
     stack_of,
@@ -92,7 +89,7 @@ def laid_out(run: PublishedRun, hardware: Hardware, untold: Untold = Untold()) -
             reasons[" ".join(str(error).split())] = None
         return None
 
-    for name, meaning in _WORDS.items():
+    for name, meaning in WORDS.items():
         if word := getattr(run, name):
             tried(partial(meaning, word))
     model = tried(lambda: _model(run, untold))
@@ -172,7 +169,7 @@ def _stack(run: PublishedRun, generation: str, hardware: Hardware, untold: Untol
         precision = untold.precision or Precision.BF16
         assumed.append(f"precision {precision.value}")
     software = _changed(
-        software_named(generation).overlapping(_overlaps(run.overlaps or ())),
+        software_named(generation).overlapping(overlaps_of(run.overlaps or ())),
         context=context_exchange_named(run.context_exchange) if run.context_exchange else None,
         dispatcher=dispatcher_named(run.dispatcher) if run.dispatcher else None,
         graphs=graphs_named(run.graphs) if run.graphs else None,
@@ -184,32 +181,6 @@ def _stack(run: PublishedRun, generation: str, hardware: Hardware, untold: Untol
     balanced = BALANCED if run.figure == "benchmark" else None
     imbalance = run.expert_imbalance or balanced or untold.imbalance
     return stack if imbalance is None else replace(stack, imbalance=imbalance)
-
-
-_OVERLAPS = {"expert-all-to-all": Overlap.EXPERTS.value}
-"""Other names of overlaps that runs use."""
-
-
-def _overlaps(names: Iterable[str]) -> tuple[Overlap, ...]:
-    return overlaps_named(_OVERLAPS.get(name, name) for name in names)
-
-
-def _check_gradients(name: str) -> None:
-    if name not in ("fp32", "bf16", "fp16"):
-        raise NotExpressible(f"gradients {name} are unknown; expected fp32, bf16 or fp16")
-
-
-_WORDS: Mapping[str, Callable[..., object]] = {
-    "software": software_named,
-    "precision": precision_named,
-    "overlaps": _overlaps,
-    "context_exchange": context_exchange_named,
-    "dispatcher": dispatcher_named,
-    "graphs": graphs_named,
-    "gradients": _check_gradients,
-    "loss": partial(choice, "loss", kind=Loss),
-}
-"""What the words in these fields of a run stand for."""
 
 
 def _changed(table: _Table, **figures: object) -> _Table:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from piper_ray.calibrate.layouts import Laid
-from piper_ray.calibrate.runs import PublishedRun
+from piper_ray.calibrate.runs import PublishedRun, note_words
 from piper_ray.model.arguments import choice, did_you_mean
 from piper_ray.model.errors import Fault, InputError
 from piper_ray.model.mode import Recomputation, Sharding
@@ -195,6 +195,7 @@ def run_of_words(text: str) -> PublishedRun:
             said[_NAMES[name]] = _value(name, value)
     run = faults.model(PublishedRun, said, "")
     if run is None or faults:
+        note_words(said, "", faults)
         words = {field: word for word, field in _NAMES.items()}
         raise InputError(SOURCE, [Fault(words.get(fault.path, fault.path), fault.message) for fault in faults.found])
     return run

@@ -6,15 +6,27 @@ object with ``models`` and ``sources``, where models and the figures that all ru
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from piper_ray.model.errors import InputError
-from piper_ray.workloads.formats.documents import parse_json, read_text
+from piper_ray.model.arguments import choice
+from piper_ray.model.errors import InputError, UsageError
+from piper_ray.workloads.estimate.runtimes import Loss
+from piper_ray.workloads.estimate.software import (
+    Overlap,
+    context_exchange_named,
+    dispatcher_named,
+    graphs_named,
+    overlaps_named,
+    precision_named,
+    software_named,
+)
+from piper_ray.workloads.formats.documents import parse_json, read_text, repeated_keys
 from piper_ray.workloads.formats.faults import Faults, path_of, shown
 from piper_ray.workloads.formats.fields import WHOLE, Open
 
@@ -133,8 +145,9 @@ def read_runs(path: str | Path) -> list[PublishedRun]:
     source = str(path)
     text = read_text(source)
     document = parse_json(source, f'{{"runs": {text}}}' if text.lstrip().startswith("[") else text)
-    faults, found, seen = Faults(), list[PublishedRun](), set[str]()
-    for where, entry in _entries(document, faults):
+    faults, found, seen = Faults(repeated_keys(document)), list[PublishedRun](), set[str]()
+    entries = list(_entries(document, faults))
+    for where, entry in entries:
         if isinstance(entry, Mapping):
             for key in (key for key in entry if key not in PublishedRun.model_fields):
                 for meant in get_close_matches(key, PublishedRun.model_fields, 1, _MISSPELT):
@@ -148,6 +161,9 @@ def read_runs(path: str | Path) -> list[PublishedRun]:
         seen.add(run.id)
         found.append(run)
     if faults:
+        for where, entry in entries:
+            if isinstance(entry, Mapping):
+                note_words(entry, where, faults)
         raise InputError(source, faults.found)
     return found
 
@@ -155,6 +171,45 @@ def read_runs(path: str | Path) -> list[PublishedRun]:
 def is_run(document: Mapping[str, object]) -> bool:
     """Whether the document has a key that only runs have."""
     return not document.keys().isdisjoint({"step_s", "tokens_per_s_per_gpu", "global_batch", "tp", "pp", "dp"})
+
+
+_OVERLAPS = {"expert-all-to-all": Overlap.EXPERTS.value}
+"""Other names of overlaps that runs use."""
+
+
+def overlaps_of(names: Iterable[str]) -> tuple[Overlap, ...]:
+    """The exchanges of these names. Raises UsageError."""
+    return overlaps_named(_OVERLAPS.get(name, name) for name in names)
+
+
+def _check_gradients(name: str) -> None:
+    if name not in ("fp32", "bf16", "fp16"):
+        raise UsageError(f"gradients {name} are unknown; expected fp32, bf16 or fp16")
+
+
+WORDS: Mapping[str, Callable[..., object]] = {
+    "software": software_named,
+    "precision": precision_named,
+    "overlaps": overlaps_of,
+    "context_exchange": context_exchange_named,
+    "dispatcher": dispatcher_named,
+    "graphs": graphs_named,
+    "gradients": _check_gradients,
+    "loss": partial(choice, "loss", kind=Loss),
+}
+"""What the words in these fields of a run stand for. Each raises UsageError for a word that it does not know."""
+
+
+def note_words(said: Mapping[str, object], where: str, faults: Faults) -> None:
+    """Notes words that nobody knows, for a run that is refused for other faults before it is laid out."""
+    read = Faults()
+    for name, meaning in WORDS.items():
+        run = read.model(PublishedRun, {name: said.get(name)}, where)
+        if word := getattr(run, name, None):
+            try:
+                meaning(word)
+            except UsageError as error:
+                faults.at(path_of(where, name), str(error))
 
 
 _MISSPELT = 0.85

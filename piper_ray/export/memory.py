@@ -31,7 +31,7 @@ from piper_ray.workloads.estimate.families import Microbatch
 from piper_ray.workloads.estimate.hardware import Hardware, load_hardware
 from piper_ray.workloads.estimate.layout import priced
 from piper_ray.workloads.estimate.refusals import plain_instance
-from piper_ray.workloads.estimate.software import DEFAULT_SOFTWARE, SoftwareFamily, software_named
+from piper_ray.workloads.estimate.software import DEFAULT_SOFTWARE, SoftwareFamily, load_software
 
 _ANY_GPU = "H100-SXM"
 """The GPU if none is named; the memory of ranks does not depend on it."""
@@ -207,7 +207,8 @@ def _completed(run: PublishedRun, config: ModelConfig, assumed: list[str]) -> Pu
         found["sequence_parallel"] = True
         assumed.append("sequence parallelism (sp=false: none)")
     if not run.optimizer_sharding:
-        shared = software_named(run.software or DEFAULT_SOFTWARE).family is SoftwareFamily.SHARDED
+        known = load_software().get(run.software or DEFAULT_SOFTWARE)  # of another name laid_out tells
+        shared = known is not None and known.family is SoftwareFamily.SHARDED
         found["optimizer_sharding"] = "fsdp" if shared else "zero1"
         assumed.append(f"{'weights' if shared else 'the optimizer state'} shared by all replicas (zero=0: not)")
     if not run.recompute:

@@ -14,7 +14,7 @@ from piper_ray.model.figures import printable
 from piper_ray.run.job import LayerJob, Pass, PipelinePlan, Replicas
 from piper_ray.run.lists import torch_lists
 from piper_ray.simulate.actions import ActionKind
-from piper_ray.workloads.formats.documents import parse_json, read_text, refuse
+from piper_ray.workloads.formats.documents import parse_json, read_text, refuse, repeated_keys
 from piper_ray.workloads.formats.faults import Faults
 from piper_ray.workloads.formats.fields import Count, Open
 
@@ -44,8 +44,9 @@ class _ExportedDocument(Open):
 def read_folder(folder: Path) -> PipelinePlan:
     """Reads the folder. Raises InputError for files that are missing or were changed."""
     source = str(folder / STAGES)
-    faults = Faults()
-    read = faults.model(_ExportedDocument, parse_json(source, read_text(source)), "")
+    document = parse_json(source, read_text(source))
+    faults = Faults(repeated_keys(document))
+    read = faults.model(_ExportedDocument, document, "")
     if read is None:
         raise InputError(source, faults.found)
     stages = []

@@ -84,3 +84,14 @@ def test_faults_of_all_sources_are_named(tmp_path: Path) -> None:
 def test_a_file_without_runs_is_a_fault(tmp_path: Path, document: object) -> None:
     with pytest.raises(InputError, match="expected"):
         read(tmp_path, document)
+
+
+def test_faults_of_types_words_and_keys_are_named_together(tmp_path: Path) -> None:
+    text = """[{"id": "a", "tp": "x", "precision": "fp9", "dispatcher": "deepep", "overlaps": ["a"], "graphs": "x"},
+              {"id": "b", "tp": 1, "tp": 2, "software": "nemi", "loss": 3}]"""
+    (tmp_path / "runs.json").write_text(text)
+    with pytest.raises(InputError) as error:
+        read_runs(tmp_path / "runs.json")
+    first, second = [f"runs[0].{name}" for name in ("tp", "graphs")], ["runs[1].loss"]
+    words = [*(f"runs[0].{name}" for name in ("precision", "overlaps", "dispatcher")), "runs[1].software"]
+    assert [fault.path for fault in error.value.faults] == ["runs[1].tp", *first, *second, *words]
