@@ -315,9 +315,9 @@ def _setting(
     experts, each = _spread(instance, known, mesh, run_as.expert_tensor or 1, notes)
     if experts is not None and (ranks := d * context * mesh.tensor_parallel) % (experts * each):
         raise UsageError(
-            f"expert parallelism {experts}, {plural(each, 'device')} for each expert, needs {experts * each} devices "
-            f"of a stage, or a multiple of that; each stage has {ranks}. Another expert_tensor_parallel_size helps: "
-            "Megatron takes the tensor-parallel degree if it is left out"
+            f"expert parallelism {experts} with {plural(each, 'device')} for each expert needs {experts * each} devices"
+            f" of a stage, or a multiple of that; each stage has {ranks}. Set expert_tensor_parallel_size, such as 1: "
+            "if it is left out, Megatron takes the tensor-parallel degree"
         )
     recomputation = run_as.recomputation or Recomputation.NONE
     return Mode(

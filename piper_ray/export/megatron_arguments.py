@@ -249,7 +249,12 @@ def _require_model(given: SimpleNamespace, instance: Instance) -> Iterator[str]:
         return  # it does not state a whole model
     differing = [name for name in MEGATRON.model_switches if bool(getattr(given, name)) != bool(model.get(name, False))]
     if differing:
-        yield f"{', '.join(map(flag_of, differing))}: the launch's model and the workload's differ in it"
+        only = (
+            f"{', '.join(map(flag_of, names))} only in {where}"
+            for where in ("the launch", "the plan's model")
+            if (names := [name for name in differing if bool(getattr(given, name)) is (where == "the launch")])
+        )
+        yield f"the launch's model differs from the plan's: {'; '.join(only)}"
 
 
 _LATENT = ("kv_lora_rank", "q_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
