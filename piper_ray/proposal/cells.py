@@ -383,7 +383,7 @@ class CellSearch:
             simulation = simulate(cell.priced.instance, solution.plan, solution.schedule, options=options)
             found = Proposed(cell.samples, cell.priced, solution, solution.plan, simulation)
             if simulation.step_s <= within_s and self._demand.hosts_hold(found):
-                self._take(found, cell)
+                self._take(found.as_run(self._demand.step), cell)
         if solution.stopped_by is not None and solution.stopped_by.ends_all:
             raise StopSearch(solution.stopped_by)
 

@@ -446,6 +446,19 @@ class Proposed:
             found.append(replace(stage, tmpc_ids={**stage.tmpc_ids, **whole}))
         return replace(self.plan, stages=tuple(found))
 
+    def as_run(self, step: StepTerms) -> Proposed:
+        """The same with layers of one replica that are not sharded, as a launch has them, if nothing else changes."""
+        plan, layers = self._as_run, self.instance.layers
+        if plan == self.plan or not all(
+            any(tmpc.id == chosen for tmpc in layers[layer].tmpcs[stage.tensor_parallel_degree])
+            for stage in plan.stages
+            for layer, chosen in stage.tmpc_ids.items()
+        ):
+            return self
+        found = replace(self, plan=plan).on(self.instance, step)
+        alike = found.step_s == self.step_s and found.simulation.peak_memory_bytes == self.simulation.peak_memory_bytes
+        return found if alike else self
+
     def is_same(self, other: Proposed) -> bool:
         """Whether both plans run in the same way; on one rank with one chunk all schedules are the same."""
         alike = (self.samples, self.on_host, self._as_run) == (other.samples, other.on_host, other._as_run)

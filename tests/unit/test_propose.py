@@ -111,6 +111,19 @@ def test_plans_that_differ_in_sharding_over_one_replica_alone_are_the_same(propo
     assert {one.plan.stages[0].data_parallel_degree == 1 for one in proposal.found} == {True, False}
 
 
+def test_a_plan_of_one_replica_is_written_as_a_launch_has_it(tmp_path: Path) -> None:
+    """Not sharded, as a launch file of it is read back."""
+    asked = demand(tmp_path)
+    shared = replace(asked, request=replace(asked.request, batch=1, offer=Offer(zero=ALL_REPLICAS)))
+    found = propose(shared).found
+    assert found
+    for one in found:
+        for stage in one.plan.stages:
+            assert stage.data_parallel_degree == 1
+            assert not any("zero" in tmpc_id for tmpc_id in stage.tmpc_ids.values())
+        assert one.as_run(asked.step) is one
+
+
 def alone_s(asked: PlanDemand) -> float:
     """The best step of a solve of each cell at no gap. No cell's bound is above the cell's own."""
     found: list[float] = []
