@@ -76,11 +76,13 @@ def test_each_rank_of_a_plan_has_a_pattern_that_is_no_worse_and_the_bound_is_not
 def test_ranks_of_whole_choices_are_proved_without_shares_of_layers(
     schedule: Schedule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Four or five layers on two ranks, of which some can keep their activations. Nothing else is asked."""
+    """Four or five layers on two ranks, of which some can keep their activations, and send less over a border than the
+    others. Nothing else is asked."""
     monkeypatch.setattr(nodes, "_STEPS", {})
     monkeypatch.setattr(ShareProgram, "solve", lambda *_: pytest.fail("shares of layers"))
     for count, memory_bytes in ((4, 42.0), (4, 34.0), (5, 60.0)):
-        choices = {1: [tmpc(6, 0, 5, 6), replace(tmpc(8, 0, 1, 6, "light"), forward_s=2.0)]}
+        light = replace(tmpc(8, 0, 1, 6, "light"), forward_s=2.0, forward_sync_bytes=dict.fromkeys(range(count), 1.0))
+        choices = {1: [tmpc(6, 0, 5, 6), light]}
         edges = {(x, x + 1): 0.5 for x in range(count - 1)}
         instance = build(dict.fromkeys(range(count), choices), edges, devices=2, memory_bytes=memory_bytes)
         least_s = least_step_s(instance, schedule)
