@@ -30,7 +30,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so it is for a shell's 
 # A first example may compile a kernel: no deadlines.
 _COMMON = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("quick", _COMMON, max_examples=3, derandomize=True, database=None)
-settings.register_profile("all", _COMMON, max_examples=7, derandomize=True, database=None)
+settings.register_profile("all", _COMMON, max_examples=5, derandomize=True, database=None)
 settings.register_profile("nightly", _COMMON, max_examples=5000, print_blob=True)
 
 
