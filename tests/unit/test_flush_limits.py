@@ -26,7 +26,7 @@ from piper_ray.engine.kernels.flush_paths import simulate_step
 from piper_ray.engine.kernels.flush_stages import in_flight, least_figures, look_ahead, priced_time_s
 from piper_ray.engine.kernels.flush_states import FINISHED, tails
 from piper_ray.engine.kernels.flush_types import GPIPE, ONE_F_ONE_B, ORIGIN, TailArrays
-from piper_ray.engine.kernels.types import IndexArray, StageKey
+from piper_ray.engine.kernels.types import IndexArray, StageKey, frozen
 from piper_ray.engine.lattice.contraction import without_contraction
 from piper_ray.engine.lattice.downsets import build_lattice, chain_lattice
 from piper_ray.engine.lattice.labelling import Labelling
@@ -157,7 +157,7 @@ def listed_when_wanted(workload: FlushWorkload, paths: PathArrays) -> SearchSpac
 
 def of_space(space: SearchSpace, task: DegreePair) -> DegreePair:
     """With what is left in front of each downset of the space's own tables."""
-    return replace(task, ahead=look_ahead(space.tables, task.arrays))
+    return replace(task, ahead=frozen(look_ahead(space.tables, task.arrays)))
 
 
 def states_within(one: Searched, limits: IndexArray) -> TailArrays:

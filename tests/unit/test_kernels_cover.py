@@ -10,6 +10,7 @@ import pytest
 
 from piper_ray.engine.evaluation.dual_prices import _BoxProgram
 from piper_ray.engine.kernels.cover import StageKinds, dearest_stage, least_spent_s
+from piper_ray.engine.kernels.types import frozen
 from piper_ray.engine.lattice.labelling import Labelling
 from tests.instances import random_instance
 from tests.kernel_support import case, random_case
@@ -30,8 +31,8 @@ def test_dearest_stage_is_that_of_all_stages(seed: int) -> None:
     budget_s = np.array([rng.uniform(2, 10) for _ in range(2)])
     devices = np.array([1, 3])
     price = np.array([rng.uniform(0, 1) for _ in range(graph.size)])
-    kinds = StageKinds(
-        devices, np.array([0, 0]), weight_s, budget_s, labelling.charges.seconds(*edges_s)[None, :].copy()
+    kinds = frozen(
+        StageKinds(devices, np.array([0, 0]), weight_s, budget_s, labelling.charges.seconds(*edges_s)[None, :].copy())
     )
     expected = 0.0
     for i, j in made.pairs():
@@ -66,7 +67,7 @@ def test_least_spent_is_that_of_the_stage_itself(seed: int) -> None:
     assert labelling is not None
     incoming_s, outgoing_s = (np.array([rng.uniform(0, 2) for _ in graph.edges]) for _ in range(2))
     weight_s = np.array([rng.uniform(0.5, 3) for _ in range(graph.size)])
-    charge_s = labelling.charges.seconds(incoming_s, outgoing_s)
+    weight_s, charge_s = frozen((weight_s, labelling.charges.seconds(incoming_s, outgoing_s)))
     between: dict[frozenset[int], set[float]] = {}
     for i, j in [*made.pairs(), *((i, i) for i in range(len(made.sets)))]:
         outer, inner = made.sets[i], made.sets[j]

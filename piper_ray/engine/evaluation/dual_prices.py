@@ -228,12 +228,14 @@ class StageCover(Cover):
     def kinds_at(self, keep_s: float) -> StageKinds:
         degree = self._problem.options.degree
         rows = [self._row(r, d, keep_s) for r, d in self._kinds]
-        return StageKinds(
-            devices=np.array([degree[r] * d for r, d in self._kinds], np.int64),
-            variant=np.array([r for r, _ in self._kinds], np.int64),
-            weight_s=np.stack([weight_s for weight_s, _ in rows]),
-            budget_s=np.array([budget_s for _, budget_s in rows]) * (1.0 + _GUARD),
-            charge_s=self.stages.charge_s,
+        return frozen(
+            StageKinds(
+                devices=np.array([degree[r] * d for r, d in self._kinds], np.int64),
+                variant=np.array([r for r, _ in self._kinds], np.int64),
+                weight_s=np.stack([weight_s for weight_s, _ in rows]),
+                budget_s=np.array([budget_s for _, budget_s in rows]) * (1.0 + _GUARD),
+                charge_s=self.stages.charge_s,
+            )
         )
 
     def with_memory(self, kinds: StageKinds) -> ReachKinds:
@@ -297,9 +299,8 @@ def work_behind_s(graph: LayerGraph, least_s: FloatArray) -> FloatArray:
 
 
 def _some(kinds: StageKinds, at: slice | list[int]) -> StageKinds:
-    return kinds._replace(
-        devices=kinds.devices[at], variant=kinds.variant[at], weight_s=kinds.weight_s[at], budget_s=kinds.budget_s[at]
-    )
+    some = (part[at] for part in (kinds.devices, kinds.variant, kinds.weight_s, kinds.budget_s))
+    return frozen(StageKinds(*some, kinds.charge_s))
 
 
 def kept_s(threshold_s: float) -> float:

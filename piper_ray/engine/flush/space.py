@@ -191,7 +191,7 @@ class SearchSpace:
         bounds = path_bounds(tables, task.arrays, prices)
         bounds = frozen(bounds._replace(ahead_s=np.maximum(found.ahead_s, bounds.ahead_s)))
         most_tails = listed.most_tails[found.rows]
-        return ListedTables(tables, look_ahead(tables, task.arrays), most_tails, bounds, prices)
+        return ListedTables(tables, frozen(look_ahead(tables, task.arrays)), most_tails, bounds, prices)
 
     def _listed(
         self,
@@ -213,5 +213,5 @@ class SearchSpace:
         tables = tables_on(lattice, self.tables, self.values)
         inside = lattice.sums(prices.of_vertex[:, None])[:, 0]
         most_tails = tail_limits(inside, task.arrays.most_stages)
-        listed = ListedTables(tables, look_ahead(tables, task.arrays), most_tails)
+        listed = ListedTables(tables, frozen(look_ahead(tables, task.arrays)), most_tails)
         return self._below_cutoff(listed, task, control)

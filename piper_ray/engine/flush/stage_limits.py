@@ -152,12 +152,14 @@ class FlushCover(Cover):
 
     def kinds_at(self, keep_s: float) -> StageKinds:
         rows = [self._weights(int(r), keep_s) for r in self._task.bounding]
-        return StageKinds(
-            devices=np.ones(len(rows), np.int64),
-            variant=self._task.bounding,
-            weight_s=np.stack([weight_s for weight_s, _ in rows]),
-            budget_s=np.array([budget_s for _, budget_s in rows]) * (1.0 + _ROUNDING),
-            charge_s=self.stages.charge_s,
+        return frozen(
+            StageKinds(
+                devices=np.ones(len(rows), np.int64),
+                variant=self._task.bounding,
+                weight_s=np.stack([weight_s for weight_s, _ in rows]),
+                budget_s=np.array([budget_s for _, budget_s in rows]) * (1.0 + _ROUNDING),
+                charge_s=self.stages.charge_s,
+            )
         )
 
     def with_memory(self, kinds: StageKinds) -> ReachKinds:
