@@ -41,6 +41,8 @@ from piper_ray.workloads.estimate.config import read_model
 from piper_ray.workloads.estimate.hardware import load_hardware
 from piper_ray.workloads.estimate.modes import Offer
 from piper_ray.workloads.formats.workload_writer import to_toml
+from piper_ray.workloads.schemes.check import checked_schemes
+from piper_ray.workloads.schemes.tmpcs import SchemeOffer
 from tests.export_support import plan_of
 from tests.lengths import long_after
 
@@ -91,6 +93,23 @@ def test_one_search_finds_what_a_solve_of_each_cell_gives(config: Path, runtime:
     assert found.demand.gpus_text == "4 A100-80 and 8 H100-SXM"
     peak = sum(one.peak_flop_per_s for one in found.best.estimate.kinds)
     assert found.best.estimate.peak_flop_per_s == peak
+
+
+@pytest.mark.long
+def test_schemes_of_each_kind_are_found_at_its_own_prices(config: Path) -> None:
+    """They hold by the rule table at the prices of the stage's kind, and the search with them is no slower."""
+    asked = replace(demand(config, RuntimeName.FLAGSCALE), tensor_parallel=(4,))
+    plain, found = propose(asked), propose(replace(asked, schemes=SchemeOffer(zero=True)))
+    assert found.best.step_s <= plain.best.step_s * (1.0 + 2e-4)
+    assert found.schemes_save is not None
+    instance = found.best.instance
+    tmpcs = [tmpc for layer in instance.layers for row in layer.tmpcs.values() for tmpc in row]
+    words = {(x.kind, word) for x in tmpcs for word in x.id.split("+") if word in instance.schemes}
+    assert {kind for kind, word in words if word.endswith("-2")} == {"H100-SXM"}
+    assert len({word for _, word in words}) == len(words), "each word is of one kind"
+    held, wrong = checked_schemes(instance, None, instance.schemes)
+    assert held
+    assert not wrong
 
 
 @pytest.mark.long

@@ -244,7 +244,7 @@ def test_a_larger_site_has_several_equal_parts(tmp_path: Path) -> None:
     assert (cluster.sites, cluster.at_site.devices, stage.data_parallel_degree % 3) == (way.parts, 4, 0)
     weights = sum(tmpc.weights_bytes for _, _, tmpc in choices_made(best.instance, stage))
     d, ring = stage.data_parallel_degree, 4.0 / (3 * 9216 / 8) * weights
-    west, east = (ring * (d - 1) / d * 3 / (links * cluster.between_bytes_per_s) for links in (2 * d // 3, d // 3))
+    west, east = (ring * (d - 1) / d * 3 / (links * 1e9) for links in (2 * d // 3, d // 3))
     charged = piper_ray.evaluate(best.instance, best.plan, schedule="1f1b").stages[0].resync_s
     assert charged == pytest.approx(max(west, east))
     made = export_plan(best.instance, best.plan, best.solution.schedule, Target.DEEPSPEED, 4)
