@@ -286,6 +286,16 @@ def test_predictors_of_further_tokens_are_counted_apart() -> None:
         assert [head.value(p.rows) for operator in head.operators for p in operator.products] == [tokens]
 
 
+def test_a_hybrid_s_predictor_is_a_whole_block() -> None:
+    """Attention and the last feed-forward part, as no layer of the pattern has both."""
+    shape = {**SHAPE, "num_hidden_layers": 4, "hybrid_override_pattern": "M*M-", "mamba_num_heads": 8}
+    ahead = layers(model_of("nemotron_h", **shape, num_nextn_predict_layers=1))
+    attention, feeding, predictor = (ahead.nodes[place].kind for place in (2, 4, 5))
+    assert predictor.name == "predictor"
+    joined = 2 * 256 * 256 + 3 * 256
+    assert predictor.parameters - predictor.value(predictor.tied) == joined + attention.parameters + feeding.parameters
+
+
 def test_a_vision_tower_a_projector_and_a_decoder_are_a_chain(tmp_path: Path) -> None:
     tower = {"model_type": "clip_vision_model", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2,
              "intermediate_size": 128, "image_size": 56, "patch_size": 14}  # fmt: skip

@@ -199,7 +199,7 @@ def decoder_of(config: DecoderConfig, microbatch: Microbatch) -> Decoder:
     return Decoder(
         embedding_kind(symbols, style, tables=tables, normed=rules.embedding_norm),
         layers,
-        [_predictor(layers[-1], style, index + 2) for index in range(further)],
+        [_predictor(_whole_block(shapes, symbols, style, rules), style, index + 2) for index in range(further)],
         head_kind(
             {**symbols, "M": 1 + further} if further else symbols,
             style,
@@ -209,6 +209,16 @@ def decoder_of(config: DecoderConfig, microbatch: Microbatch) -> Decoder:
         ),
         rules.paths,
     )
+
+
+def _whole_block(
+    shapes: Sequence[LayerShape], symbols: Mapping[str, float], style: BlockStyle, rules: Rules
+) -> operators.LayerKind:
+    """A layer with attention and a feed-forward part, as the last layers that have these; in a hybrid none has both."""
+    attention = [shape.mixing for shape in shapes if isinstance(shape.mixing, (Attention, LatentAttention))]
+    feeding = [shape.feeding for shape in shapes if shape.feeding is not None]
+    block = LayerShape(attention[-1], feeding[-1])
+    return layer_kinds([block], symbols, style, rules.norms, rules.parallel_norms)[0]
 
 
 def _predictor(layer: operators.LayerKind, style: BlockStyle, predicted: int) -> operators.LayerKind:
