@@ -1,7 +1,7 @@
 """Parts that mix tokens without attention: Mamba and Mamba-2, gated delta nets, short convolutions.
 
 Scans are priced as memory traffic, and chunk-wise scans also as the products within and between chunks (Dao and Gu
-2024, section 6). t devices divide the inner width, as in Megatron.
+2024, section 6), at the rate that their kernels reach. t devices divide the inner width, as in Megatron.
 """
 
 from __future__ import annotations
