@@ -89,6 +89,7 @@ def test_runs_kept_back_are_as_near_and_in_the_order_that_the_page_says() -> Non
     assert found["NVIDIA DGXC Grok-1", "experts"] <= 0.06
     assert found["Megatron-Bridge, Kimi K2", "experts"] <= 0.045
     assert found["Megatron-Bridge, Nemotron 3", "experts"] <= 0.025
+    assert found["Megatron-Bridge, Nemotron 3, 26.04 and 26.04.01", "experts"] <= 0.08
     assert found["NVIDIA DGXC GB200, 2025-06", "3D since 2023"] <= 0.03
     assert found["NVIDIA DGXC GB200, 2025-06", "FP8"] <= 0.05
     assert found["nanotron", "3D since 2023"] <= 0.125
