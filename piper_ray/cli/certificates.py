@@ -78,7 +78,7 @@ def refuse_uncertifiable(
     try:
         require_listable(instance, restrictions, options.memory_limit_bytes)
     except LimitError as error:
-        raise UsageError(f"--certificate {path}: a certificate is of all downsets: {error}") from error
+        raise UsageError(f"--certificate {path}: a certificate needs all downsets: {error}") from error
 
 
 def write_own_certificate(
@@ -126,7 +126,7 @@ def checked_certificate(path: Path, instance: Instance, *, unrestricted: bool) -
     with working("checking the certificate"):
         found = current().run(lambda stop: piper_ray.verify_certificate(instance, path, stop=stop))
     if unrestricted and not found.is_unrestricted:
-        raise CertificateRefused(f"{path}: is of plans under restrictions alone: {found.restrictions_text}")
+        raise CertificateRefused(f"{path}: holds only for plans under restrictions: {found.restrictions_text}")
     return found
 
 

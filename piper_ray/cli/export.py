@@ -52,7 +52,7 @@ def export(planned: PlannedOptions, wanted: ExportOptions, nodes: NodeOption, sc
         found = export_plan(instance, plan, planned_for, wanted.target, gpus_per_node_of(instance, nodes.gpus_per_node))
     if found.excess and not wanted.despite_memory:
         # A job that waits for its cluster and then fails is expensive, so nobody may start one unawares.
-        raise InvalidPlan(found.excess, f"{plan_file}: nothing is written (--despite-memory writes it all the same)")
+        raise InvalidPlan(found.excess, f"{plan_file}: nothing is written (--despite-memory writes it anyway)")
     for path in found.write(wanted.out):
         typer.echo(str(path))
     columns = screen_columns(sys.stdout)

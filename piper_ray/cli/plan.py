@@ -114,7 +114,7 @@ class _Question:
         if len(several) > 1:
             raise UsageError(f"{several[0]} and {several[1]}: give several of one of them")
         if self.is_table and len(self.running.precisions) > 1:
-            raise UsageError("--precision: one for a table of several plans")
+            raise UsageError("--precision: a table of several plans is in one precision; give one")
 
     def _refuse_written(self) -> None:
         self.written.refuse_mistakes(self.is_table, bool(self.kinds))

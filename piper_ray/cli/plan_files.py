@@ -12,6 +12,7 @@ from piper_ray import Instance, Status
 from piper_ray.cli.interrupts import current
 from piper_ray.cli.telling import note, working
 from piper_ray.export.files import Target
+from piper_ray.model.errors import UsageError, require
 from piper_ray.model.mode import FOUND
 from piper_ray.storage.files import write_atomically
 
@@ -77,8 +78,13 @@ def write_search(found: FoundPlans, out: Path) -> Path:
 
 
 def write_page(found: FoundPlans, figures: Figures, out: Path) -> list[Path]:
-    """The files written; none after an interrupt. Raises KeyboardInterrupt for one meanwhile."""
+    """The files written; none after an interrupt or without matplotlib. Raises KeyboardInterrupt for one meanwhile."""
     if current().number is not None:
+        return []
+    try:
+        require("matplotlib", "report.html")
+    except UsageError as error:  # the plan and its launch files are worth more
+        note(str(error))
         return []
 
     from piper_ray.report.page.planned import planned_of

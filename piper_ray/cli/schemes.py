@@ -187,11 +187,11 @@ def _refuse_mistakes(modelled: ModelOptions, asked: SchemeOptions, running: Runn
     if asked.zero not in (None, "all"):
         raise UsageError(f"--zero {asked.zero}: expected all")
     if running.precision == "fp8":
-        raise UsageError("--precision fp8: what is kept in 8 bits has no rules yet; expected bf16 or fp16")
+        raise UsageError("--precision fp8: schemes have no rules for 8-bit tensors yet; expected bf16 or fp16")
     if _is_module(modelled.model) and asked.out is not None and asked.out.suffix.lower() == ".toml":
-        raise UsageError(f"--out {asked.out}: a workload of a module is of profile; expected a path that ends in .json")
+        raise UsageError(f"--out {asked.out}: profile writes a module's workload; expected a path that ends in .json")
     if asked.plan is not None and (_is_module(modelled.model) or modelled.nodes is None):
-        raise UsageError(f"--plan {asked.plan}: of a model that estimate knows, on the cluster of --nodes COUNT")
+        raise UsageError(f"--plan {asked.plan}: expected a model that estimate knows, and a cluster (--nodes COUNT)")
     if asked.strict and not _is_module(modelled.model):
         raise UsageError("--strict is for modules of PyTorch, such as model.py:factory")
 
@@ -241,7 +241,9 @@ def _degrees(asked: SchemeOptions, domain: int) -> tuple[int, ...]:
     usual = tuple(t for t in range(2, domain + 1) if domain % t == 0 and t <= _MOST_DEGREE)
     degrees = usual if asked.degrees is None else _numbers("-t", asked.degrees, _MOST_DEGREE)
     if wrong := [t for t in degrees if t < 2 or domain % t]:
-        raise UsageError(f"-t {wrong[0]}: no part of the {domain} GPUs that share a link; expected some of {usual}")
+        raise UsageError(
+            f"-t {wrong[0]}: does not divide the {domain} GPUs that share a link; expected some of {usual}"
+        )
     return degrees
 
 

@@ -105,12 +105,13 @@ def check_batch(instance: Instance, source: str, said: Mapping[str, object]) -> 
     microbatch, batch, tokens = map(said.get, ("microbatch_samples", "global_batch_samples", "tokens_per_sample"))
     if isinstance(microbatch, int) and samples is not None and microbatch != samples:
         raise UsageError(
-            f"{source}: microbatches of {plural(microbatch, 'sample')}; those of the workload, and its times, are of "
-            f"{samples}: make it with --microbatch-size {microbatch}"
+            f"{source}: microbatches of {plural(microbatch, 'sample')}, but the workload's times are of {samples}: "
+            f"make the workload with --microbatch-size {microbatch}"
         )
     if isinstance(tokens, int) and length is not None and tokens != length:
         raise UsageError(
-            f"{source}: samples of {tokens} tokens; the workload's have {length}: make it with --tokens {tokens}"
+            f"{source}: samples of {tokens} tokens, but the workload's have {length}: make the workload with "
+            f"--tokens {tokens}"
         )
     of_each = microbatch if isinstance(microbatch, int) else samples
     if isinstance(batch, int) and of_each and batch != instance.microbatches * of_each:

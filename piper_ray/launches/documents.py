@@ -108,7 +108,7 @@ def with_titan_base(tables: Tables, options: Mapping[str, object], source: Sourc
         if isinstance(own, dict):
             own |= values
     if name is not None and notes and not tables.get("parallelism"):
-        raise UsageError(f"{name} is not there, and the command itself says nothing of how the model is divided")
+        raise UsageError(f"{name} is not there, and the command itself does not say how the model is divided")
     return titan_launch(base, ranks, notes)
 
 

@@ -114,7 +114,7 @@ def read_words(text: str, source: Source) -> Launch:
     hidden = next((word for word in words if "$" in word or "`" in word), None)
     if hidden is not None:
         raise UsageError(
-            f"launch options: what stands behind {hidden} cannot be seen here; expected the options themselves, or the "
+            f"launch options: the value of {hidden} is not known here; expected the options themselves, or the "
             "script that sets it"
         )
     read = _launch(("pretrain.py", *words), {}, source)
@@ -165,7 +165,7 @@ def _over_a_recipe(
     named = readable(str(recipe)) if recipe is not None else "the recipe"
     if not _DIVIDING & overrides.keys():
         raise UsageError(
-            f"{named} is not there, and the command itself says nothing of how the model is divided; expected the "
+            f"{named} is not there, and the command itself does not say how the model is divided; expected the "
             "recipe's file with --recipe NAME"
         )
     told = (*notes, f"what {named} sets is in another file, which is not read")
@@ -213,7 +213,7 @@ def _options(words: Sequence[str]) -> Iterator[tuple[str, object]]:
 def _require_seen(words: Sequence[str], options: Mapping[str, object]) -> None:
     """Raises UsageError for unresolved words that may be options."""
     for name in _OTHER_FILES & options.keys():
-        raise UsageError(f"launch script: what stands behind --{name.replace('_', '-')} cannot be seen here")
+        raise UsageError(f"launch script: the value of --{name.replace('_', '-')} is not known here")
     last, follows = "", 0
     script = next((at for at, word in enumerate(words) if word.endswith(".py") or word == "-m"), 0)
     for word in words[script:]:
@@ -236,7 +236,7 @@ def _hidden(word: str) -> UsageError:
     hint = f"; say it with --set {name}=VALUE" if name.isidentifier() else ""
     if cause.startswith("$(cat "):
         hint = "; expected a text file of options in the script's folder"
-    return UsageError(f"launch script: what stands behind {readable(word)} cannot be seen here{hint}")
+    return UsageError(f"launch script: the value of {readable(word)} is not known here{hint}")
 
 
 def _distinct(found: Mapping[tuple[int, tuple[str, ...]], Launch]) -> list[tuple[int, Launch]]:

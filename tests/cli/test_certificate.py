@@ -105,7 +105,7 @@ def test_the_whole_claim_may_be_demanded(small: Path, schedule: str) -> None:
     assert said["gap"] <= 2e-9
     result = run("verify", small, plan, "--certificate", certificate, "--unrestricted")
     assert result.returncode == 8
-    assert "is of plans under restrictions alone: NoDataParallelism()" in result.stderr
+    assert "holds only for plans under restrictions: NoDataParallelism()" in result.stderr
     result = run("verify", small, plan, "--unrestricted")
     assert result.returncode == 2
     assert "--unrestricted is for --certificate" in result.stderr
@@ -157,7 +157,7 @@ def test_refused_by_name(small: Path) -> None:
         (["--recompute", "one-for-all"], "recomputation one-for-all"),
         (["--contract", "operators"], "operators' blocks has no certificate"),
         (["--planner", "megatron"], "--certificate is for the exact planner"),
-        (["--memory-limit", "170MB"], "a certificate is of all downsets: the graph has"),
+        (["--memory-limit", "170MB"], "a certificate needs all downsets: the graph has"),
     ],
 )
 def test_what_has_no_certificate_is_told_before_the_work(small: Path, options: list[str], said: str) -> None:

@@ -218,7 +218,7 @@ def test_a_plan_that_does_not_fit_is_written_only_if_asked(source: Path, tmp_pat
     little = ("--to", "megatron", "-o", out, "--memory", "500MiB")
     refused = run("export", source, plan, *little)
     assert refused.returncode == 6
-    assert "nothing is written (--despite-memory writes it all the same):\n  stage 1 needs " in refused.stderr
+    assert "nothing is written (--despite-memory writes it anyway):\n  stage 1 needs " in refused.stderr
     assert not out.exists()
     written = good("export", source, plan, *little, "--despite-memory")
     assert "note: more memory is needed than there is: stage 1 needs" in written.stderr

@@ -127,7 +127,7 @@ def test_older_flags_of_megatron(flags: str, layout: str, chunks: int) -> None:
         ("--num-layers 10", "--num-layers 10, but the model has 12"),
         ("--context-parallel-size 2", "the workload has no such TMPCs (estimate --context-parallel 2)"),
         ("--recompute-granularity half", "--recompute-granularity half: expected full or selective"),
-        ("--micro-batch-size 2", "microbatches of 2 samples; those of the workload"),
+        ("--micro-batch-size 2", "microbatches of 2 samples, but the workload's times are of"),
         ("--global-batch-size 64", "a batch of 64 samples; the workload's has 32 (--microbatches 64)"),
         ("--pipeline-model-parallel-layout 'Et", "No closing quotation"),
         ("--pipeline-model-parallel-size 2 --decoder-first-pipeline-num-layers 20", "do not fall on 2 pipeline ranks"),
@@ -195,7 +195,7 @@ def test_hostile_lists_are_told_where_they_are_wrong(at: tuple[int, int], value:
         ),
         (
             '{"parallelism": {}, "training": {"local_batch_size": 2}}',
-            "microbatches of 2 samples; those of the workload",
+            "microbatches of 2 samples, but the workload's times are of",
         ),
         (
             '{"parallelism": {"tensor_parallel_degree": 0}}',

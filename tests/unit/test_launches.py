@@ -132,7 +132,7 @@ def test_what_hangs_on_the_unknown_is_unseen() -> None:
         ("deepspeed x.py --zero-stage 5", "zero stage 5: expected 0, 1, 2 or 3"),
         (
             "torchrun -m torchtitan.train --config llama3_8b --module nothing",
-            "says nothing of how the model is divided",
+            "does not say how the model is divided",
         ),
     ],
 )
@@ -192,7 +192,7 @@ def test_a_configuration_that_a_command_names_is_read_and_what_it_sets_over_it(t
     found = read(script.read_text(), path=script)
     assert (found.dialect, found.model) == (Dialect.BRIDGE, "small")
     assert found.notes == ("what small sets is in another file, which is not read",)
-    with pytest.raises(UsageError, match="small is not there, and the command itself says nothing of how the model is"):
+    with pytest.raises(UsageError, match="small is not there, and the command itself does not say how the model is"):
         read("python run_recipe.py --recipe small checkpoint.load=x train.micro_batch_size=1", path=script)
     script.write_text("runner train --config gone.yaml --tensor_model_parallel_size 4")
     assert "gone.yaml is not there: what it sets is not known" in read(script.read_text(), path=script).notes

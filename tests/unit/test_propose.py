@@ -15,6 +15,8 @@ import pytest
 from rich.console import Console
 
 import piper_ray.report.proposal as report_of_plans
+from piper_ray.cli.interrupts import listening
+from piper_ray.cli.plan_files import write_page
 from piper_ray.cost.schedules import chunk_schedules
 from piper_ray.engine.chunks.tasks import ChunkProblem
 from piper_ray.engine.solve import solve
@@ -671,3 +673,12 @@ def test_a_bound_is_never_told_as_more_than_it_is() -> None:
     ):
         assert rounded_down(bound_s) == pytest.approx(told)
         assert rounded_down(bound_s) <= bound_s * (1.0 + 1e-9)
+
+
+def test_without_matplotlib_a_plan_has_no_page(
+    proposal: FoundPlans, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("piper_ray.model.errors.find_spec", lambda _: None)
+    with listening():
+        assert write_page(proposal, figures_of(proposal.best), tmp_path) == []
+    assert "report.html needs matplotlib, which is not installed" in " ".join(capsys.readouterr().err.split())

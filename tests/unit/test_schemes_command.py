@@ -198,8 +198,8 @@ def test_plan_offers_schemes(config: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
-        (["-t", "3"], "-t 3: no part of the 8 GPUs that share a link"),
-        (["--precision", "fp8"], "--precision fp8: what is kept in 8 bits has no rules yet"),
+        (["-t", "3"], "-t 3: does not divide the 8 GPUs of a fast link"),
+        (["--precision", "fp8"], "--precision fp8: schemes have no rules for 8-bit tensors yet"),
         (["-o", "x.csv"], "unknown kind of file; expected a path that ends in .json, .toml or .py"),
         (["-o", "x.toml"], "a workload is for a cluster; expected --nodes COUNT, too"),
         (["-t", "2", "--lora", "8"], "no rule says how norm before attention may be divided"),
