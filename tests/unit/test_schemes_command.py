@@ -198,7 +198,7 @@ def test_plan_offers_schemes(config: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
-        (["-t", "3"], "-t 3: does not divide the 8 GPUs of a fast link"),
+        (["-t", "3"], "-t 3: does not divide the 8 GPUs that share a link"),
         (["--precision", "fp8"], "--precision fp8: schemes have no rules for 8-bit tensors yet"),
         (["-o", "x.csv"], "unknown kind of file; expected a path that ends in .json, .toml or .py"),
         (["-o", "x.toml"], "a workload is for a cluster; expected --nodes COUNT, too"),
