@@ -51,6 +51,11 @@ _PAIR_PASSES = 1_000_000
 _MORE = 3
 """After the first round, the cell with the least bound gets this many times as many passes."""
 
+_STUCK_PASSES = 1_000_000_000
+_STUCK_SHARE = 0.1
+"""A cell on one kind gets no more passes after a turn of so many that closes less than this share of what lies between
+its bound and the best plan: the next turn would have three times as many."""
+
 LISTED = 6
 """The search proves the best plan of each of this many best cells, which are all that the screen shows. Of cells with
 chunks it proves those that are the best one alone (``CellSearch.within_s``)."""
@@ -84,7 +89,8 @@ class Cell:
     memory, and the estimate does not. lower_s: no plan of the cell has a shorter step; inf: none fits. about_s: the
     step of a plan with equal stages. searched: whether a search went through the cell. passes: how many passes its
     search may simulate in all after another turn, if that can improve the bound. kept: that search, and simulated: its
-    passes so far. found: the best known plan of the cell. closing: set at the end of the search.
+    passes so far. is_stuck: whether its last turn was long and hardly improved the bound. found: the best known plan of
+    the cell. closing: set at the end of the search.
     """
 
     samples: int
@@ -100,6 +106,7 @@ class Cell:
     passes: int = 0
     kept: dict[object, Any] = field(default_factory=dict)
     simulated: int = 0
+    is_stuck: bool = False
     found: Proposed | None = None
     closing: Closing = Closing.LEFT_OPEN
 
@@ -311,7 +318,8 @@ class CellSearch:
             cell.closing = self._closing(cell)
 
     def efforts(self) -> Generator[None, None, None]:
-        """Searches one cell at a time; while passes are left, then searches the cell with the least bound again."""
+        """Searches one cell at a time; while passes are left, then searches the cell with the least bound again, unless
+        that bound stays below all others whatever is done."""
         for number, cell in enumerate(self.cells, start=1):
             if not self._is_of_interest(cell):
                 continue
@@ -323,7 +331,8 @@ class CellSearch:
                 for number, cell in enumerate(self.cells, start=1)
                 if cell.passes and cell.lower_s < self.ledger.upper_s * (1.0 - cell.allowed_gap)
             ]
-            if not left:
+            stuck_s = min((cell.lower_s for cell in self.cells if cell.is_stuck), default=math.inf)
+            if not left or min(left)[0] >= stuck_s:
                 break
             _, number = min(left)
             self._begin(number, self.cells[number - 1])
@@ -367,16 +376,19 @@ class CellSearch:
             wanted = max(least, min(wanted, cell.simulated + self._passes_left))
         limit = wanted if is_limited else None
         solution = self._solved(cell, within_s, limit)
+        before_s, cell.lower_s = cell.lower_s, max(cell.lower_s, solution.lower_bound_s * cell.microbatches)
         if solution.stats.degrees is not None and limit is not None:
             degrees = solution.stats.degrees
             used = STATE_PASSES * degrees.states if cell.has_kinds else degrees.passes
-            self._passes_left -= used - cell.simulated + _PAIR_PASSES * degrees.pairs * cell.has_kinds
-            cell.passes = _MORE * limit if used >= limit else 0
+            turn = used - cell.simulated
+            self._passes_left -= turn + _PAIR_PASSES * degrees.pairs * cell.has_kinds
+            hardly = within_s < math.inf and cell.lower_s - before_s < _STUCK_SHARE * (within_s - before_s)
+            cell.is_stuck = turn >= _STUCK_PASSES and hardly and not cell.has_kinds
+            cell.passes = _MORE * limit if used >= limit and not cell.is_stuck else 0
             if cell.passes and cell.kept:
                 cell.simulated = used
             else:
                 cell.kept.clear()
-        cell.lower_s = max(cell.lower_s, solution.lower_bound_s * cell.microbatches)
         cell.searched = True
         if solution.plan is not None:
             options = SimulationOptions.of(self._demand.step)

@@ -232,6 +232,11 @@ def test_passes_that_are_left_go_to_the_least_bound(tmp_path: Path, monkeypatch:
     assert few.ledger.lower_s < many.ledger.lower_s <= many.ledger.upper_s <= few.ledger.upper_s
     assert many.ledger.lower_s >= many.ledger.upper_s * 0.99
     assert len(many.found) <= sum(cell.found is not None for cell in many.cells)
+    monkeypatch.setattr("piper_ray.proposal.cells._STUCK_PASSES", 0)
+    monkeypatch.setattr("piper_ray.proposal.cells._STUCK_SHARE", 2.0)
+    stuck, begun = searched(10**9)
+    assert len(begun) == len(once) + 1 < len(often), "a cell gets no more once its bound hardly rises"
+    assert stuck.ledger.lower_s < many.ledger.lower_s
 
 
 def test_no_clock_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
