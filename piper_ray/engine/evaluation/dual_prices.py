@@ -299,8 +299,10 @@ def work_behind_s(graph: LayerGraph, least_s: FloatArray) -> FloatArray:
 
 
 def _some(kinds: StageKinds, at: slice | list[int]) -> StageKinds:
-    some = (part[at] for part in (kinds.devices, kinds.variant, kinds.weight_s, kinds.budget_s))
-    return frozen(StageKinds(*some, kinds.charge_s))
+    some = kinds._replace(
+        devices=kinds.devices[at], variant=kinds.variant[at], weight_s=kinds.weight_s[at], budget_s=kinds.budget_s[at]
+    )
+    return frozen(some)
 
 
 def kept_s(threshold_s: float) -> float:
