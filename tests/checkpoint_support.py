@@ -108,7 +108,7 @@ def recorded(checkpoint: Checkpoint, most: int = 20) -> set[int]:
 
 
 @dataclass
-class ObjectStore(fs.FileSystemHandler):  # type: ignore[misc]
+class ObjectStore(fs.FileSystemHandler):
     """As S3: whole objects by key; no rename, no exclusive creation; folders are but prefixes.
 
     before: called with the operation ("list", "get", "put", "delete") and the key; what it raises is the answer.

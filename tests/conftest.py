@@ -106,7 +106,7 @@ def _scope_of(path: Path) -> str:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from xdist.scheduler import LoadScopeScheduling
 
-    class Scheduling(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
+    class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             return _scope_of(_ROOT / nodeid.partition("::")[0])
 

@@ -92,7 +92,7 @@ class Mamba(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         gate, inner, step = self.into(x).split([32, 64, HEADS], -1)
         inner = functional.silu(self.near(inner.transpose(1, 2))[..., :TOKENS].transpose(1, 2))
-        channels, put, read = inner.split([32, 16, 16], -1)  # type: ignore[no-untyped-call]
+        channels, put, read = inner.split([32, 16, 16], -1)
         step, channels = functional.softplus(step), channels.view(*x.shape[:2], HEADS, 8)
         put, read = (part.view(*x.shape[:2], 2, 8).repeat_interleave(2, 2) for part in (put, read))
         sums = torch.cumsum(-step * self.decay.exp(), 1)

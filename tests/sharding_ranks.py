@@ -33,7 +33,7 @@ def main(job_file: str, rank: int) -> None:
     layer, x = Separate().double(), torch.randn(2, TOKENS, WIDTH, dtype=torch.float64)
     one = copy.deepcopy(layer)
     imported(file).shard(layer)
-    layer.parallelize(dims)  # type: ignore[operator]
+    layer.parallelize(dims)
     tokens = "in_src_shardings={'x': S(1)}" in file.read_text().replace('"', "'")
     optimizers, worst = [torch.optim.SGD(of.parameters(), 0.1) for of in (one, layer)], 0.0
     for _ in range(3):

@@ -25,7 +25,7 @@ class MasterAdamW(torch.optim.AdamW):
     bytes. Without the copy, an update smaller than a 256th of a bf16 weight is lost."""
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> None:
         """Updates parameter by parameter, so that only one gradient exists in fp32 at a time. closure: must be None."""
         assert closure is None
         for group in self.param_groups:

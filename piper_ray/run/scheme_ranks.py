@@ -108,7 +108,7 @@ class SchemeRanks:
             return tensor.redistribute(placements=[placement])
         local, rank = tensor.to_local(), self.mesh.get_local_rank()  # zero elsewhere
         whole = torch.zeros(tensor.shape, dtype=tensor.dtype)
-        part = whole.chunk(self.scheme.degree, tensor.placements[0].dim)[rank] if source.axis else whole  # type: ignore[attr-defined]
+        part = whole.chunk(self.scheme.degree, tensor.placements[0].dim)[rank] if source.axis else whole
         if source.axis or rank == 0:
             part.copy_(local)
         return DTensor.from_local(whole, self.mesh, [placement])
@@ -127,7 +127,7 @@ class SchemeRanks:
                 self.constants[node] = self.given[node.name]
             else:
                 args, kwargs = map_arg((node.args, node.kwargs), self._constant)
-                self.constants[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+                self.constants[node] = node.target(*args, **kwargs)
         return self.constants[node]
 
     def _part(self, whole: Any, one: Any, axis: str) -> Any:
@@ -151,10 +151,10 @@ class SchemeRanks:
             if arg in self._values:
                 return inputs[self._values[arg]]
             copied = traced.operator_of(arg) == "copy"  # of the first only its shape counts
-            source = fetched(arg.args[int(copied)])  # type: ignore[arg-type]
+            source = fetched(arg.args[int(copied)])
             if copied or traced.operator_of(arg) in traced.RESHAPED:
                 return source.reshape(self._shape(one, strategy.placements[one.name]))
-            return arg.target(source, *arg.args[1:], **arg.kwargs)  # type: ignore[operator]
+            return arg.target(source, *arg.args[1:], **arg.kwargs)
 
         try:
             if step.family is OperatorFamily.SUM and operator in traced.PRODUCTS:  # a product's bias
@@ -214,7 +214,7 @@ class SchemeRanks:
             args[place] = groups // degree
         if operator == "scaled_dot_product_attention":
             return self._attended(step, strategy, args, kwargs)
-        found = node.target(*args, **kwargs)  # type: ignore[operator]
+        found = node.target(*args, **kwargs)
         return found / degree if operator == "mean" and strategy.axis in self._summed(step) else found
 
     def _summed(self, step: Step) -> tuple[object, ...]:

@@ -163,7 +163,7 @@ class _Dependence(fx.Interpreter):
             return x
 
         with torch.enable_grad():
-            found = n.target(*pytree.tree_map(leaf, args), **n.kwargs)  # type: ignore[operator]
+            found = n.target(*pytree.tree_map(leaf, args), **n.kwargs)
         read = [self.trace.made[x] for x in n.all_input_nodes if self.env[x].is_floating_point()]
         for side, (name, length, parts) in enumerate(self.trace.sides(made) if found.requires_grad else ()):
             if name not in self.sizes or name in (*self.along[made.name], *self.along.get(n.name, ())):

@@ -58,7 +58,7 @@ def materialise(module: nn.Module, device: torch.device) -> None:
                 for name, tensor in held.items():
                     if tensor is not None and tensor.is_meta:
                         bare = True
-                        held[name] = made.setdefault(id(tensor), filled(tensor, device))  # type: ignore[assignment]
+                        held[name] = made.setdefault(id(tensor), filled(tensor, device))
             if bare and callable(reset := getattr(part, "reset_parameters", None)):
                 reset()
 
