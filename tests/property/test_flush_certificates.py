@@ -110,7 +110,7 @@ def test_any_path_is_no_longer_than_a_batch_and_one_is_as_long(seed: int, schedu
     ]
     seconds = np.zeros((p, KINDS))
     seconds[:, ActionKind.F], seconds[:, ActionKind.B] = np.array(stages)[:, :2].T
-    sync_s = np.array(stages)[:, 2]
+    sync_s = np.array(stages)[:, 2].copy()
     batch_s = simulated_batch_s(schedule, stages[empty:], m)  # stages in front that are empty delay nothing
 
     def length_s(walk: PathSteps) -> float:

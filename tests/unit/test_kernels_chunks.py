@@ -381,7 +381,8 @@ def test_moves_leave_a_plan_that_fits_and_takes_no_longer() -> None:
             assert rank_peak(task, program, rank, chunk_of, choice) <= task.memory_bytes
         figures = chunk_figures(layers, program.rank_of, chunk_of, choice)
         sync_s = sync_of_ranks(program, figures, task.sync_s_per_byte)
-        assert simulate_chunks(program, figures[:, FIGURE.forward_s : FIGURE.weight_s + 1], sync_s, end_s) == after_s
+        passes_s = np.ascontiguousarray(figures[:, FIGURE.forward_s : FIGURE.weight_s + 1])
+        assert simulate_chunks(program, passes_s, sync_s, end_s) == after_s
     assert better > 10
 
 
