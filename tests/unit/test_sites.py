@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 import piper_ray
@@ -24,10 +26,11 @@ from piper_ray.model.instance import Batch, Edge, Instance, Layer, Tmpc
 from piper_ray.model.mode import ALL_REPLICAS
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.proposal.clusters import ClusterPlan
+from piper_ray.proposal.clusters import ClusterPlan, with_nodes_before
 from piper_ray.proposal.demand import FurtherKinds, PlanDemand
 from piper_ray.proposal.moved import moved_between
 from piper_ray.proposal.propose import propose
+from piper_ray.report.clusters import print_spare, spare_document
 from piper_ray.report.page.pictures import placements
 from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName
 from piper_ray.workloads.estimate.build import EstimateRequest
@@ -261,9 +264,21 @@ def test_what_moves_between_plans_at_sites_is_counted_by_gpu(tmp_path: Path) -> 
     further = replace(asked.further or FurtherKinds("", ()), name="west", others=())
     rest = replace(asked, request=replace(asked.request, batch=9216, nodes=2), further=further)
     whole, left = (propose(one) for one in (replace(asked, request=replace(asked.request, batch=9216)), rest))
-    found = ClusterPlan(rest, left).moved_from(ClusterPlan(asked, whole))
+    plans = [ClusterPlan(asked, whole), ClusterPlan(rest, left), ClusterPlan(asked, None, "too large")]
+    found = plans[1].moved_from(plans[0])
     assert left.best.devices == 8
     assert found.weights_bytes == 0.0 < found.state_bytes < found.all_bytes
+    assert [before for _, before in with_nodes_before(plans)] == [None, plans[0], plans[0]]
+    first, second, third = spare_document(plans)
+    assert [x["nodes_of"] for x in (first, second)] == [{"east": 1, "west": 2}, {"east": 0, "west": 2}]
+    assert second["state_bytes"] == found.state_bytes
+    assert third["reason"] == "too large"
+    console = Console(width=100, record=True, file=io.StringIO())
+    print_spare(console, plans)
+    text = console.export_text()
+    rows = [line.split()[:3] for line in text.splitlines()]
+    assert all(row in rows for row in (["east", "west", "GPUs"], ["1", "2", "12"], ["0", "2", "8"]))
+    assert "1 east node and 2 west nodes: too large" in text
     elsewhere = moved_between(whole.best, left.best, "north")
     assert elsewhere.weights_bytes + elsewhere.state_bytes == pytest.approx(found.all_bytes)
 
