@@ -140,18 +140,24 @@ class PlanDemand:
         return (*[self] * self.runtime.kinds, replace(of_site, further=replace(further, apart=True)))
 
     @property
-    def part_nodes(self) -> int:
+    def _part_nodes(self) -> int:
         """The nodes of the largest equal parts into which all kinds or sites can be divided."""
         return math.gcd(*(one.nodes for _, _, one in self.kinds))
+
+    def _of_part(self, request: EstimateRequest) -> EstimateRequest:
+        """For one of these parts, within which experts are spread."""
+        part = replace(request, nodes=self._part_nodes)
+        most = part.devices_of(self.hardware.gpu(self.gpu))
+        spreads = tuple(pair for pair in part.offer.spreads if math.prod(pair) <= most)
+        return replace(part, offer=replace(part.offer, spreads=spreads))
 
     @property
     def parts(self) -> tuple[str, ...]:
         """The site of each of these parts: ``("east", "east", "west")`` where east has twice the nodes; none where GPUs
         are of several kinds."""
-        own = self.gpu, replace(self.request, nodes=1)
-        if any((gpu, replace(one, nodes=1)) != own for _, gpu, one in self.kinds):
+        if any((gpu, self._of_part(one)) != (self.gpu, self._of_part(self.request)) for _, gpu, one in self.kinds):
             return ()
-        return tuple(name for name, _, one in self.kinds for _ in range(one.nodes // self.part_nodes))
+        return tuple(name for name, _, one in self.kinds for _ in range(one.nodes // self._part_nodes))
 
     @property
     def gpus_text(self) -> str:
@@ -254,9 +260,7 @@ class PlanDemand:
             kinds = replace(self, request=request).kinds
             between_bytes_per_s = None if self.further is None else self.further.between_bytes_per_s
             if self.further is not None and self.further.apart and between_bytes_per_s is not None:
-                made = with_sites(
-                    made_on(self.gpu, replace(request, nodes=self.part_nodes)), self.parts, between_bytes_per_s
-                )
+                made = with_sites(made_on(self.gpu, self._of_part(request)), self.parts, between_bytes_per_s)
             else:
                 made = joined({name: made_on(gpu, one) for name, gpu, one in kinds}, between_bytes_per_s)
         else:

@@ -236,12 +236,23 @@ def test_unlike_sites_have_pipelines_through_all(tmp_path: Path) -> None:
         assert not demand(tmp_path / "config.json", RuntimeName.TORCHTITAN, (1, 2)).ways
 
 
+def spread(request: EstimateRequest, nodes: int, experts: int) -> EstimateRequest:
+    """Experts over 4 devices, and over more."""
+    return replace(
+        request, nodes=nodes, offer=replace(request.offer, spreads=tuple(dict.fromkeys([(4, 1), (experts, 1)])))
+    )
+
+
 def test_a_larger_site_has_several_equal_parts(tmp_path: Path) -> None:
     """Of 1 + 2 nodes each node is a part. A ring is charged for the links of the site with the fewest replicas."""
     asked = demand(tmp_path / "config.json", RuntimeName.DEEPSPEED, (1, 2))
     asked = replace(asked, request=replace(asked.request, batch=9216))
     (way,) = asked.ways
     assert way.parts == ("east", "west", "west")
+    further = replace(asked.further or FurtherKinds("", ()), others=(("west", "A100-80", spread(asked.request, 2, 8)),))
+    assert replace(asked, request=spread(asked.request, 1, 4), further=further).parts == way.parts, (
+        "experts lie in a part"
+    )
     best = propose(asked).best
     cluster, (stage,) = best.instance.cluster, best.plan.stages
     assert (cluster.sites, cluster.at_site.devices, stage.data_parallel_degree % 3) == (way.parts, 4, 0)
