@@ -196,7 +196,7 @@ class _Question:
         """With what the file of measurements says of the GPU, which is printed once."""
         first = demands[0]
         found = self.modelled.calibrated_on(first.gpu, first.model, first.hardware, first.request)
-        return [replace(one, request=replace(one.request, calibration=found.calibration)) for one in demands]
+        return [one.changed(lambda request: replace(request, calibration=found.calibration)) for one in demands]
 
 
 def plan(
@@ -579,9 +579,9 @@ def _on_fewer(asked: _Question, found: FoundPlans, nodes: Sequence[int]) -> Plan
         if count > 0
     ]
     request = replace(own, batch=found.best.batch, precision=demand.request.precision)
-    request = replace(request, calibration=demand.request.calibration)
     further = None if demand.further is None else replace(demand.further, name=name, others=tuple(others))
-    return replace(demand, gpu=gpu, request=request, further=further)
+    fewer = replace(demand, gpu=gpu, request=request, further=further)
+    return fewer.changed(lambda request: replace(request, calibration=demand.request.calibration))
 
 
 def _demands(asked: _Question, model: ModelConfig, hardware: Hardware) -> list[PlanDemand]:

@@ -225,9 +225,13 @@ def plan(
     (kind, own, request), *rest = map(on_kind, kinds)
     rate = None if between is None else parse_bytes_per_s(between)
     if calibrate is not None:
+        if len({own, *(gpu for _, gpu, _ in rest)}) > 1:
+            raise UsageError("calibrate: measurements are of one GPU, and several are asked about")
+
         from piper_ray.calibrate.measurements import Estimated, calibrated
 
         request = calibrated(arguments.location("calibrate", calibrate), Estimated(read, table, own, request))
+        rest = [(name, gpu, replace(one, calibration=request.calibration)) for name, gpu, one in rest]
     only = None if schedule is None else arguments.choice("schedule", schedule, ScheduleName)
     further = FurtherKinds(kind, tuple(rest), rate, at_sites=schedules_of(named, only)) if rest else None
     kept = usual_headroom(request) if headroom is None else headroom_of(headroom)

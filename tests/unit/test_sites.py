@@ -37,6 +37,7 @@ from piper_ray.workloads.estimate.build import EstimateRequest
 from piper_ray.workloads.estimate.config import read_model
 from piper_ray.workloads.estimate.hardware import load_hardware
 from piper_ray.workloads.estimate.modes import Offer
+from piper_ray.workloads.estimate.software import Calibration
 from piper_ray.workloads.formats.workload_writer import to_toml
 from tests.lengths import long_after
 from tests.unit.test_plan_kinds import CONFIG
@@ -241,6 +242,16 @@ def spread(request: EstimateRequest, nodes: int, experts: int) -> EstimateReques
     return replace(
         request, nodes=nodes, offer=replace(request.offer, spreads=tuple(dict.fromkeys([(4, 1), (experts, 1)])))
     )
+
+
+def test_what_is_asked_of_one_site_is_asked_of_all(tmp_path: Path) -> None:
+    asked = demand(tmp_path / "config.json", RuntimeName.MEGATRON)
+    measured = Calibration(notes=("measured",))
+    both = asked.changed(lambda request: replace(request, calibration=measured))
+    assert [request.calibration for _, _, request in both.kinds] == [measured, measured]
+    assert len(both.ways) == 2
+    with pytest.raises(UsageError, match="measurements are of one GPU, and several are asked about"):
+        piper_ray.plan("llama3-8b", {"A100-80": 1, "H100-SXM": 1}, calibrate="measured.json")
 
 
 def test_a_larger_site_has_several_equal_parts(tmp_path: Path) -> None:
