@@ -161,7 +161,7 @@ def _typed(flag: PlanFlag, value: object) -> object:
         cause = next(one for part in (value if isinstance(value, list) else [value]) for one in causes(part))
         name = cause.lstrip("$").strip("{}")
         hint = f" (--set {name}=VALUE)" if name.isidentifier() else ""
-        raise UsageError(f"{flag_of(flag.name)}: {cause} cannot be seen here{hint}")
+        raise UsageError(f"{flag_of(flag.name)}: {cause} is not known here{hint}")
     if flag.kind == "switch":
         if value in _TRUE or value in _FALSE:
             return value in _TRUE

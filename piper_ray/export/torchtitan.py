@@ -390,7 +390,7 @@ def _own_division(parallelism: Mapping[str, object], pieces: ModelPieces, said: 
 def _number(parallelism: Mapping[str, object], name: str, usual: int, least: int = 1) -> int:
     value = parallelism.get(name, usual)
     if causes(value):
-        raise UsageError(f"{_SOURCE}: parallelism.{name}: {causes(value)[0]} cannot be seen here")
+        raise UsageError(f"{_SOURCE}: parallelism.{name}: {causes(value)[0]} is not known here")
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise UsageError(f"{_SOURCE}: parallelism.{name}: {value!r} is no whole number of at least {least}")
     return value

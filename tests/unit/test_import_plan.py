@@ -96,7 +96,7 @@ def test_what_a_plan_does_not_hold_is_noted(text: str, given: dict[str, object],
             {"data_parallel": None},
             "5 replicas do not divide the 32 microbatches of a batch (of 16 devices, 3 in each)",
         ),
-        (f"{TWO} --seq-length 4096", {}, "samples of 4096 tokens; the workload's have 1024"),
+        (f"{TWO} --seq-length 4096", {}, "samples of 4096 tokens, but the workload's have 1024"),
         ("--pipeline-model-parallel-size 99999999999", {}, "99999999999 pipeline ranks, but the workload has 16"),
     ],
 )
@@ -257,7 +257,7 @@ def test_a_launch_script_and_a_config_of_megatron_bridge() -> None:
     assert read(config).plan == expected
     with pytest.raises(UsageError, match=r"pipeline_model_parallel_layout\[0\]: 'head'; expected one of embedding"):
         read(yaml.safe_dump({"model": {**model, "pipeline_model_parallel_layout": ["head"]}}))
-    with pytest.raises(UsageError, match=r"pipeline-model-parallel-size: ranks\(\) cannot be seen here"):
+    with pytest.raises(UsageError, match=r"pipeline-model-parallel-size: ranks\(\) is not known here"):
         read("def apply(cfg):\n    cfg.model.pipeline_model_parallel_size = ranks()\n")
 
 
@@ -356,9 +356,9 @@ TITAN = '{{"parallelism": {{"pipeline_parallel_degree": 2, {}}}}}'
         (f"{TWO} --model-parallel-size 8", "--model-parallel-size 8 is not understood"),
         (f"{TWO} --$KIND", "the value of --$KIND is not known here"),
         (SCRIPT.format("ARGS='--recompute-granularity full'"), "full without --recompute-method"),
-        (SCRIPT.format("ARGS=(--tensor-model-parallel-size $T)"), "--tensor-model-parallel-size: $T cannot be seen"),
+        (SCRIPT.format("ARGS=(--tensor-model-parallel-size $T)"), "--tensor-model-parallel-size: $T is not known here"),
         (SCRIPT.format(""), "the value of $ARGS[@] is not known here"),
-        (SCRIPT.format("ARGS=(--lr 1e-4 $MORE)"), "$MORE cannot be seen here; say it with --set MORE=VALUE"),
+        (SCRIPT.format("ARGS=(--lr 1e-4 $MORE)"), "$MORE is not known here; say it with --set MORE=VALUE"),
         (SCRIPT.format("ARGS=(--lr 1e-4 $MORE"), "line 4 is not understood as bash"),
         (f"torchrun pretrain_gpt.py $(cat plan.args) {TWO}", "the value of $(cat plan.args) is not known here"),
         (f"torchrun pretrain_gpt.py {TWO} --yaml-cfg run.yaml", "the value of --yaml-cfg is not known here"),
@@ -376,9 +376,9 @@ TITAN = '{{"parallelism": {{"pipeline_parallel_degree": 2, {}}}}}'
         ("system: {tensor_model_parallel_size: 1, sequence_parallel: 'on'}", "sequence_parallel: 'on'; expected true"),
         (
             "cfg.model.tensor_model_parallel_size = 1\ncfg.model.pipeline_model_parallel_size *= ranks()\n",
-            "cannot be seen here",
+            "is not known here",
         ),
-        ("import os\ncfg.model.tensor_model_parallel_size = int(os.environ['T'])\n", "os.environ['T'] cannot be seen"),
+        ("import os\ncfg.model.tensor_model_parallel_size = int(os.environ['T'])\n", "os.environ['T'] is not known here"),
         (TITAN.format('"tensor_parallel_degre": 2'), "did you mean tensor_parallel_degree?"),
         (
             TITAN.format('"pipeline_parallel_split_points": ["layers.4"]'),
@@ -464,7 +464,7 @@ def test_ranks_of_latent_attention_count_where_a_model_has_it() -> None:
 
 
 def test_beside_a_decoders_tokens_the_others_are_an_images() -> None:
-    told = "samples of 3200 tokens; the workload's have"
+    told = "samples of 3200 tokens, but the workload's have"
     with pytest.raises(UsageError, match=told):
         read(f"{TWO} --seq-length 261 --decoder-seq-length 3200")
 

@@ -125,7 +125,10 @@ def test_what_hangs_on_the_unknown_is_unseen() -> None:
 @pytest.mark.parametrize(
     ("script", "told"),
     [
-        ("torchrun x.py --tensor-model-parallel-size 2 $EXTRA_ARGS", "behind $EXTRA_ARGS cannot be seen here; say it"),
+        (
+            "torchrun x.py --tensor-model-parallel-size 2 $EXTRA_ARGS",
+            "the value of $EXTRA_ARGS is not known here; say it",
+        ),
         ("for t in 2 4; do torchrun x.py --tensor-model-parallel-size $t; done", "comes to 2 launches; say which"),
         ("echo hello --tensor-model-parallel-size", "no command of the script has options of Megatron"),
         ("f() { f; }; f --zero-stage 1", "its loops are too long"),
@@ -287,7 +290,7 @@ def test_an_array_that_a_script_leaves_out_is_empty_where_it_sets_others() -> No
     assert found.settings == {"tensor_model_parallel_size": "2", "lr": "1"}
     assert any("EVAL" in note for note in found.notes)
     for hidden in ("mapfile -t EVAL < args.txt", "read -r -a EVAL"):
-        with pytest.raises(UsageError, match="cannot be seen here"):
+        with pytest.raises(UsageError, match="is not known here"):
             read(f'MORE=(--lr 1)\n{hidden}\ntorchrun x.py --tensor-model-parallel-size 2 "${{EVAL[@]}}"')
 
 
@@ -399,7 +402,7 @@ def test_documents_of_megatron_primus_and_flagscale(tmp_path: Path) -> None:
     dashed = "MODEL_ARGS:\n  --tensor-model-parallel-size: ${TP}\n  --recompute-modules: '[mlp, moe]'\n  --bf16: true\n"
     found = read(dashed, Asked(variables={"TP": "2"}))
     assert found.settings == {"tensor_model_parallel_size": 2, "recompute_modules": ["mlp", "moe"], "bf16": True}
-    with pytest.raises(UsageError, match=r"\$TP cannot be seen here \(--set TP=VALUE\)"):
+    with pytest.raises(UsageError, match=r"\$TP is not known here \(--set TP=VALUE\)"):
         facts_of(dashed)
     files = {
         "primus/configs/modules/megatron/pre_trainer.yaml": "context_parallel_size: 1\nshiny: 3\nlr: 1\n",
