@@ -378,7 +378,7 @@ TITAN = '{{"parallelism": {{"pipeline_parallel_degree": 2, {}}}}}'
             "cfg.model.tensor_model_parallel_size = 1\ncfg.model.pipeline_model_parallel_size *= ranks()\n",
             "is not known here",
         ),
-        ("import os\ncfg.model.tensor_model_parallel_size = int(os.environ['T'])\n", "os.environ['T'] is not known here"),
+        ("import os\ncfg.model.tensor_model_parallel_size = int(os.environ['T'])\n", "os.environ['T'] is not known"),
         (TITAN.format('"tensor_parallel_degre": 2'), "did you mean tensor_parallel_degree?"),
         (
             TITAN.format('"pipeline_parallel_split_points": ["layers.4"]'),
