@@ -201,7 +201,7 @@ def differences(one: LayoutWords, other: LayoutWords) -> str:
         found.append(f"{mine} dispatch, not {theirs}")
     if one.each_site != other.each_site:
         found.append(EACH_SITE if one.each_site else "pipelines through all sites")
-    if one.pipeline == other.pipeline and one.kinds != other.kinds:
+    if one.pipeline == other.pipeline and any(one.kinds) and one.kinds != other.kinds:
         found.append(f"stages on {', '.join(one.kinds)}, not {', '.join(other.kinds)}")
     if one.offload != other.offload:
         found.append("activations offloaded" if one.offload else "nothing offloaded")
