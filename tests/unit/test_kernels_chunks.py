@@ -17,7 +17,7 @@ from piper_ray.engine.chunks.rank_cover import RankCover
 from piper_ray.engine.chunks.relaxation import Case, Relaxation
 from piper_ray.engine.chunks.tasks import ChunkProblem, PipelineShape, Task
 from piper_ray.engine.kernels.chunk_bound import FIGURE, NO_LIMIT, Paths, Prices, least_priced_s, moments, window
-from piper_ray.engine.kernels.chunk_cover import most_of_main
+from piper_ray.engine.kernels.chunk_cover import most_of_main, undominated_rows
 from piper_ray.engine.kernels.chunk_moves import DRAWS, anneal, batch_seconds, fit_all
 from piper_ray.engine.kernels.chunk_program import PASSES, ChunkProgram, critical_path, simulate_chunks
 from piper_ray.engine.kernels.chunk_stages import chunk_figures, fit_rank, peak_bytes, sync_of_ranks
@@ -466,3 +466,14 @@ def test_the_most_of_one_kind_is_that_of_all_ways_to_share_out_the_others() -> N
             if min(numbers) >= 0 and (chosen[[*ways]].sum(axis=0) == counts).all():
                 wanted = max(wanted, sum(numbers))
         assert most_of_main(most, chosen) == wanted
+
+
+def test_rows_are_kept_that_no_other_one_beats_or_equals() -> None:
+    rng = np.random.default_rng(3)
+    for _ in range(50):
+        rows = rng.integers(0, 4, (int(rng.integers(0, 30)), 3)).astype(np.float64)
+        order = np.argsort(rows.sum(axis=1), kind="stable")
+        kept = undominated_rows(rows, order, 31)
+        wanted = [a for a in order if not any((rows[b] <= rows[a]).all() for b in order[: order.tolist().index(a)])]
+        assert kept.tolist() == wanted
+        assert undominated_rows(rows, order, 2).tolist() == wanted[:2]

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from piper_ray.cost.tolerances import PROOF
 from piper_ray.engine.chunks.rank_cover import waits_s
 from piper_ray.engine.kernels.chunk_bound import FIGURE, LayerKinds, Paths, ShapeLimits
+from piper_ray.engine.kernels.chunk_cover import undominated_rows
 from piper_ray.engine.kernels.chunk_program import PASSES, ChunkProgram, critical_path, simulate_chunks
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
 
@@ -27,8 +28,9 @@ _Bools = npt.NDArray[np.bool_]
 _Seconds = tuple[FloatArray, FloatArray]
 
 _MOST_CONTENTS = 500
+_MOST_PAIRS = 2_000_000
 _MOST_PATTERNS = 50_000
-"""Of a chunk, and of a rank, before those that do not count are left out."""
+"""Of a chunk; of what the chunks so far have with that, and those in time; before those that do not count go."""
 
 _MOST_KEPT = 2_500
 """Patterns of all ranks that count."""
@@ -121,7 +123,7 @@ class RankPatterns:
                 ahead_s = chunk_s[stages[turn + 1 :]].sum()
                 left_s = microbatch_s - chunk_s[stages].sum() + chunk_s[stage]
                 contents = _contents(kinds, limits, stage, further_s[:, stage], left_s)
-                if contents is None:
+                if contents is None or len(chunks) * len(contents) > _MOST_PAIRS:
                     return None
                 in_time = own_s[:, None] + _seconds(contents, figures) + ahead_s < microbatch_s
                 if in_time.sum() > _MOST_PATTERNS:
@@ -489,11 +491,5 @@ def _ranges(kinds: LayerKinds) -> tuple[list[int], list[int]]:
 
 def _undominated(figures: FloatArray, most: int) -> IndexArray | None:
     """Rows that no other one is at most as large as everywhere; of equal rows the first. None if they are more."""
-    kept: list[int] = []
-    left = np.argsort(figures.sum(axis=1), kind="stable")
-    while left.size:
-        if len(kept) == most:
-            return None
-        kept.append(int(left[0]))
-        left = left[1:][(figures[left[1:]] < figures[left[0]]).any(axis=1)]
-    return np.array(sorted(kept), np.int64)
+    kept = undominated_rows(figures, np.argsort(figures.sum(axis=1), kind="stable"), most + 1)
+    return None if kept.size > most else np.sort(kept)

@@ -1,11 +1,12 @@
-"""Kernel: the most layers of one kind that all ranks together have room for, besides all layers of the other kinds."""
+"""Kernels: the most layers of one kind that all ranks together have room for, besides all layers of the others; rows
+that no other one beats."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from piper_ray.compiled.jit import kernel
-from piper_ray.engine.kernels.types import IndexArray
+from piper_ray.engine.kernels.types import FloatArray, IndexArray
 
 
 @kernel
@@ -33,3 +34,28 @@ def most_of_main(most: IndexArray, chosen: IndexArray) -> int:
                     found = max(found, best[a - b] + most[r, b])
             best[a] = found
     return int(best[choices - 1])
+
+
+@kernel
+def undominated_rows(rows: FloatArray, order: IndexArray, most: int) -> IndexArray:
+    """Returns int64[..]: the rows, in this order, that no row before them is at most as large as in every column; after
+    ``most`` of them it ends.
+
+    order: int64[rows], so that no row is larger everywhere than one behind it. A row is compared with those kept only.
+    """
+    kept, count = np.empty(most, np.int64), 0
+    for row in order:
+        beaten = False
+        for n in range(count):
+            column = 0
+            while column < rows.shape[1] and rows[kept[n], column] <= rows[row, column]:
+                column += 1
+            if column == rows.shape[1]:
+                beaten = True
+                break
+        if not beaten:
+            kept[count] = row
+            count += 1
+            if count == most:
+                break
+    return kept[:count].copy()
