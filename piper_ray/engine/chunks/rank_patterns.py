@@ -81,8 +81,9 @@ class RankPatterns:
     """Of all ranks, one rank after the other. kinds: with ``members``, the positions of their layers.
 
     first: int64[p], the first pattern of each rank. rank: int64[patterns]. layers: int64[patterns, v, options], how
-    many run each option of a kind in each chunk of the rank. passes_s: float64[patterns, v, PASSES], without transfers.
-    sync_s: float64[patterns]. crossing_s: as in ``ShapeLimits``. target_s: plans that take as long may be left out.
+    many run each option of a kind in each chunk of the rank. passes_s: float64[patterns, v, PASSES], without the
+    transfers of ``crossing_s``, which is as in ``ShapeLimits``. sync_s: float64[patterns]. target_s: plans that take as
+    long may be left out.
     """
 
     program: ChunkProgram
@@ -107,7 +108,7 @@ class RankPatterns:
         target_s: float,
     ) -> RankPatterns | None:
         """Patterns of plans that take less than ``target_s``. None if they are too many. further_s: as in
-        ``DegreeTables``."""
+        ``DegreeTables.further_s``."""
         figures, found, layer_s = kinds.figures, [], _layer_seconds(kinds)
         least = np.minimum.reduceat(figures, kinds.option_start[:-1])
         m, v = program.microbatches, program.stage_of.shape[1]
@@ -143,9 +144,8 @@ class RankPatterns:
                 if turn + 1 == v:
                     kept &= (lacks <= 0.0).all(axis=1)
                 bytes_ = takes[..., FIGURE.activation] @ held[:, : turn + 1].T  # [patterns, moments]
-                bytes_ += (lacks @ least[:, FIGURE.activation])[:, None] * held[:, turn + 1 :].min(
-                    axis=1, initial=v * m
-                )
+                fewest = held[:, turn + 1 :].min(axis=1, initial=m)
+                bytes_ += (lacks @ least[:, FIGURE.activation])[:, None] * fewest
                 bytes_ += (takes[..., FIGURE.fixed].sum(axis=1) + lacks @ least[:, FIGURE.fixed])[:, None]
                 kept &= (bytes_ <= limits.memory_bytes).all(axis=1)
                 chunks, takes, own_s = chunks[kept], takes[kept], own_s[kept]
@@ -365,7 +365,7 @@ class PatternSearch:
             several = patterns.by_rank(part.allowed)[patterns.rank] > 1.0
             if not several.any():
                 # Plans that these patterns stand for may have fewer layers, and are not known then.
-                takes_s, _ = self._longest(patterns.seconds(part.allowed.astype(np.float64)))
+                takes_s, _ = self._simulated(patterns.seconds(part.allowed.astype(np.float64)))
                 return [replace(part, lower_s=max(part.lower_s, takes_s * (1.0 - _ROUNDING)), is_single=True)]
             apart = np.where(several & part.allowed, np.abs(shares - 0.5), np.inf)
             one = int(apart.argmin())
@@ -377,24 +377,30 @@ class PatternSearch:
     def _keep(self, shares: FloatArray) -> None:
         """Tries the plan in which each rank has the pattern of its largest share."""
         patterns = self.patterns
-        by_rank = np.split(shares, patterns.first[1:])
-        chosen = patterns.first + np.array([part.argmax() for part in by_rank])
+        largest = np.flatnonzero(shares == np.maximum.reduceat(shares, patterns.first)[patterns.rank])
+        chosen = largest[np.searchsorted(patterns.rank[largest], np.arange(patterns.first.size))]
         if (patterns.of_kinds[chosen].sum(axis=0) != patterns.kinds.layers).any():
             return
-        value_s, _ = self._longest(patterns.seconds(np.bincount(chosen, minlength=shares.size).astype(np.float64)))
+        seconds = patterns.seconds(np.bincount(chosen, minlength=shares.size).astype(np.float64))
+        value_s, _ = self._simulated(seconds)
         if value_s < self.value_s:
             self.value_s, self.chosen = value_s, chosen
 
     def _longest(self, seconds: _Seconds) -> tuple[float, Rows]:
         """What a batch takes, and its longest paths: two where there are several."""
         program, (passes_s, sync_s) = self.patterns.program, seconds
-        end_s = np.empty(program.kind.size + 1)
-        batch_s = simulate_chunks(program, passes_s, sync_s, end_s)
+        batch_s, end_s = self._simulated(seconds)
         counts, rank = np.zeros((2, *passes_s.shape)), np.empty(2, np.int64)
         for n in range(2):
             rank[n] = critical_path(program, sync_s, end_s, n == 0, counts[n])
         differ = rank[0] != rank[1] or bool((counts[0] != counts[1]).any())
-        return float(batch_s), self.patterns.rows(Paths(counts[: 1 + differ], rank[: 1 + differ]))
+        return batch_s, self.patterns.rows(Paths(counts[: 1 + differ], rank[: 1 + differ]))
+
+    def _simulated(self, seconds: _Seconds) -> tuple[float, FloatArray]:
+        """What a batch takes, and the ends of its passes as in ``simulate_chunks``."""
+        program = self.patterns.program
+        end_s = np.empty(program.kind.size + 1)
+        return float(simulate_chunks(program, *seconds, end_s)), end_s
 
 
 def _between(one: _Seconds, other: _Seconds, step: float) -> _Seconds:
