@@ -267,15 +267,28 @@ def unwatched(event: CellBegun | Event) -> None:
     """Ignores events."""
 
 
+@dataclass(frozen=True)
+class Extent:
+    """How far a search goes.
+
+    listed: the number of cells whose best plans are sought. passes: how many passes all searches with chunks may
+    simulate; on several kinds a share of the work of all searches. bounded: whether the caller needs a bound for all
+    cells; then each cell with chunks gets a bound even if no passes are left. near: plans that are faster by no more
+    than this share are of no interest. threads: threads of each search without chunks; None: one for each core.
+    """
+
+    listed: int = LISTED
+    passes: int = CHUNKED_PASSES
+    bounded: bool = True
+    near: float = 0.0
+    threads: int | None = None
+
+
 class CellSearch:
     """The rule that searches cells: first those without chunks, each in the order of its promise.
 
-    listed: the number of cells whose best plans are sought. known: plans that are known before the search, of these or
-    other cells. passes: how many passes all searches with chunks may simulate; on several kinds a share of the work of
-    all searches. found: the best plan of each cell and the known plans, the fastest first; each plan once (at t = 1
-    sequence parallelism changes nothing). bounded: whether the caller needs a bound for all cells; then each cell with
-    chunks gets a bound even if no passes are left. near: plans that are faster by no more than this share are of no
-    interest. threads: threads of each search without chunks; None: one for each core.
+    known: plans that are known before the search, of these or other cells. found: the best plan of each cell and the
+    known plans, the fastest first; each plan once (at t = 1 sequence parallelism changes nothing).
     """
 
     left_open: StoppedBy | None = None
@@ -286,19 +299,13 @@ class CellSearch:
         cells: Sequence[Cell],
         stop: Stop[Any] | None = None,
         watch: Watch = unwatched,
-        listed: int = LISTED,
         known: Iterable[Proposed] = (),
-        passes: int = CHUNKED_PASSES,
-        *,
-        bounded: bool = True,
-        near: float = 0.0,
-        threads: int | None = None,
+        extent: Extent | None = None,
     ) -> None:
         self.cells = sorted(cells, key=lambda one: (one.schedule in CHUNKED, one.about_s, one.lower_s))
         self._has_kinds = any(one.has_kinds for one in self.cells)
-        self._demand, self._watch, self._listed = demand, watch, listed
-        self._passes_left = passes * _KIND_SHARE if self._has_kinds else passes
-        self._bounded, self._near, self._threads = bounded, near, threads
+        self._demand, self._watch, self._extent = demand, watch, extent or Extent()
+        self._passes_left = self._extent.passes * (_KIND_SHARE if self._has_kinds else 1)
         self._stop = Stop[Any]() if stop is None else stop
         self.ledger = Ledger[Proposed](limits=Limits(stop=self._stop), cases=dict(enumerate(self.cells)))
         self.found = tuple(sorted(known, key=preference))
@@ -325,7 +332,7 @@ class CellSearch:
                 continue
             self._begin(number, cell)
             yield
-        while self._bounded and self._may_go_on:
+        while self._extent.bounded and self._may_go_on:
             left = [
                 (cell.lower_s, number)
                 for number, cell in enumerate(self.cells, start=1)
@@ -352,14 +359,14 @@ class CellSearch:
         """The cutoff for a cell's plans: slower ones are of no interest. A cell with chunks, whose search takes much
         longer, has to beat all other plans; another cell only has to be listed."""
         if cell.schedule in CHUNKED:
-            return self.ledger.upper_s * (1.0 - self._near)
+            return self.ledger.upper_s * (1.0 - self._extent.near)
         steps_s = [one.step_s for one in self.found]
-        last_s = steps_s[self._listed - 1] if len(steps_s) >= self._listed else math.inf
-        return min(RUNNERS_UP * self.ledger.upper_s, last_s) * (1.0 - self._near)
+        last_s = steps_s[self._extent.listed - 1] if len(steps_s) >= self._extent.listed else math.inf
+        return min(RUNNERS_UP * self.ledger.upper_s, last_s) * (1.0 - self._extent.near)
 
     def _is_of_interest(self, cell: Cell) -> bool:
         within_s = self.within_s(cell)
-        if cell.schedule in CHUNKED and self._passes_left <= 0 and not self._bounded:
+        if cell.schedule in CHUNKED and self._passes_left <= 0 and not self._extent.bounded:
             return False
         if cell.has_kinds and not self._may_go_on:
             return False
@@ -419,13 +426,13 @@ class CellSearch:
                     gap=cell.allowed_gap,
                     passes_limit=passes,
                     within_s=sample_s,
-                    threads=1 if chunked else self._threads,  # their programs hold Python's lock
+                    threads=1 if chunked else self._extent.threads,  # their programs hold Python's lock
                 ),
                 schedule=demand.scheduled(cell.schedule),
                 listener=self._watch,
                 step=demand.step,
                 stop=self._stop.part(),
-                kept=cell.kept if self._bounded and not each_pass else None,
+                kept=cell.kept if self._extent.bounded and not each_pass else None,
             )
 
         sample_s = within_s / cell.microbatches

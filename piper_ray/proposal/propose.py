@@ -15,23 +15,31 @@ from piper_ray.model.figures import share_text
 from piper_ray.model.headroom import NO_HEADROOM
 from piper_ray.model.restrictions import divisible_batch, odd_part
 from piper_ray.model.stop import Stop
-from piper_ray.proposal.cells import LISTED, RUNNERS_UP, Cell, Cells, CellSearch, Watch, cells_of, unwatched, why_none
+from piper_ray.proposal.cells import (
+    LISTED,
+    RUNNERS_UP,
+    Cell,
+    Cells,
+    CellSearch,
+    Extent,
+    Watch,
+    cells_of,
+    unwatched,
+    why_none,
+)
 from piper_ray.proposal.demand import PlanDemand, Proposed, Tell
 from piper_ray.proposal.forks import each_of
 from piper_ray.proposal.scheme_prices import SimulatedPlan, asked_at_prices
 from piper_ray.workloads.estimate.build import Estimate, EstimateRequest
 
-_HELP_PASSES = 300_000_000
-"""How many passes with chunks a search on another cluster may simulate."""
+_HELP_EXTENT = Extent(1, 300_000_000, bounded=False, near=5e-4)
+"""Of a search on another cluster: changes are shown to a tenth of a per cent."""
 
 _BATCH_GAIN = 1.01
 """Relative gain in samples per second from which another batch is shown."""
 
 _SCHEME_ROUNDS = 5
 """The most searches in which schemes are added that earlier plans ask for. Usually the third finds no better plan."""
-
-_HELP_NEAR = 5e-4
-"""The relative gap of these searches, since changes are shown to a tenth of a per cent."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +149,7 @@ def _proposed(
     for one in cells.refused:
         tell(one)
     kept = [found for plan in known for way in ways if (found := _still(plan, way)) is not None]
-    search = CellSearch(demand, cells.cells, stop, watch, listed, kept, threads=threads)
+    search = CellSearch(demand, cells.cells, stop, watch, kept, Extent(listed, threads=threads))
 
     def so_far() -> FoundPlans:
         search.close_cells()
@@ -261,6 +269,6 @@ def _best_of(
     demand: PlanDemand, cells: Sequence[Cell], known: Iterable[Proposed], stop: Stop[Any], watch: Watch
 ) -> Proposed | None:
     """The best plan of these cells. known: plans of these cells that were found before."""
-    search = CellSearch(demand, cells, stop.part(), watch, 1, known, _HELP_PASSES, bounded=False, near=_HELP_NEAR)
+    search = CellSearch(demand, cells, stop.part(), watch, known, _HELP_EXTENT)
     search.run()
     return search.ledger.best

@@ -30,7 +30,7 @@ from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.planners.apart import KindsApart
 from piper_ray.proposal import cells as proposal_cells
-from piper_ray.proposal.cells import CellSearch, Closing, cells_of
+from piper_ray.proposal.cells import CellSearch, Closing, Extent, cells_of
 from piper_ray.proposal.demand import FurtherKinds, PlanDemand
 from piper_ray.proposal.propose import propose
 from piper_ray.report.apart import apart_document
@@ -119,7 +119,7 @@ def test_searches_end_by_counted_work_with_a_plan_and_a_gap(config: Path, monkey
     least_s = propose(asked).best.step_s
     monkeypatch.setattr(proposal_cells, "_KIND_PASSES", 1)
     cells = cells_of(asked, asked.estimates()[0]).cells
-    search = CellSearch(asked, cells, passes=1)
+    search = CellSearch(asked, cells, extent=Extent(passes=1))
     search.run()
     assert search.found[0].step_s >= least_s * (1.0 - 1e-9)
     assert search.ledger.lower_s <= least_s * (1.0 + 1e-9)

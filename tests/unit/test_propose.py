@@ -37,7 +37,7 @@ from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.stop import Stop, StopSearch
 from piper_ray.proposal.against import Theirs
-from piper_ray.proposal.cells import LISTED, CellBegun, Cells, CellSearch, Closing, cells_of
+from piper_ray.proposal.cells import LISTED, CellBegun, Cells, CellSearch, Closing, Extent, cells_of
 from piper_ray.proposal.demand import PlanDemand, Proposed
 from piper_ray.proposal.each_pass import counts_on_one_sum
 from piper_ray.proposal.figures import figures_of
@@ -205,7 +205,7 @@ def test_known_plans_begin_a_search_on_another_cluster(proposal: FoundPlans, nam
     cells = replace(proposal.cells, cells=tuple(proposal.cells.on(lambda _: changed)))
     alone, helped = (
         CellSearch(proposal.demand, cells.cells),
-        CellSearch(proposal.demand, cells.on(lambda _: changed), listed=1),
+        CellSearch(proposal.demand, cells.on(lambda _: changed), extent=Extent(listed=1)),
     )
     alone.run()
     helped.run()
@@ -223,7 +223,9 @@ def test_passes_that_are_left_go_to_the_least_bound(tmp_path: Path, monkeypatch:
             if isinstance(event, CellBegun):
                 begun.append(event.number)
 
-        search = CellSearch(asked, cells_of(asked, asked.estimates()[0]).cells, watch=watch, passes=passes)
+        search = CellSearch(
+            asked, cells_of(asked, asked.estimates()[0]).cells, watch=watch, extent=Extent(passes=passes)
+        )
         search.run()
         return search, begun
 
