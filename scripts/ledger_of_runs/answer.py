@@ -19,7 +19,7 @@ from piper_ray.model.plan import Plan
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule
 from piper_ray.model.solution import Solution, Status
-from piper_ray.proposal.cells import Cell, CellSearch, cells_of
+from piper_ray.proposal.cells import Cell, CellSearch, Extent, cells_of
 from piper_ray.proposal.demand import PlanDemand
 from piper_ray.proposal.offers import usual_headroom
 from scripts.ledger_of_runs.question import Question
@@ -125,7 +125,7 @@ def laid_as(question: Question, answer: Answer) -> Laid:
 
 
 def _searched(demand: PlanDemand, cells: Sequence[Cell], passes: int) -> CellSearch:
-    search = CellSearch(demand, cells, listed=1, passes=passes)
+    search = CellSearch(demand, cells, extent=Extent(listed=1, passes=passes))
     search.run()
     return search
 
