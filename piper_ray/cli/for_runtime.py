@@ -202,8 +202,10 @@ class RuntimeSolve:
         text = early_receives_text(instance, solution.plan, simulation)
         return [f"receives: {text}"] if text else []
 
-    def rank_lines(self, instance: Instance, solution: Solution) -> list[str]:
-        """The lines that say where each rank of the plan is."""
+    def rank_lines(self, instance: Instance, solution: Solution, most: int | None) -> list[str]:
+        """The lines that say where each rank of the plan is. most: see ``shortened``."""
+        from piper_ray.report.terminal import left_out_text, shortened
+
         if solution.plan is None:
             return []
         context = context_of(instance, solution.plan)
@@ -211,7 +213,7 @@ class RuntimeSolve:
         meshes = meshes_of(solution.plan, solution.schedule, nodes, instance.cluster)
         lines = rank_lines(meshes, solution.schedule, context)
         head = f"ranks in {self.runtime.title}'s order, {self.runtime.rank_order}:"
-        return [head, *(f"  {line}" for line in lines)]
+        return [head, *(f"  {line}" for line in shortened(lines, left_out_text(len(lines), most or 0), most))]
 
 
 def with_room(runtime: str, find: Callable[[float], _Found], missing_bytes: Callable[[_Found], float]) -> _Found:

@@ -103,6 +103,9 @@ def solve_by_baseline(
 _MOST_ROWS = 12
 """Of a table, without --verbose: the answer fits a screen of 60 lines."""
 
+_MOST_PLACES = 4
+"""Lines on where ranks are, likewise: the exported ranks.csv has all."""
+
 TIME_TOLERANCE = 1e-9
 """Relative difference allowed between the solver's figure for its plan and the independent one."""
 
@@ -340,7 +343,8 @@ def solve(
     if own_runtime is not None and not in_haste:
         free = own_runtime.without_rules(instance, solution, options)
         print_lines(screen, own_runtime.receives_lines(instance, solution, simulation))
-        print_lines(screen, [own_runtime.cost_text(solution, free), *own_runtime.rank_lines(instance, solution)])
+        places = own_runtime.rank_lines(instance, solution, None if written.verbose else _MOST_PLACES)
+        print_lines(screen, [own_runtime.cost_text(solution, free), *places])
         more["runtime"] = own_runtime.document(solution, free)
     if wanted.plans > 1 and not in_haste:
         others = for_runtime.find_alternatives(instance, restrictions, asked, wanted, options, alone)
