@@ -469,6 +469,8 @@ def _contents(
             if best is None:
                 return None
             each.append(more[best])
+            if not best.size:
+                break
         found = each[-1] if alone[kind] else np.concatenate(each)
         if len(found) > _MOST_CONTENTS:
             return None
