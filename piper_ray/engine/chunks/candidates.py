@@ -30,22 +30,22 @@ _FIRST_ORDERS = 4
 """Orders of the layers that are tried at first."""
 
 _SMALL = 0.1
-"""Of the mean layer's time: what takes less counts for nothing where layers are shared out."""
+"""A share of the mean layer's time. Layers that take less are not counted when layers are shared out."""
 
 _NEARLY = 1.003
 """Plans within this factor of the best one are improved layer by layer."""
 
 _DESCENT_PASSES = 20_000_000
-"""Of all simulations by which one is: some seconds."""
+"""One of this many simulated passes is a pass of these moves: some seconds."""
 
 _PASSES_OF_A_STEP = 10
 """Simulated passes that take about as long as a step through all plans of a small model."""
 
 _PREFERENCE = 1.0
-"""Relative: by so much more a step that saves memory is liked in the first turn than in the last one."""
+"""Relative: how much more a step that saves memory is preferred in the first turn than in the last one."""
 
 _HEAT = 0.003
-"""Relative: by how much a move may make a plan worse at first."""
+"""Relative: how much slower a move may make a plan at first."""
 
 
 @dataclass(frozen=True)
@@ -68,11 +68,11 @@ class Candidate:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Of plans that take the same: fewest devices, then chunks."""
+        """Orders plans that take the same time: fewest devices first, then fewest chunks."""
         return self.devices, self.stages
 
     def plan(self) -> Plan:
-        """Its chunks as stages, layers in file order."""
+        """The plan whose stages are the chunks, with layers in file order."""
         task, order = self.task, self.task.tables.order
         place = places(order.instance)
         stages = []
@@ -106,7 +106,7 @@ class Candidates:
         self.passes = 0
 
     def copy(self) -> Candidates:
-        """With plans, models and random numbers of its own."""
+        """Returns a copy with plans, models and random numbers of its own."""
         found = copy.copy(self)
         found._best, found._models, found._random = [*self._best], [*self._models], copy.deepcopy(self._random)
         return found
@@ -132,8 +132,8 @@ class Candidates:
                 self._prefer_turns(index, found)
 
     def _prefer_turns(self, index: int, found: Candidate) -> None:
-        """Where layers cannot all take their fastest TMPCs: lets all ranks save memory in the same turns, those that
-        make this plan the quickest. A turn goes at the pace of its slowest chunk."""
+        """Where layers cannot all take their fastest TMPCs, lets all ranks save memory in the same turns: in those
+        turns that make this plan the quickest. A turn takes as long as its slowest chunk."""
         model = best = self._models[index]
         v = self._task.shape.chunks
         for first, step in product(range(v), (1, -1) if v > 2 else (1,)):
@@ -147,8 +147,9 @@ class Candidates:
         self._models[index] = best
 
     def like(self, layers_in: FloatArray, chunk_of: IndexArray) -> dict[int, Candidate]:
-        """Plans after a fractional one, by choice. They are not kept. layers_in: of each chunk, whatever their kinds;
-        chunk_of: of each layer the chunk, which may be earlier than that of one that it reads."""
+        """Plans made from a fractional one, by choice. They are not kept. layers_in: the number of layers in each
+        chunk, of any kinds; chunk_of: the chunk of each layer, which may be earlier than the chunk of a layer that it
+        reads."""
         order = self._orders[0]
         cut = np.empty(order.size, np.int64)
         cut[order] = np.repeat(
@@ -163,8 +164,8 @@ class Candidates:
         return found
 
     def chosen(self, search: PatternSearch) -> dict[int, Candidate]:
-        """The quickest plan of a search of patterns, as in ``like``. None where recomputation is a choice of all
-        layers or of chunks, or layers read others behind them, as patterns do not know this."""
+        """The quickest plan of a search of patterns, as in ``like``. Returns None where all layers or chunks choose
+        recomputation together, or where layers read others behind them, because patterns do not cover these cases."""
         plan = None if search.chosen is None else search.patterns.plan(search.chosen)
         tables = self._task.choices[0]
         if plan is None or len(self._models) > 1:
@@ -187,7 +188,7 @@ class Candidates:
                 self._cut(index, order, fastest_s, np.ones(self._task.shape.stages))
 
     def move(self, moves: int, control: FloatArray) -> None:
-        """Moves for the best plan of each choice that has one, after a look at more orders."""
+        """Makes moves for the best plan of each choice that has a plan, after trying more orders."""
         if moves > 0 and not self._moved:
             self._moved = True
             self._cut_orders(self._orders[_FIRST_ORDERS:])
@@ -207,8 +208,8 @@ class Candidates:
             self._take(index, Candidate(found.task, found.tables, chunk_of, choice, float(value_s)))
 
     def descend(self, control: FloatArray) -> None:
-        """Regular plans, and then single layers from any chunk to any other one as long as that helps, in the plans
-        that are nearly the best: moves at random seldom bring distant chunks to the right sizes."""
+        """Tries regular plans. Then moves single layers from any chunk to any other one as long as that helps, in the
+        plans that are nearly the best: random moves seldom bring distant chunks to the right sizes."""
         for index in range(len(self._models)):
             for counts in _regular(self._task.shape.stages, self._orders[0].size):
                 if control[1] != 0.0:
@@ -223,7 +224,7 @@ class Candidates:
                 left = after
 
     def _descend(self, index: int, found: Candidate, left: int, control: FloatArray) -> int:
-        """left: simulations that there may be; how many are left afterwards."""
+        """left: the number of simulations that are allowed. Returns how many are left afterwards."""
         model = self._models[index]
         end_s = np.empty(self._program.kind.size + 1)
         failed = 0  # moves in a row that did not help
@@ -245,7 +246,8 @@ class Candidates:
         return left
 
     def try_all(self, most_steps: int, target_s: float, control: FloatArray) -> bool:
-        """Looks for the best of all plans that take less than ``target_s``; whether the steps were enough for that."""
+        """Searches for the best of all plans that take less than ``target_s``. Returns whether the steps were enough
+        for that."""
         found = all_plans(self._task, self._program, most_steps, target_s, control)
         if found is None:
             return False
@@ -264,7 +266,8 @@ class Candidates:
             self._best[index] = found
 
     def _cut(self, index: int, order: IndexArray, size: FloatArray, wanted: FloatArray) -> None:
-        """Tries chunks that are runs of an order, whose parts of the layers, of these sizes, are about those wanted."""
+        """Tries chunks that are runs of an order. The work of the runs, for layers of these sizes, is close to the
+        wanted shares."""
         self._cut_at(index, order, _cuts(size[order], wanted, self._task.shape.stages))
 
     def _cut_at(self, index: int, order: IndexArray, cuts: IndexArray) -> None:
@@ -276,7 +279,7 @@ class Candidates:
             self._take(index, found)
 
     def _plan_of(self, index: int, chunk_of: IndexArray) -> Candidate | None:
-        """Of a choice; None if that does not fit."""
+        """The plan with a choice; None if it does not fit."""
         task, model = self._task, self._models[index]
         choice = model.layers.option_start[:-1].copy()
         if not fit_all(model, chunk_of, choice):
@@ -332,8 +335,8 @@ def all_plans(
 
 
 def _regular(stages: int, layers: int) -> Iterator[IndexArray]:
-    """How many layers each chunk has, int64[stages], if all have as many but for both ends, and what is left over is
-    shared out to neighbours somewhere: what people write down by hand."""
+    """Yields numbers of layers for each chunk, int64[stages]: all chunks but the first and the last have the same
+    number, and neighbours somewhere get the rest. People write such plans by hand."""
     each = layers // stages
     for first, last in product((1, 0, -1), (1, 0, -1, -2)):
         counts = np.full(stages, each, np.int64)
@@ -349,7 +352,8 @@ def _regular(stages: int, layers: int) -> Iterator[IndexArray]:
 
 
 def _shifted(chunk_of: IndexArray, a: int, b: int) -> IndexArray:
-    """With a layer of chunk a handed on from chunk to chunk as far as b: each gives its last one, or its first one."""
+    """Hands a layer on from each chunk between a and b to the next, from a as far as b: each chunk gives its last
+    layer, or its first one."""
     shifted, x = chunk_of.copy(), -1
     step = 1 if a < b else -1
     for chunk in range(a, b, step):
@@ -361,7 +365,7 @@ def _shifted(chunk_of: IndexArray, a: int, b: int) -> IndexArray:
 
 
 def _in_order(chunk_of: IndexArray, predecessors: Sequence[Sequence[int]]) -> IndexArray:
-    """No layer in an earlier chunk than one that it reads."""
+    """Moves layers so that none is in an earlier chunk than a layer that it reads."""
     found = chunk_of.copy()
     for x, tails in enumerate(predecessors):
         found[x] = max([found[x], *(found[tail] for tail in tails)])
@@ -369,7 +373,7 @@ def _in_order(chunk_of: IndexArray, predecessors: Sequence[Sequence[int]]) -> In
 
 
 def _filled(chunk_of: IndexArray, stages: int) -> IndexArray:
-    """With layers handed on to chunks that are empty, from the nearest that has several."""
+    """Fills empty chunks with layers handed on from the nearest chunk that has several."""
     found = chunk_of
     layers_in = np.bincount(found, minlength=stages)
     for k in np.flatnonzero(layers_in == 0).tolist():
@@ -387,9 +391,10 @@ def _mean_held(program: ChunkProgram) -> FloatArray:
 
 
 def _patterns(shape: PipelineShape, layers: int) -> Iterator[FloatArray]:
-    """What chunks may want of a number of layers, float64[stages], where all chunks of a turn want as many.
+    """Yields how many layers each chunk should have, float64[stages], where all chunks of a turn should have the same
+    number.
 
-    A turn goes at the pace of its largest chunk. Where layers differ, turns of some take more of them than others.
+    A turn takes as long as its largest chunk. Where layers differ, some turns should have more of them than others.
     """
     p, v = shape.ranks, shape.chunks
     if v == 1:
@@ -403,7 +408,7 @@ def _patterns(shape: PipelineShape, layers: int) -> Iterator[FloatArray]:
 
 
 def _cuts(size: FloatArray, wanted: FloatArray, chunks: int) -> IndexArray:
-    """int64[chunks + 1]: runs of layers of given sizes whose parts are about those wanted; none is empty."""
+    """int64[chunks + 1]: runs of layers of given sizes whose sums are close to the wanted shares; no run is empty."""
     ends = np.cumsum(size)
     middles = ends - size / 2.0
     targets = np.cumsum(wanted)[:-1] / wanted.sum() * ends[-1]

@@ -12,7 +12,7 @@ from piper_ray.engine.kernels.chunk_bound import APART, FIGURE, LayerKinds
 from piper_ray.engine.kernels.types import FloatArray
 
 _A_LITTLE_MORE = 1.0 + 1e-9
-"""Than a rank has time for, as sums are rounded."""
+"""A factor on the time of a rank, because sums are rounded."""
 
 
 class _Chain(NamedTuple):
@@ -26,9 +26,9 @@ class _Chain(NamedTuple):
 def forced_transfers_s(task: Task, target_s: float) -> float:
     """What chunks send and receive at least, in either direction, in plans that take less than ``target_s``.
 
-    Chains are paths through the graph, no layer of which is in two. Consecutive layers of a chain on one rank take no
-    longer, with what they receive and send, than that rank's part of a batch. So a chain is in pieces, and between two
-    of them an edge is sent from a rank to another. The hub's edges are left out.
+    Chains are paths through the graph; no layer is in two of them. Consecutive layers of a chain on one rank take no
+    longer, with what they receive and send, than that rank's part of a batch. So a chain is in pieces, and an edge
+    between two pieces is sent from one rank to another. The hub's edges are left out.
     """
     if not np.isfinite(target_s):
         return 0.0
@@ -40,7 +40,8 @@ def forced_transfers_s(task: Task, target_s: float) -> float:
 
 
 def _least_between_pieces_s(layer_s: list[float], chain: _Chain, room_s: float) -> float:
-    """Of all ways to cut a chain into pieces that each take at most ``room_s``; inf if there is none."""
+    """The least transfers over all ways to cut a chain into pieces that each take at most ``room_s``; inf if there is
+    none."""
     n = len(layer_s)
     sent_s, received_s = [*chain.sent_s, 0.0], [0.0, *chain.received_s]
     least_s = [0.0] + [np.inf] * n  # of the first layers, by their number, in pieces
@@ -56,7 +57,8 @@ def _least_between_pieces_s(layer_s: list[float], chain: _Chain, room_s: float) 
 
 
 def with_transfers(kinds: LayerKinds, transfers_s: float, stages: int) -> LayerKinds:
-    """The kinds and one more layer, that takes as long as the transfers and may be in any chunk: each of them is."""
+    """Adds one more layer to the kinds, which takes as long as the transfers and may be in any chunk, as each of them
+    may."""
     if transfers_s <= 0.0:
         return kinds
     figures = np.zeros((1, len(FIGURE)))
@@ -74,7 +76,7 @@ def with_transfers(kinds: LayerKinds, transfers_s: float, stages: int) -> LayerK
 
 
 def _chains(tables: DegreeTables) -> list[_Chain]:
-    """The dearest edges first come in."""
+    """Takes the most expensive edges first."""
     order = tables.order
     after: dict[int, tuple[int, float, float]] = {}
     heads: set[int] = set()

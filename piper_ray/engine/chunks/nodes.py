@@ -1,6 +1,6 @@
-"""Cases of a task (d, t, p, v): what is done for one when it is its turn, how it travels, and its record.
+"""Cases of a task (d, t, p, v): what one turn of a case does, how a case is sent to other processes, and its record.
 
-A turn's outcome depends on the node's turns before and on nothing else: not on the thread, nor on what else is known.
+The outcome of a turn depends only on the node's earlier turns: not on the thread, nor on what else is known.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ Tasks = Mapping[TaskKey, Task]
 
 @dataclass(frozen=True, eq=False)
 class Parcel(Generic[V]):
-    """Of ``task``. Within a process it is the value itself; pickled, it leaves out what is the task's."""
+    """A value that belongs to ``task``. Within a process it is the value itself; pickled, it leaves out the parts that
+    the task has too."""
 
     task: Task
     value: V
@@ -46,18 +47,18 @@ class Parcel(Generic[V]):
 
 @dataclass(frozen=True)
 class Travelled:
-    """A parcel in another process. content: pickled."""
+    """A parcel that another process made. content: pickled."""
 
     key: TaskKey
     content: bytes
 
     def open(self, tasks: Tasks) -> Any:
-        """tasks: those of this process."""
+        """tasks: the tasks of this process."""
         return _Unpickler(io.BytesIO(self.content), tasks[self.key]).load()
 
 
 def _parts(task: Task) -> list[object]:
-    """What values of a task refer to, in the same order everywhere."""
+    """Returns the objects that values of a task refer to, in the same order everywhere."""
     return [task, task.shape, task.tables, task.mixed, task.mixed.tables, *task.choices, task.tables.order]
 
 
@@ -89,7 +90,7 @@ _PROMISING = 1.1
 """Later moves are for plans within this factor of the best one."""
 
 _OF_A_PARENT = threading.RLock()
-"""Cases of one node may come to their turns on several threads."""
+"""Held while a case is made: cases of one node may get their turns on several threads."""
 
 
 class Effort(NamedTuple):
@@ -100,23 +101,24 @@ class Effort(NamedTuple):
 
 
 EFFORTS = (Effort(20, 200), Effort(60, 1_000))
-"""What is done for a case each time that it is the one of the least bound; then it is split."""
+"""The efforts of a case: one each time that it has the least bound. After these it is split."""
 
 LAST_EFFORTS = (Effort(500, 10_000), Effort(1_000, 20_000))
-"""What follows for a case that cannot be split."""
+"""The further efforts of a case that cannot be split."""
 
 
 _ROUNDS_BEFORE_HUB = 4
-"""Instead, while the hub may be anywhere."""
+"""The rounds of an effort while the hub may be in any chunk."""
 
 _FEW_LAYERS = 24
 _STEPS = {0: 20_000, 1: 1_000_000}
-"""Before such an effort all plans of a model of few layers are enumerated, if this many steps are enough."""
+"""By the number of an effort: before it, the turn enumerates all plans of a model of few layers, if this many steps are
+enough."""
 
 
 class TurnKind(Enum):
-    """PLAN: a quick plan, or moves of the best one. DESCEND: its best plans made better layer by layer. BOUND: the next
-    effort for its bound, or the cases to go on with."""
+    """PLAN: finds a quick plan, or makes moves in the best one. DESCEND: improves its best plans layer by layer. BOUND:
+    makes the next effort for its bound, or splits it into cases."""
 
     PLAN = "plan"
     DESCEND = "descend"
@@ -124,7 +126,7 @@ class TurnKind(Enum):
 
 
 class Turn(NamedTuple):
-    """What is done for a node. target_s: the best time known, that it goes by. number: of moves, or of the effort."""
+    """One turn of a node. target_s: the best time known when the turn begins. number: of moves, or of the effort."""
 
     kind: TurnKind
     target_s: float
@@ -133,12 +135,12 @@ class Turn(NamedTuple):
 
 @dataclass
 class Node:
-    """A case of a task. lower_s, done: what is proved of it and efforts made, both up to its last turn.
+    """A case of a task. lower_s, done: its proved bound and the number of efforts made, both up to its last turn.
 
-    name: the same in every run. program, candidates: None before the first plan; relaxation: before the first effort.
-    owed: turns whose outcomes were known without them, made up for when another one comes. parent: the node that it is
-    a case of, with the number of the case, until the node has its own relaxation. passes: its work so far, without that
-    of its candidates; counted: the part of all its work that counts.
+    name: the same in every run. program, candidates: None before the first plan; relaxation: None before the first
+    effort. owed: turns whose outcomes were read from a record, so that they have to be made up for when another turn
+    comes. parent: the node that it is a case of, with the number of the case, until the node has its own relaxation.
+    passes: its work so far, without that of its candidates; counted: the part of all its work that counts.
     """
 
     task: Task
@@ -155,16 +157,17 @@ class Node:
     counted: int = 0
 
     def take(self, turn: Turn, control: FloatArray) -> TurnOutcome:
-        """control: the best time known, as the turn has it; not zero for a wish to stop."""
+        """control: the best time that this turn knows; an entry that is not zero asks it to stop."""
         self._make_up(control)
         return self._take(turn, control)
 
     def case(self, index: int, done: int) -> Node:
-        """One of the cases that take its place. done: efforts that it need not make."""
+        """Returns one of the cases that replace this one. done: the number of efforts that it skips."""
         return Node(self.task, self.lower_s, done, f"{self.name}/{index}", whole=False, parent=(self, index))
 
     def copy(self) -> Node:
-        """That may take a turn which turns out not to be needed, and of which nothing may be left then."""
+        """Returns a copy for a turn that may turn out not to be needed, so that the turn leaves no trace in this
+        node."""
         return replace(
             self,
             relaxation=None if self.relaxation is None else self.relaxation.copy(),
@@ -194,7 +197,7 @@ class Node:
 
     @property
     def _all_passes(self) -> int:
-        """Cases of a node share its candidates, and simulate little."""
+        """Whether the node is a case: cases of a node share its candidates, and simulate little."""
         return self.passes + (self.candidates.passes if self.whole and self.candidates is not None else 0)
 
     def _plan(self, moves: int, control: FloatArray) -> TurnOutcome:
@@ -259,7 +262,7 @@ class Node:
         return TurnOutcome(lower_s, self.candidates.best)
 
     def _try_all(self, most_steps: int, control: FloatArray) -> float | None:
-        """What no plan of a small model takes less than, if all of them could be looked at."""
+        """A bound on all plans of a small model, if all of them could be enumerated."""
         if most_steps == 0 or self.task.tables.order.size > _FEW_LAYERS:
             return None
         if self.candidates is None:
@@ -278,8 +281,9 @@ class Node:
 
 
 class TurnOutcome(NamedTuple):
-    """Of a node's turn. lower_s: what is proved of it. best: the best plan found so far. children: cases that take its
-    place; none: it stays. passes: simulated in all its turns, and what counts as such."""
+    """The outcome of a node's turn. lower_s: the proved bound. best: the best plan found so far. children: the cases
+    that replace the node; if there are none, it stays. passes: the passes simulated in all its turns, and work counted
+    as such."""
 
     lower_s: float
     best: Candidate | None = None
@@ -288,7 +292,7 @@ class TurnOutcome(NamedTuple):
 
 
 Taken = tuple[Node, TurnOutcome]
-"""A node after its turn, and what has come of that."""
+"""A node after its turn, and the outcome of the turn."""
 
 
 def take(tasks: Tasks, asked: Parcel[Node], turn: Turn, control: FloatArray) -> Parcel[Taken]:
@@ -299,16 +303,17 @@ def take(tasks: Tasks, asked: Parcel[Node], turn: Turn, control: FloatArray) -> 
 
 @dataclass(frozen=True)
 class TurnMemo:
-    """Those of one solve: its checkpoint's identity says of which."""
+    """The recorded turns of one solve; the checkpoint's identity says which solve."""
 
     checkpoint: Checkpoint
 
     def has(self, node: Node, turn: Turn) -> bool:
-        """Whether it is on record."""
+        """Whether the turn is on record."""
         return self.checkpoint.result(_key(node, turn)) is not None
 
     def outcome(self, node: Node, turn: Turn) -> TurnOutcome:
-        """On record; the node owes itself the turn, until another one needs what this would have left."""
+        """Returns the recorded outcome. The node owes itself the turn, until another turn needs the state that this one
+        would have left."""
         row: Any = self.checkpoint.result(_key(node, turn))
         node.owed.append(turn)
         lower_s, best = float.fromhex(row["lower_s"]), row["best"]
@@ -332,7 +337,7 @@ def _key(node: Node, turn: Turn) -> str:
 
 
 def _row(task: Task, found: Candidate) -> dict[str, object]:
-    """choice: the number of what all layers decide alike; -1: chunks decide each for itself."""
+    """choice: the number of the choice that all layers make together; -1: each chunk chooses for itself."""
     choice = next((index for index, tables in enumerate(task.choices) if tables is found.tables), -1)
     return {
         "choice": choice,

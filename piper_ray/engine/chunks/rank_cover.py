@@ -152,7 +152,7 @@ class RankCover:
         return found
 
     def least_s(self, lower_s: float, target_s: float) -> float:
-        """No batch takes less, between these; the second if none is shorter than that."""
+        """A time between these two that no batch is below; the second one if no batch is shorter than that."""
         if not np.isfinite(target_s) or not self.has_room(target_s):
             return target_s if np.isfinite(target_s) else lower_s
         above_s = target_s

@@ -1,11 +1,11 @@
 """A bound where ranks have few layers: each rank chooses one pattern.
 
-A pattern says how many layers of each kind run with which option in each chunk of a rank. Only those count that fit the
-rank's memory, and of two patterns that have as many layers the one which takes no longer anywhere. A linear program
-mixes the patterns of each rank (``pattern_program``) so that all layers are there. Within a pattern layers and choices
-are whole; shares of layers split them. The search branches on how many layers a rank has in each chunk. Then it
-branches on a turn: either all its chunks are as fast as they can be, or rank r is the first one whose chunk is not.
-Both raise bounds quickly, because a turn goes at the pace of its slowest chunk.
+A pattern says how many layers of each kind run with which option in each chunk of a rank. Only patterns count that fit
+the rank's memory. Of two patterns with the same numbers of layers, only one counts if it takes no longer in any chunk.
+A linear program mixes the patterns of each rank (``pattern_program``) so that all layers are present. Within a pattern
+layers and choices are whole, while the program of shares of layers splits them. The search branches on how many layers
+a rank has in each chunk. Then it branches on a turn: either all its chunks are as fast as they can be, or rank r is the
+first one whose chunk is not. Both raise bounds quickly, because a turn takes as long as its slowest chunk.
 """
 
 from __future__ import annotations
@@ -30,31 +30,32 @@ _Seconds = tuple[FloatArray, FloatArray]
 _MOST_CONTENTS = 500
 _MOST_PAIRS = 2_000_000
 _MOST_PATTERNS = 50_000
-"""Of a chunk; of what the chunks so far have with that, and those in time; before those that do not count go."""
+"""The most patterns in each step, before dominated ones are dropped: contents of a chunk, combinations of these with
+the chunks so far, and those combinations that fit in time."""
 
 _MOST_KEPT = 2_500
-"""Patterns of all ranks that count."""
+"""The most patterns that count, over all ranks."""
 
 _MOST_PARTS = 2_000
-"""Open parts of a search."""
+"""The most open parts of a search."""
 
 _ROUNDS_OF_A_PART = 60
-"""Rounds of added paths, before the search branches on it."""
+"""Rounds of added paths, before the search branches."""
 
 _STEP = 0.2
-"""By this share of the distance the mean of the fractional plans so far moves to each new one."""
+"""The mean of the fractional plans so far moves towards each new one by this share of the distance."""
 
 _ROUNDING = 1e-10
-"""Relative: what sums of prices and seconds may be off."""
+"""Relative: the largest error of sums of prices and seconds."""
 
 _NEAR = 1e-6
-"""A path that is longer than the batch by no more, relative, is not added; parts this near to 0 or 1 are whole."""
+"""Relative: a path that exceeds the batch by no more than this is not added; parts this near to 0 or 1 are whole."""
 
 _A_LITTLE_SLOWER = 1.0 + 1e-9
 
 
 class PatternPrices(NamedTuple):
-    """path: float64[paths], at least 0, 1 together. layer: float64[kinds], seconds, at least 0."""
+    """path: float64[paths], at least 0, with sum 1. layer: float64[kinds], seconds, at least 0."""
 
     path: FloatArray
     layer: FloatArray
@@ -68,22 +69,22 @@ class Rows(NamedTuple):
     fixed_s: FloatArray
 
     def of(self, which: IndexArray | slice) -> Rows:
-        """Some of them."""
+        """Returns some of the rows."""
         return Rows(self.added_s[which], self.fixed_s[which])
 
     def with_more(self, other: Rows) -> Rows:
-        """These and then others."""
+        """Returns these rows followed by others."""
         return Rows(np.concatenate([self.added_s, other.added_s]), np.concatenate([self.fixed_s, other.fixed_s]))
 
 
 @dataclass(frozen=True)
 class RankPatterns:
-    """Of all ranks, one rank after the other. kinds: with ``members``, the positions of their layers.
+    """The patterns of all ranks, one rank after the other. kinds: with ``members``, the positions of their layers.
 
     first: int64[p], the first pattern of each rank. rank: int64[patterns]. layers: int64[patterns, v, options], how
-    many run each option of a kind in each chunk of the rank. passes_s: float64[patterns, v, PASSES], without the
-    transfers of ``crossing_s``, which is as in ``ShapeLimits``. sync_s: float64[patterns]. target_s: plans that take as
-    long may be left out.
+    many layers run each option of a kind in each chunk of the rank. passes_s: float64[patterns, v, PASSES], without the
+    transfers of ``crossing_s``, which is as in ``ShapeLimits``. sync_s: float64[patterns]. target_s: plans that take at
+    least this long may be left out.
     """
 
     program: ChunkProgram
@@ -107,7 +108,7 @@ class RankPatterns:
         further_s: FloatArray,
         target_s: float,
     ) -> RankPatterns | None:
-        """Patterns of plans that take less than ``target_s``. None if they are too many. further_s: as in
+        """Returns the patterns of plans that take less than ``target_s``; None if there are too many. further_s: as in
         ``DegreeTables.further_s``."""
         figures, found, layer_s = kinds.figures, [], _layer_seconds(kinds)
         least = np.minimum.reduceat(figures, kinds.option_start[:-1])
@@ -178,14 +179,15 @@ class RankPatterns:
 
     @cached_property
     def type_of(self) -> IndexArray:
-        """int64[patterns], the same for those of a rank that have as many layers of each kind in each chunk."""
+        """int64[patterns]: the same number for patterns of a rank that have the same numbers of layers of each kind in
+        each chunk."""
         by_chunk = np.add.reduceat(self.layers, self.kinds.option_start[:-1], axis=2).reshape(self.rank.size, -1)
         _, found = np.unique(np.column_stack([self.rank, by_chunk]), axis=0, return_inverse=True)
         return found.reshape(-1).astype(np.int64)
 
     def plan(self, chosen: IndexArray) -> tuple[IndexArray, IndexArray] | None:
-        """int64[n] each: of each layer the chunk, and the option among its own. chosen: int64[p], the pattern of each
-        rank. None if these have more or fewer layers than there are."""
+        """int64[n] each: the chunk of each layer, and its option among the layer's own. chosen: int64[p], the pattern
+        of each rank. Returns None if these have more or fewer layers than there are."""
         if (self.of_kinds[chosen].sum(axis=0) != self.kinds.layers).any():
             return None
         rank_of, turn_of = self.program.rank_of, self.program.turn_of
@@ -198,34 +200,36 @@ class RankPatterns:
         return chunk_of, choice
 
     def rows(self, paths: Paths) -> Rows:
-        """Of these paths."""
+        """Returns the rows of these paths."""
         counts = paths.counts[:, self.program.stage_of[self.rank]]  # [paths, patterns, v, PASSES]
         added: FloatArray = np.einsum("inkc,nkc->in", counts, self.passes_s)
         added += np.where(paths.rank[:, None] == self.rank, self.sync_s, 0.0)
         return Rows(added, paths.counts[:, :, :2].sum(axis=2) @ self.crossing_s)
 
     def seconds(self, shares: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Of passes, float64[s, PASSES], and of synchronisation, float64[p], if patterns have these shares."""
+        """The seconds of passes, float64[s, PASSES], and of synchronisation, float64[p], if patterns have these
+        shares."""
         passes_s = np.zeros((self.crossing_s.size, PASSES))
         np.add.at(passes_s, self.program.stage_of[self.rank], shares[:, None, None] * self.passes_s)
         passes_s[:, :2] += self.crossing_s[:, None]
         return passes_s, np.bincount(self.rank, shares * self.sync_s, self.first.size).astype(np.float64)
 
     def by_rank(self, figures: FloatArray | _Bools) -> FloatArray:
-        """float64[p], their sums. figures: of each pattern."""
+        """float64[p]: their sums. figures: those of each pattern."""
         return np.add.reduceat(figures.astype(np.float64), self.first)
 
     def have_room(self, allowed: _Bools) -> bool:
-        """Whether each rank has an allowed pattern, and of no kind these have less layers than there are."""
+        """Whether each rank has an allowed pattern, and these can have all layers of each kind."""
         most = np.maximum.reduceat(np.where(allowed[:, None], self.of_kinds, -1), self.first)
         return bool((most >= 0).all() and (most.sum(axis=0) >= self.kinds.layers).all())
 
     def bounds_s(self, prices: PatternPrices, rows: Rows, allowed: _Bools) -> FloatArray:
-        """float64[patterns]: no plan of the allowed patterns that has this one takes less; inf for those not allowed.
+        """float64[patterns]: no plan of the allowed patterns that has this one takes less; inf for patterns that are
+        not allowed.
 
-        A batch takes as long as each path, so as long as their mean, which is a sum over ranks. All layers are there,
-        so the price of each may be added for all of them and taken from each pattern that has it. Then each rank but
-        that of the pattern takes its cheapest one.
+        A batch takes at least as long as each path, so at least as long as their mean, which is a sum over ranks. All
+        layers are present. So the price of each layer may be added once for the whole plan, and subtracted from each
+        pattern that has the layer. Then each rank but that of the pattern takes its cheapest pattern.
         """
         cost_s = prices.path @ rows.added_s - self.of_kinds @ prices.layer
         least_s = np.minimum.reduceat(np.where(allowed, cost_s, np.inf), self.first)
@@ -245,9 +249,9 @@ class RankPatterns:
 
 @dataclass(frozen=True)
 class _PatternPart:
-    """Plans of the allowed patterns. rows: the paths that its prices are of, or its parent's. shares: the last
-    fractional plan's, float64[patterns]. rounds: so far. is_best: whether no other round raises its bound.
-    is_single: whether each rank has one pattern alone."""
+    """Plans of the allowed patterns. rows: the paths that its prices refer to, or its parent's. shares: the last
+    fractional plan's, float64[patterns]. rounds: the number so far. is_best: whether no further round raises its bound.
+    is_single: whether each rank has only one pattern."""
 
     lower_s: float
     allowed: _Bools
@@ -261,7 +265,7 @@ class _PatternPart:
 @dataclass
 class PatternSearch:
     """``lower_s``: no batch of these patterns takes less; it rises. chosen: the patterns of the quickest plan so far,
-    int64[p], which takes ``value_s`` if its transfers are the least. worked: as in ``ShareProgram``."""
+    int64[p]. It takes ``value_s`` if its transfers are the least. worked: as in ``ShareProgram``."""
 
     patterns: RankPatterns
     parts: list[_PatternPart]
@@ -279,12 +283,12 @@ class PatternSearch:
         return cls(patterns, [_PatternPart(0.0, np.ones(count, np.bool_), patterns.rows(paths), np.zeros(count))])
 
     def copy(self) -> PatternSearch:
-        """With a list of parts of its own."""
+        """Returns a copy with a list of parts of its own."""
         return replace(self, parts=[*self.parts])
 
     def improve(self, rounds: int, target_s: float) -> None:
-        """Looks at the part of the least bound: solves its program again and again with longer paths, then tells its
-        plans apart. All that takes at most ``rounds`` solutions."""
+        """Works on the part of the least bound: solves its program repeatedly with longer paths, then divides its
+        plans. All of this takes at most ``rounds`` solutions."""
         target_s = min(target_s, self.patterns.target_s)
         while self.parts and rounds > 0 and len(self.parts) <= _MOST_PARTS:
             index = min(range(len(self.parts)), key=lambda n: self.parts[n].lower_s)
@@ -300,7 +304,7 @@ class PatternSearch:
         self.lower_s = max(self.lower_s, min(least_s, target_s, self.value_s))
 
     def _solved(self, part: _PatternPart, rounds: int, enough_s: float) -> _PatternPart:
-        """After at most this many more rounds, and at least one."""
+        """Solves the program of a part for at most this many more rounds, and for at least one."""
         from piper_ray.engine.chunks.pattern_program import PatternProgram  # HiGHS is loaded where it is needed
 
         patterns, rows, shares, is_best, used = self.patterns, part.rows, part.shares, False, 0
@@ -336,11 +340,11 @@ class PatternSearch:
         return _PatternPart(lower_s, allowed, rows, shares, part.rounds + used, is_best)
 
     def _told_apart(self, part: _PatternPart) -> list[_PatternPart]:
-        """Parts that hold all plans of this one together.
+        """Parts that together hold all plans of this one.
 
-        First the layers of a rank's chunks: other ranks do best with as many in the same turns, as a turn goes at the
-        pace of its slowest chunk. Of the ranks that mix such, it is the middle one. Then the turn whose ranks are the
-        least decided, then a rank's pattern.
+        First they differ in the layers of a rank's chunks: other ranks do best with the same numbers in the same turns,
+        because a turn takes as long as its slowest chunk. Of the ranks that mix such patterns, the middle one is taken.
+        Then they differ in the turn whose ranks are the least decided, then in a rank's pattern.
         """
         patterns, shares = self.patterns, part.shares * part.allowed
         type_share = np.bincount(patterns.type_of, shares)
@@ -364,7 +368,7 @@ class PatternSearch:
         else:
             several = patterns.by_rank(part.allowed)[patterns.rank] > 1.0
             if not several.any():
-                # Plans that these patterns stand for may have fewer layers, and are not known then.
+                # Plans that these patterns stand for may have fewer layers. Such plans are not known then.
                 takes_s, _ = self._simulated(patterns.seconds(part.allowed.astype(np.float64)))
                 return [replace(part, lower_s=max(part.lower_s, takes_s * (1.0 - _ROUNDING)), is_single=True)]
             apart = np.where(several & part.allowed, np.abs(shares - 0.5), np.inf)
@@ -387,7 +391,7 @@ class PatternSearch:
             self.value_s, self.chosen = value_s, chosen
 
     def _longest(self, seconds: _Seconds) -> tuple[float, Rows]:
-        """What a batch takes, and its longest paths: two where there are several."""
+        """The time of a batch, and its longest paths: two where there are several."""
         program, (passes_s, sync_s) = self.patterns.program, seconds
         batch_s, end_s = self._simulated(seconds)
         counts, rank = np.zeros((2, *passes_s.shape)), np.empty(2, np.int64)
@@ -397,7 +401,7 @@ class PatternSearch:
         return batch_s, self.patterns.rows(Paths(counts[: 1 + differ], rank[: 1 + differ]))
 
     def _simulated(self, seconds: _Seconds) -> tuple[float, FloatArray]:
-        """What a batch takes, and the ends of its passes as in ``simulate_chunks``."""
+        """The time of a batch, and the ends of its passes as in ``simulate_chunks``."""
         program = self.patterns.program
         end_s = np.empty(program.kind.size + 1)
         return float(simulate_chunks(program, *seconds, end_s)), end_s
@@ -408,7 +412,8 @@ def _between(one: _Seconds, other: _Seconds, step: float) -> _Seconds:
 
 
 def _least_seconds(kinds: LayerKinds, stages: int) -> FloatArray:
-    """float64[stages], what a microbatch takes in a chunk at least: layers that must be there, or else some layer."""
+    """float64[stages]: the least time of a microbatch in a chunk: with the layers that must be there, or else with some
+    layer."""
     layer_s = _layer_seconds(kinds)
     stage = np.arange(stages)[:, None]
     inside = (kinds.first_chunk <= stage) & (stage <= kinds.last_chunk)
@@ -418,9 +423,8 @@ def _least_seconds(kinds: LayerKinds, stages: int) -> FloatArray:
 
 
 def _needed_layers(program: ChunkProgram, kinds: LayerKinds, room_s: FloatArray) -> FloatArray:
-    """float64[p, kinds]: the least number of layers of each kind that a rank has, as the others have no time for them.
-
-    room_s: float64[p], what a microbatch may take on each rank.
+    """float64[p, kinds]: the least number of layers of each kind that a rank has, because the others have no time for
+    them. room_s: float64[p], the most that a microbatch may take on each rank.
     """
     layer_s, stages = _layer_seconds(kinds), program.stage_of[..., None]
     may_have = np.any((kinds.first_chunk <= stages) & (stages <= kinds.last_chunk), axis=1)
@@ -433,7 +437,7 @@ def _needed_layers(program: ChunkProgram, kinds: LayerKinds, room_s: FloatArray)
 
 
 def _layer_seconds(kinds: LayerKinds) -> FloatArray:
-    """float64[kinds], what a microbatch takes in a layer of each at least."""
+    """float64[kinds]: the least time of a microbatch in a layer of each kind."""
     seconds = kinds.figures[:, FIGURE.forward_s : FIGURE.weight_s + 1].sum(axis=1)
     found: FloatArray = np.maximum(np.minimum.reduceat(seconds, kinds.option_start[:-1]), 1e-300)
     return found
@@ -442,15 +446,16 @@ def _layer_seconds(kinds: LayerKinds) -> FloatArray:
 def _contents(
     kinds: LayerKinds, limits: ShapeLimits, stage: int, further_s: FloatArray, room_s: float
 ) -> IndexArray | None:
-    """int64[contents, options]: what a chunk may have, how many layers with each option, if a microbatch takes at most
-    ``room_s``. None if that is too much. further_s: float64[2, options], of this chunk.
+    """int64[contents, options]: the possible contents of a chunk, as numbers of layers with each option, if a
+    microbatch takes at most ``room_s``. None if there are too many. further_s: float64[2, options], of this chunk.
 
-    Of contents that have as many layers of each kind only those count that no other one beats in time and memory.
+    Of contents with the same numbers of layers of each kind, only those are kept that no other one beats in time and
+    memory.
     """
     inside = (kinds.first_chunk <= stage) & (stage <= kinds.last_chunk)
     alone = inside & (kinds.first_chunk == kinds.last_chunk)
     least = max(1, int(limits.least_layers[stage]))
-    # No chunk has so many layers that others have too few.
+    # A chunk must leave enough layers for the others.
     spare = int(kinds.layers.sum() - np.maximum(limits.least_layers, 1.0).sum())
     most = int(min(limits.most_layers[stage], least + spare))
     room_s *= 1.0 + _ROUNDING
@@ -479,25 +484,26 @@ def _contents(
 
 
 def _least_further(contents: IndexArray, further_s: FloatArray) -> FloatArray:
-    """float64[...], what chunks send and receive at least beyond the least in either direction. contents:
-    int64[..., options]. further_s: float64[2, ..., options]."""
+    """float64[...]: the least that chunks send and receive beyond the least in either direction. contents: int64[...,
+    options]. further_s: float64[2, ..., options]."""
     at_borders = np.where(contents > 0, further_s[:, None], np.inf).min(axis=-1)
     found: FloatArray = np.where(np.isfinite(at_borders), at_borders, 0.0).sum(axis=0)
     return found
 
 
 def _seconds(contents: IndexArray, figures: FloatArray) -> FloatArray:
-    """float64[contents], of a microbatch."""
+    """float64[contents], seconds of a microbatch."""
     found: FloatArray = contents @ figures[:, FIGURE.forward_s : FIGURE.weight_s + 1].sum(axis=1)
     return found
 
 
 def _ranges(kinds: LayerKinds) -> tuple[list[int], list[int]]:
-    """Of the options of each kind: the first, and the end."""
+    """The first option of each kind, and the end of its options."""
     return kinds.option_start[:-1].tolist(), kinds.option_start[1:].tolist()
 
 
 def _undominated(figures: FloatArray, most: int) -> IndexArray | None:
-    """Rows that no other one is at most as large as everywhere; of equal rows the first. None if they are more."""
+    """The undominated rows: those for which no other row is at most as large in every column. Of equal rows, the first
+    one. None if there are more."""
     kept = undominated_rows(figures, np.argsort(figures.sum(axis=1), kind="stable"), most + 1)
     return None if kept.size > most else np.sort(kept)

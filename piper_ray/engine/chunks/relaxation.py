@@ -24,44 +24,45 @@ if TYPE_CHECKING:
     from piper_ray.engine.chunks.share_program import Basis, FractionalPlan, ShareProgram
 
 _MOST_PATHS = 200
-"""That a relaxation keeps from one turn to the next."""
+"""The most paths that a relaxation keeps from one turn to the next."""
 
 _SLOWER = 0.25
 _NEAR = 1e-4
-"""A path that is longer than the batch by no more, relative, is not added."""
+"""Relative: a path that exceeds the batch by no more than this is not added; parts this near to 0 or 1 are whole."""
 
 _FEW_ROUNDS = 5
 _LITTLE = 0.01
-"""Where this many rounds gain less than this part of what is missing to the target, the search pauses them."""
+"""Where this many rounds gain less than this part of the distance to the target, the search pauses them."""
 
 _ROUNDS_OF_PATTERNS = 5
 """A round of patterns takes a fifth of the time of a round of shares."""
 
 _MOST_MOMENTS = 24
-"""Of a rank, that its memory is looked at."""
+"""The most moments of a rank at which its memory is counted."""
 
 _MOST_SPLITS = 40
-"""One inside the other."""
+"""The most splits of cases, one inside the other."""
 
 _ROUNDS_OF_A_RANK = 4
-"""By which it is asked what a rank may have."""
+"""Rounds that find out how many units a rank may have."""
 
 _WHOLE = 1e-3
-"""Units of a rank that differ by no more from a whole number are one."""
+"""A number of units this near to a whole number counts as whole."""
 
 _OF_A_CASE = "least_units", "most_units", "least_layers", "most_layers"
 """Limits that differ from case to case."""
 
 _ROUNDING = 1e-10
-"""Relative: what sums of prices and seconds may be off."""
+"""Relative: the largest error of sums of prices and seconds."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """Which plans of a task are meant. hub: the chunk of the layer that many read; None: any.
+    """Says which plans of a task belong to the case. hub: the chunk of the layer that many others read; None: any
+    chunk.
 
     least_units, most_units: float64[p], of each rank, in units of time; None: any number. least_layers, most_layers:
-    float64[s], of each chunk; None: one at least. splits: how often the plans were told apart by these.
+    float64[s], of each chunk; None: at least one. splits: how often the plans were divided by these.
     """
 
     hub: int | None = None
@@ -74,15 +75,15 @@ class Case:
 
 @dataclass
 class Relaxation:
-    """``lower_s``: no batch of the case takes less; it rises. kinds: by which prices are looked for, merged ones unless
-    chunks have limits; members: their layers. uncounted_s: what all transfers together take at least, less what is
-    counted with the chunks.
+    """``lower_s``: no batch of the case takes less; it rises. kinds: the kinds for which prices are sought, merged ones
+    unless chunks have limits; members: their layers. uncounted_s: the least time of all transfers together, less the
+    part that is counted with the chunks.
 
     counts, rank: of the paths through the event graph so far, as in ``Paths``. layers_in, units: how many layers of
-    each kind each chunk has, float64[kinds, s], and units of time each rank, in the last fractional plan, which keeps
-    the limits only about. is_best: whether no other prices are better for the target. worked: iterations of its linear
-    programs so far, times their rows. basis: that the next program begins with.
-    by_rank: the search that takes their place where each layer's chunk is given.
+    each kind each chunk has, float64[kinds, s], and units of time of each rank, in the last fractional plan, which
+    keeps the limits only roughly. is_best: whether no other prices are better for the target. worked: iterations of its
+    linear programs so far, times their rows. basis: the start of the next program. by_rank: the search that replaces
+    them where each layer's chunk is given.
     """
 
     task: Task
@@ -112,7 +113,7 @@ class Relaxation:
 
     @classmethod
     def of(cls, task: Task, program: ChunkProgram, target_s: float) -> Relaxation | None:
-        """All plans of a task that take less than ``target_s``. None if none fits."""
+        """The relaxation of all plans of a task that take less than ``target_s``. None if no plan fits."""
         shape, d = task.shape, task.data_parallel_degree
         held, moment_rank = chunk_bound.moments(program, _MOST_MOMENTS)
         crossing_s = task.tables.crossing_s(program.rank_of).sum(axis=0)
@@ -152,7 +153,7 @@ class Relaxation:
         return found
 
     def copy(self) -> Relaxation:
-        """With prices, paths and limits of its own."""
+        """Returns a copy with prices, paths and limits of its own."""
         limits = _own(self.limits, *_OF_A_CASE)
         by_rank = None if self.by_rank is None else self.by_rank.copy()
         found = replace(self, limits=limits, counts=[*self.counts], rank=[*self.rank], by_rank=by_rank)
@@ -160,7 +161,7 @@ class Relaxation:
         return found
 
     def with_case(self, case: Case) -> Relaxation:
-        """Fewer plans of the same task, beginning with the paths found so far."""
+        """Returns the relaxation of fewer plans of the same task. It begins with the paths found so far."""
         limits = _own(self.limits, *_OF_A_CASE)
         exact, kinds = (_own(kinds, "first_chunk", "last_chunk") for kinds in (self.exact_kinds, self.kinds))
         members, as_before = self.members, case.hub == self.case.hub and case.least_layers is self.case.least_layers
@@ -188,7 +189,7 @@ class Relaxation:
         return found
 
     def aim(self, target_s: float) -> None:
-        """From now on only plans that take less than ``target_s`` matter: that limits what ranks hold."""
+        """From now on only plans that take less than ``target_s`` matter. This limits what ranks may hold."""
         self.is_best &= target_s == self.target_s
         self.target_s = target_s
         most = self.unit.most(self.task, self.limits.crossing_s, self.limits.rank_of, target_s)
@@ -201,7 +202,7 @@ class Relaxation:
             self.lower_s = max(self.lower_s, target_s)
 
     def hub_chunks(self) -> range:
-        """Those that the hub may be in; none without a hub."""
+        """The chunks that the hub may be in; none without a hub."""
         for kind in np.flatnonzero(self.exact_kinds.side == chunk_bound.HUB).tolist():
             return range(int(self.exact_kinds.first_chunk[kind]), int(self.exact_kinds.last_chunk[kind]) + 1)
         return range(0)
@@ -211,11 +212,12 @@ class Relaxation:
         return self.case.hub is None and len(self.hub_chunks()) > 1
 
     def cases(self) -> Iterator[Case]:
-        """Cases that hold all plans of this one together; none if there are none worth telling apart.
+        """Cases that together hold all plans of this one; none if no division helps.
 
-        First the hub's chunk. The fullest rank has at least the mean number of units, rounded up: so no rank has more
-        than that, or rank r has; and if none has more, rank r has as many. Then the units of the rank whose number is
-        the furthest from a whole one, and where all are whole, layers of chunks.
+        First they differ in the hub's chunk. The fullest rank has at least the mean number of units, rounded up: either
+        no rank has more than that, or rank r has more; and if none has more, rank r has exactly that many. Then they
+        differ in the units of the rank whose number is the furthest from a whole one, and where all are whole, in the
+        layers of chunks.
         """
         case, p = self.case, self.task.shape.ranks
         fullest = self._least_units_of_fullest()
@@ -246,10 +248,10 @@ class Relaxation:
                 yield from self._by_layers()
 
     def _by_layers(self) -> Iterator[Case]:
-        """The chunk whose number of layers is the furthest from a whole one has fewer or more.
+        """The chunk whose number of layers is the furthest from a whole number has fewer or more.
 
-        Where all are whole, but some kind's are not, the first chunk whose number is not given has as many, fewer, or
-        more. That narrows windows.
+        Where all of these are whole, but the number for some kind is not, the first chunk whose number is not given has
+        as many, fewer, or more. That narrows windows.
         """
         assert self.layers_in is not None
         layers, least, most = self.kinds.counted @ self.layers_in, self.limits.least_layers, self.limits.most_layers
@@ -279,13 +281,14 @@ class Relaxation:
             yield replace(self.case, most_units=most_units, least_units=least_units, splits=self.case.splits + 1)
 
     def _least_units_of_fullest(self) -> float:
-        """Of the rank that has the most, in any plan."""
+        """The least number of units of the rank that has the most, in any plan."""
         kinds = self.exact_kinds
         least = np.minimum.reduceat(kinds.units, kinds.option_start[:-1])
         return float(np.ceil(kinds.layers @ least / self.task.shape.ranks))
 
     def improve(self, rounds: int) -> None:
-        """Looks for better prices: this many times for the best of the known paths, then for a longer path."""
+        """Seeks better prices, this many times: first the best ones for the known paths, then those with a longer path
+        added."""
         if self._is_over or self.is_best:
             return
         if self.by_rank is None and (patterns := self._patterns()) is not None:
@@ -322,7 +325,8 @@ class Relaxation:
         self._make_room(prices.path)
 
     def limit_ranks(self) -> None:
-        """Asks of each rank whether it may have more units than the fullest one needs, or as many as any may."""
+        """Finds out for each rank whether it may have more units than the fullest one needs, or as many as any may
+        have."""
         if (
             self.by_rank is not None
             or self._is_over
@@ -355,11 +359,11 @@ class Relaxation:
 
     @property
     def _is_over(self) -> bool:
-        """Nothing takes any time, or no plan is quick enough."""
+        """Whether nothing takes any time, or no plan is quick enough."""
         return self.task.lower_s <= 0.0 or self.lower_s >= self.target_s
 
     def _patterns(self) -> RankPatterns | None:
-        """None if there are too many, or a hub."""
+        """The patterns of the ranks. None if there are too many, or if there is a hub."""
         if (self.kinds.side == chunk_bound.HUB).any() or not np.isfinite(self.target_s):
             return None
         kinds = self.kinds
@@ -391,13 +395,14 @@ class Relaxation:
         return found
 
     def _add_longer(self, program: ShareProgram, found: FractionalPlan) -> bool:
-        """Whether the batch of a fractional plan is shorter than a path, and than the target; then with such paths."""
+        """Returns whether the batch of a fractional plan is shorter than a path, and than the target. If so, adds such
+        paths."""
         if found.batch_s >= self.target_s:
             return False
         now_s = found.passes_s, found.sync_s
         if simulate_chunks(self.program, *now_s, self._end_s) <= found.batch_s * (1.0 + _NEAR):
             return False
-        # Paths that are long in plans between this one and those before cut off more than its own alone.
+        # Paths that are long in plans between this one and the earlier ones cut off more than this plan's own paths do.
         core_s = program.core_s
         program.core_s = now_s if core_s is None else (0.5 * (core_s[0] + now_s[0]), 0.5 * (core_s[1] + now_s[1]))
         before = len(self.rank)
@@ -407,7 +412,7 @@ class Relaxation:
         return len(self.rank) > before
 
     def chunk_of(self) -> IndexArray:
-        """After the last fractional plan, int64[n]: layers of a kind one after the other."""
+        """int64[n]: the chunk of each layer by the last fractional plan, where layers of a kind follow one another."""
         assert self.layers_in is not None
         shape, found = self.task.shape, np.zeros(self.task.tables.order.size, np.int64)
         for positions, in_chunks in zip(self.members, self.layers_in, strict=False):  # the last may be of transfers
@@ -416,18 +421,18 @@ class Relaxation:
 
     @property
     def paths(self) -> Paths:
-        """Those found so far."""
+        """The paths found so far."""
         shape = len(self.counts), self.task.shape.stages, PASSES
         return Paths(np.array(self.counts).reshape(shape), np.array(self.rank, np.int64))
 
     def _even_prices(self) -> Prices:
-        """Of all paths the same, and of nothing else."""
+        """The same price for each path, and no other prices."""
         s, p, moments = self.task.shape.stages, self.task.shape.ranks, self.limits.moment_rank.size
         paths = len(self.rank)
         return Prices(np.full(paths, 1.0 / paths), np.zeros(moments), np.zeros(p), np.zeros(s))
 
     def _evaluate(self, prices: Prices) -> float:
-        """The bound of these prices, which may be for fewer paths, the first ones; it may raise ``lower_s``."""
+        """The bound of these prices, which may refer only to the first of the paths. It may raise ``lower_s``."""
         found_s = self._bound_s(prices)
         self.lower_s = max(self.lower_s, min(found_s, self.target_s))
         return found_s
@@ -442,7 +447,7 @@ class Relaxation:
         return float(found_s - _ROUNDING * (abs(found_s) + priced_s)) if np.isfinite(found_s) else float(found_s)
 
     def _narrow(self) -> None:
-        """Windows next to a hub whose chunk is given."""
+        """The windows of layers next to a hub whose chunk is given."""
         hub = self.case.hub
         if hub is None:
             hub = next(iter(self.hub_chunks()), -1) if len(self.hub_chunks()) == 1 else -1
@@ -454,7 +459,7 @@ class Relaxation:
                 kinds.first_chunk[kind], kinds.last_chunk[kind] = chunk_bound.window(kinds, kind, hub)
 
     def _add_first_paths(self) -> None:
-        """The path of each rank that has more to do than others, where all else is even."""
+        """For each rank the path that is the longest if this rank has more to do and all else is even."""
         s, kinds = self.task.shape.stages, self.kinds
         fastest_s = kinds.figures[kinds.option_start[:-1], FIGURE.forward_s : FIGURE.weight_s + 1]
         even = np.broadcast_to(kinds.layers @ fastest_s / s, (s, PASSES))
@@ -464,7 +469,7 @@ class Relaxation:
             self._add_paths(slower, np.zeros(self.task.shape.ranks))
 
     def _add_paths(self, passes_s: FloatArray, sync_s: FloatArray) -> None:
-        """The longest of a fractional plan: two where there are several."""
+        """The longest paths of a fractional plan: two where there are several."""
         simulate_chunks(self.program, passes_s, sync_s, self._end_s)
         for along_rank in (True, False):
             path = np.zeros(passes_s.shape)
@@ -479,7 +484,7 @@ class Relaxation:
         self._known = {(path.tobytes(), rank) for path, rank in zip(self.counts, self.rank, strict=True)}
 
     def _make_room(self, prices: FloatArray) -> None:
-        """Drops paths of the least price, of which there are too many; the last ones may have none yet."""
+        """Drops the paths of the least price when there are too many; the last ones may have no price yet."""
         more = len(self.rank) - _MOST_PATHS
         if more > 0:
             price = np.append(prices, np.full(len(self.rank) - prices.size, np.inf))
@@ -499,23 +504,24 @@ R = TypeVar("R", LayerKinds, ShapeLimits)
 
 
 def _own(record: R, *names: str) -> R:
-    """With arrays of its own by these names."""
+    """Returns a copy of the record with arrays of its own under these names."""
     return record._replace(**{name: getattr(record, name).copy() for name in names})
 
 
 _A_LITTLE_LESS = 1.0 - 1e-9
-"""Of what a layer takes: so that rounding leaves it a whole unit."""
+"""A factor on the time of a layer, so that it stays a whole unit after rounding."""
 
 
 @dataclass(frozen=True)
 class TimeUnit:
-    """What the most frequent layer takes of its rank for a microbatch, synchronisation included; 0 if it takes none."""
+    """The time that the most frequent layer takes of its rank for a microbatch, with synchronisation; 0 if it takes
+    none."""
 
     seconds: float
 
     @classmethod
     def of(cls, kinds: LayerKinds, task: Task) -> TimeUnit:
-        """Layers are of one kind here that take and hold the same, wherever they may be."""
+        """Kinds of layers. Here layers are of one kind if they take and hold the same, wherever they may be."""
         alike: dict[bytes, tuple[int, int]] = {}
         ranges = zip(kinds.option_start[:-1].tolist(), kinds.option_start[1:].tolist(), strict=True)
         for (first, end), count in zip(ranges, kinds.layers.tolist(), strict=True):

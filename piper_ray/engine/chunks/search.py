@@ -1,9 +1,10 @@
-"""The search over all (d, t, p, v): quick plans of those that look best, and the first bound of each; then for better
-plans; then for bounds, always of the task whose bound is the least, which so rises for all.
+"""The search over all (d, t, p, v). First it finds quick plans of the most promising tasks, and the first bound of each
+task. Then it seeks better plans. Then it seeks better bounds, always for the task of the least bound, so that the bound
+of all rises.
 
-It is the same whatever the workers. Nodes take turns, which are calls, and what one has come to counts when its turn is
-over. Further workers begin what comes next meanwhile; nothing in that depends on what else is known by then, so it is
-the same whenever it began. What turns out not to be needed is left.
+The outcome does not depend on the workers. Nodes take turns, which are calls, and the outcome of a turn counts when the
+turn is over. Meanwhile, further workers begin the next turns. These depend on nothing else that is known by then, so
+their outcomes are the same whenever they began. Turns that turn out not to be needed are dropped.
 """
 
 from __future__ import annotations
@@ -26,34 +27,36 @@ from piper_ray.engine.ledger import TIE, Ledger, Round
 from piper_ray.model.stop import StoppedBy
 
 _HOPELESS = 1.15
-"""By so much what a plan of equal ranks would take must exceed the best plan for the task to be left until later."""
+"""A task is postponed if the time of a plan of equal ranks exceeds the best plan's by more than this factor."""
 
 _HARDLY_WITHIN = 1.02
-"""The same of the time that is asked for: there another search has found good plans."""
+"""The same for the time that is asked for, for which another search has already found good plans."""
 
 _REFINED = ((1.3, 32, 500), (1.1, 12, 4_000), (1.03, 4, 20_000))
-"""Rounds of moves before any bound: for plans within which factor of the best one, how many plans, how many moves."""
+"""Rounds of moves before any bound: the factor of the best plan within which plans are improved, how many plans, and
+how many moves for each."""
 
 _DESCENDED = 1.01, 2
-"""After the first round layers are moved one by one, in plans within this factor of the best, of this many nodes."""
+"""After the first round layers are moved one by one: in plans within this factor of the best one, of this many
+nodes."""
 
 _FIRST_PLANS = 64
-"""Before the first bound of each node: of those that look best."""
+"""The number of promising nodes that get a plan before the first bound of each node."""
 
 _MOST_CASES = 5_000
-"""By which plans differ."""
+"""The most cases into which plans are divided."""
 
 _LOOK_S = 0.05
-"""How often the main thread looks whether to stop."""
+"""How often the main thread checks whether to stop."""
 
 
 _Turn = tuple[int, float]
-"""Index of a node, and the best known time that it is given."""
+"""The index of a node, and the best time known when its turn is given."""
 
 
 @dataclass(frozen=True)
 class _Phase:
-    """Turns of one kind, of a limited number of nodes."""
+    """Turns of one kind, for a limited number of nodes."""
 
     kind: TurnKind
     moves: int
@@ -62,7 +65,8 @@ class _Phase:
 
 @dataclass(frozen=True)
 class WarmStart:
-    """What searches have found. proved_s: of each task, what no plan's batch takes less than. found: its best plan."""
+    """The results of searches. proved_s: for each task, the bound on all of its plans' batches. found: its best
+    plan."""
 
     proved_s: Mapping[TaskKey, float] = field(default_factory=dict)
     found: Mapping[TaskKey, Candidate] = field(default_factory=dict)
@@ -70,8 +74,8 @@ class WarmStart:
 
 @dataclass
 class ChunkSearch:
-    """The rule of a search that keeps ``ledger``. known: of other searches of the same problem. memo: of earlier runs
-    of this one."""
+    """The rule of a search that keeps ``ledger``. known: results of other searches of the same problem. memo: the turns
+    of earlier runs of this search."""
 
     tasks: Sequence[Task]
     workers: Workers
@@ -95,15 +99,15 @@ class ChunkSearch:
                 self.ledger.begin_with(found[task.key])
         self._found: dict[int, Candidate] = {}  # by node
         self._shared = {task.key: task for task in self.tasks}
-        self._given: set[int] = set()  # nodes whose turn somebody has
+        self._given: set[int] = set()  # nodes whose turn has been given out
         self._ready: dict[int, Taken] = {}  # whose turn is over, and does not count yet
         self._rounds = 0
         self._left = self._plan_and_bound()
 
     def efforts(self) -> Generator[None, None, None]:
-        """Quick plans of some nodes, then a bound of each; a quick plan of each, those that look best first, but for
-        those that look far worse than the best plan. Then better plans, then bounds. After a limit of work another run
-        goes on from there."""
+        """Finds quick plans of some nodes, then a bound of each; then a quick plan of each, the most promising first,
+        except for those that look far worse than the best plan. Then it seeks better plans, then bounds. After a limit
+        of work another run continues from there."""
         began_s = time.perf_counter()
         try:
             for _ in self._left:  # which stays as it is if this ends early
@@ -111,7 +115,8 @@ class ChunkSearch:
         except (KeyboardInterrupt, GeneratorExit):
             self._recall()
             if (reason := self.ledger.stopped_by) is None or reason.ends_all:
-                # When an interrupt or a deadline comes is no matter of the search, so all counts that is known.
+                # The moment of an interrupt or a deadline is no part of the search, so everything that is known by then
+                # counts.
                 for index in [*self._ready]:
                     self._take(index, self._pop(index))
             raise
@@ -121,18 +126,18 @@ class ChunkSearch:
 
     @property
     def left_open(self) -> StoppedBy:
-        """Why no effort is left, where the bound is not met."""
+        """Why no effort is left although the bound is not met."""
         return StoppedBy.NO_BETTER_BOUND
 
     def forget_done(self) -> None:
-        """Drops what only further turns need, of nodes that get none."""
+        """Drops the data that only further turns need, for nodes that get no further turn."""
         for node in self._nodes.values():
             if self._is_over(node):
                 node.program = node.candidates = node.relaxation = node.parent = None
 
     @property
     def learnt(self) -> WarmStart:
-        """What is known now, for other searches: nothing is proved of plans that are worse than the best one."""
+        """What other searches can use: nothing is proved about plans that are worse than the best one."""
         proved_s, found, upper_s = dict(self.known.proved_s), dict(self.known.found), self.ledger.upper_s
         here: dict[TaskKey, float] = {}
         for node in self._nodes.values():
@@ -164,7 +169,8 @@ class ChunkSearch:
         indices: Sequence[int],
         ends_at: Callable[[Node], bool] = lambda _: False,
     ) -> Generator[None, None, None]:
-        """A turn for plans of each. ends_at: whether neither a node nor those after it are worth one."""
+        """Gives each of these nodes a turn for plans. ends_at: whether neither a node nor those after it need a
+        turn."""
         phase = _Phase(kind, moves, self._next_round(len(indices)))
         turns = deque((index, self._target_s) for index in indices)
         while turns:
@@ -186,19 +192,21 @@ class ChunkSearch:
 
     @property
     def _target_s(self) -> float:
-        """What takes longer is of no interest; as long as what is asked for is."""
+        """Plans that take longer are of no interest. It is at most the time that is asked for."""
         return min(self.ledger.upper_s, self.ledger.within_s * (1.0 + TIE))
 
     def _promising(self, within: float) -> list[int]:
-        """Nodes by the times of their plans, which take at most a multiple of the best one's, or what is asked for."""
+        """Nodes by the times of their plans, which take at most a multiple of the best plan's time, or of the time
+        asked for."""
         most_s = within * min(self.ledger.upper_s, self.ledger.within_s)
         found = sorted((best.value_s, index) for index, best in self._found.items())
         return [index for value_s, index in found if value_s <= most_s]
 
     def _bound(self, efforts: int | None = None) -> Generator[None, None, None]:
-        """It is always the least bound's turn, with the best time known when the node's turn before was over.
+        """Always gives a turn to the node of the least bound, with the best time known when the node's last turn was
+        over.
 
-        efforts: the most for each node, whatever gap is good enough; None: as many as it takes.
+        efforts: the most for each node, for any gap that is good enough; None: as many as it takes.
         """
         waiting = [(node.lower_s, index, self._target_s) for index, node in self._nodes.items()]
         heapq.heapify(waiting)
@@ -224,7 +232,7 @@ class ChunkSearch:
         phase.turns.tell_of_end()
 
     def _outcome(self, phase: _Phase, turns: Iterable[_Turn]) -> Generator[None, None, TurnOutcome]:
-        """Of the first turn. Workers that have nothing to do meanwhile begin those after it."""
+        """Returns the outcome of the first turn. Meanwhile, idle workers begin the turns after it."""
         turns = list(islice(turns, 2 * self.workers.width))
         first, first_s = turns[0]
         first_turn = self._turn(phase, first, first_s)
@@ -259,13 +267,13 @@ class ChunkSearch:
             self._ready[call.key] = result.open(self._shared)
 
     def _pop(self, index: int) -> TurnOutcome:
-        """What has come of a turn that is over; it counts from now on."""
+        """Returns the outcome of a turn that is over; it counts from now on."""
         node, outcome = self._ready.pop(index)
         self._nodes[index] = node
         return outcome
 
     def _recall(self) -> None:
-        """Ends what was begun; what is lost of it was not needed."""
+        """Ends the turns that were begun. They are lost, but they were not needed."""
         self._hear(self.workers.recall())
         self._given.clear()
 
@@ -284,11 +292,11 @@ class ChunkSearch:
         return node.task.about_s > min(_HOPELESS * ledger.upper_s, _HARDLY_WITHIN * ledger.within_s)
 
     def _is_done(self, node: Node) -> bool:
-        """Whether no plan of it is better than the best one, or of interest."""
+        """Whether no plan of the node is better than the best one, or of interest."""
         return node.lower_s >= self.ledger.beaten_from_s or node.lower_s > self.ledger.within_s
 
     def _is_over(self, node: Node) -> bool:
-        """The same, where one as good with fewer devices is better."""
+        """The same, where a plan of the same time on fewer devices is better."""
         ledger = self.ledger
         fewer = ledger.best is not None and node.task.devices < ledger.best.devices
         return self._is_done(node) and not (
@@ -296,11 +304,11 @@ class ChunkSearch:
         )
 
     def _is_near(self) -> bool:
-        """Whether the bound is good enough; plans are made good before anybody asks for bounds."""
+        """Whether the bound is good enough. Plans are improved before bounds are sought."""
         return self.ledger.is_near(min(self.ledger.upper_s, self.ledger.within_s))
 
     def _take(self, index: int, outcome: TurnOutcome) -> list[int]:
-        """The nodes to go on with."""
+        """Returns the nodes to continue with."""
         found, node = outcome.best, self._nodes[index]
         before_s, node.lower_s = node.lower_s, max(node.lower_s, outcome.lower_s)
         self.ledger.passes += outcome.passes - node.counted
@@ -321,24 +329,24 @@ class ChunkSearch:
 
 
 class _Bounds:
-    """Of all nodes, in order."""
+    """The bounds of all nodes, in order."""
 
     def __init__(self, nodes: Iterable[Node]) -> None:
         self._ascending = sorted(node.lower_s for node in nodes)
 
     @property
     def lower_s(self) -> float:
-        """The least; inf if there are no nodes."""
+        """The least bound; inf if there are no nodes."""
         return self._ascending[0] if self._ascending else np.inf
 
     def replace(self, before_s: float, nodes: Iterable[Node]) -> None:
-        """A node of such a bound by these. At no moment is the least bound above that of all nodes."""
+        """Replaces a node of this bound by these. At no moment is the least bound above that of all nodes."""
         for node in nodes:
             insort(self._ascending, node.lower_s)
         del self._ascending[bisect_left(self._ascending, before_s)]
 
     def reached(self, beaten_from_s: float, within_s: float) -> int:
-        """How many are as high as the first, or higher than the second."""
+        """How many bounds are at least the first, or higher than the second."""
         return len(self._ascending) - min(
             bisect_left(self._ascending, beaten_from_s), bisect_right(self._ascending, within_s)
         )

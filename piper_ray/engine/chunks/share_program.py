@@ -1,10 +1,10 @@
-"""A case of a task whose layers may be shared out over its chunks, as a linear program.
+"""The linear program of a case of a task in which layers may be shared out over its chunks.
 
 The order of passes is fixed, so no pass begins later than the longest path to it ends, and a path is a sum over layers.
-Parts of layers are in any chunks of their windows, each part with an option of its own. All layers are there; a rank
-holds no more than the memory at any moment, and no more or fewer units of time than it may, and no chunk of layers; no
-path is longer than the batch, which is least. Paths that turn out to be longer are added, and the program is solved
-again.
+Parts of layers are in any chunks of their windows, each part with an option of its own. All layers are present. At no
+moment does a rank hold more than the memory. It has no more or fewer units of time than it may, and a chunk no more or
+fewer layers. No path is longer than the batch, which is minimised. Paths that turn out to be longer are added, and the
+program is solved again.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from piper_ray.engine.kernels.chunk_program import PASSES
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
 
 _PENALTIES = (10.0, 1e3, 1e5)
-"""Batches that memory or units cost which are more or fewer than there may be, relative, tried one after the other."""
+"""Penalties for exceeding the limits of memory or units, relative, in batches. They are tried one after the other."""
 
 _NOTHING = 1e-9
 
 _ROUND = 20_000
-"""Iterations times rows that take as long as what is done about each solution."""
+"""Iterations times rows that take as long as the other work for each solution."""
 
 
 class _Cells(NamedTuple):
@@ -36,10 +36,10 @@ class _Cells(NamedTuple):
 
 
 class FractionalPlan(NamedTuple):
-    """batch_s: what it takes by the paths that are known, and by what it has too much or too little. lacks: whether it
-    has.
+    """batch_s: its length by the known paths and by the penalties. lacks: whether it has too much or too little of
+    something.
 
-    passes_s: float64[s, PASSES]. sync_s, units: float64[p]. layers_in: float64[kinds, s], how many.
+    passes_s: float64[s, PASSES]. sync_s, units: float64[p]. layers_in: float64[kinds, s], numbers of layers.
     """
 
     batch_s: float
@@ -51,13 +51,13 @@ class FractionalPlan(NamedTuple):
 
 
 class Basis(NamedTuple):
-    """Of a program: HiGHS's status of each column and row."""
+    """The basis of a program: HiGHS's status of each column and row."""
 
     columns: IndexArray
     rows: IndexArray
 
     def with_paths(self, kept: IndexArray, paths: int) -> Basis | None:
-        """Of the program with these of its paths only; None if that has none."""
+        """The basis of the program with only these of its paths; None if that program has none."""
         others = self.rows.size - paths
         found = Basis(self.columns, np.concatenate([self.rows[:others], self.rows[others:][kept]]))
         basic = sum(np.count_nonzero(part == int(highspy.HighsBasisStatus.kBasic)) for part in found)
@@ -65,14 +65,15 @@ class Basis(NamedTuple):
 
 
 class ShareProgram:
-    """In units of ``scale_s``, and of the memory of a device. hub: the hub's chunk, -1 if it is open or there is none.
+    """The program in units of ``scale_s`` and of the memory of a device. hub: the hub's chunk, -1 if it is open or
+    there is none.
 
     Columns: parts of layers; seconds of each kind of pass of each chunk; synchronisation of each rank; activations of
     each chunk; fixed bytes of each rank; what ranks have too much, and too little; the batch. Rows: each kind's layers
-    are there; all these sums; moments; units, too many and too few; layers of chunks, likewise; then paths. core_s: an
-    average of fractional plans so far, kept by who adds paths: seconds of passes and of synchronisation. worked:
-    iterations of the simplex method so far, times rows, and what counts as such. basis: to begin with, of a program as
-    large.
+    are present; all these sums; moments; units, too many and too few; layers of chunks, too many and too few; then
+    paths. core_s: an average of the fractional plans so far, which the caller that adds paths keeps: seconds of passes
+    and of synchronisation. worked: iterations of the simplex method so far, times rows, and work counted as such.
+    basis: the start of the next solution, of a program of this size.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class ShareProgram:
             self._highs.setBasis(first)
 
     def add(self, paths: Paths) -> None:
-        """The batch takes no less than these."""
+        """Requires that the batch takes no less than these paths."""
         count = paths.rank.size
         often = np.zeros((count, self._over + 3 - self._sums[0]))  # of all columns behind those of parts of layers
         often[:, : self._sums[1] - self._sums[0]] = -paths.counts.transpose(0, 2, 1).reshape(count, -1)
@@ -116,7 +117,7 @@ class ShareProgram:
         self._highs.changeRowBounds(int(self._rows[7]) + rank, units, np.inf)
 
     def solve(self, enough_s: float) -> FractionalPlan | None:
-        """None if no solution is found. enough_s: a longer batch is as good as any other one."""
+        """Solves the program. None if no solution is found. enough_s: a longer batch is as good as any other one."""
         for penalty in _PENALTIES:
             for column in (self._over, self._over + 1):
                 self._highs.changeColCost(column, penalty)
@@ -145,14 +146,14 @@ class ShareProgram:
 
     @property
     def basis(self) -> Basis:
-        """Of the last solution, with the paths added since."""
+        """The basis of the last solution, with the paths added since."""
         found = self._highs.getBasis()
         columns, rows = (np.array([*map(int, part)], np.int64) for part in (found.col_status, found.row_status))
         return Basis(columns, rows)
 
     @property
     def prices(self) -> Prices:
-        """Of the last solution."""
+        """The prices of the last solution."""
         duals = np.array(self._highs.getSolution().row_dual)
         moments, most, least, crowded, filled, paths = self._rows[5:]
         path = np.maximum(0.0, duals[paths:])
@@ -171,7 +172,7 @@ class ShareProgram:
         s, p = limits.rank_of.size, limits.most_units.size
         crossing = limits.crossing_s / scale_s
         none, free = np.zeros(2 * p + 2 * s), np.full(p, np.inf)
-        sums = np.concatenate([-crossing, -crossing, none])  # the gradients of weights wait for nobody
+        sums = np.concatenate([-crossing, -crossing, none])  # nothing waits for the gradients of weights
         moments = limits.moment_rank.size
         most = np.where(limits.most_units < NO_LIMIT, limits.most_units, free)
         lower = [self._kinds.layers, sums, np.full(moments + p, -np.inf), limits.least_units]

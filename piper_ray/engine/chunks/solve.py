@@ -24,12 +24,13 @@ from piper_ray.model.solution import DegreeStats, Infeasibility, Solution, Solve
 
 
 def solve_with_chunks(request: SolveRequest, schedules: Sequence[Schedule]) -> Solution:
-    """A plan whose simulated batch takes little, one d and one t for all, and what is proved of every plan's batch.
+    """A plan whose simulated batch takes little time, with one d and one t for all stages, and a bound on every plan's
+    batch.
 
-    schedules: of one name, with the numbers of chunks that may be. A plan's stages are its chunks, front to back, p v
-    of them; ``StageCount`` is of p, the ranks. Value and bound are of a microbatch: seconds of a batch over N.
+    schedules: of one name, with the possible numbers of chunks. A plan's stages are its chunks, front to back, p v of
+    them; ``StageCount`` counts the p ranks. Value and bound are for a microbatch: seconds of a batch over N.
 
-    Raises UsageError for constraints that such a search does not know, and for a backend that takes no calls.
+    Raises UsageError for constraints that such a search does not support, and for a backend that takes no calls.
     """
     if request.kept is None:
         return ChunkSeries(request, schedules).solve(request, explained=True)
@@ -41,11 +42,11 @@ def solve_with_chunks(request: SolveRequest, schedules: Sequence[Schedule]) -> S
 
 
 class ChunkSeries:
-    """Solves of one workload on several numbers of devices: they share the order of layers, and the bound and the best
-    plan of each (d, t, p, v).
+    """Solves one workload on several numbers of devices: the solves share the order of layers, and the bound and the
+    best plan of each (d, t, p, v).
 
-    first: on the most devices of all. preparation_s: what is shared took so long to make, since somebody asked. Raises
-    UsageError for constraints that such a search does not know.
+    first: the solve on the most devices. preparation_s: how long it took to make what the solves share, from the
+    request on. Raises UsageError for constraints that such a search does not support.
     """
 
     def __init__(self, first: SolveRequest, schedules: Sequence[Schedule]) -> None:
@@ -57,8 +58,8 @@ class ChunkSeries:
         self.preparation_s = self._problem.tables_s
 
     def solve(self, request: SolveRequest, *, explained: bool = False) -> Solution:
-        """On as many devices as the request has; where searches are kept, the last one goes on. explained: where there
-        is no plan, with the reason and the memory that would do."""
+        """Solves on as many devices as the request has; where searches are kept, the last one continues. explained: if
+        there is no plan, the answer has the reason and the memory that would suffice."""
         problem, limits, last = self._problem, request.limits, self._last
         ledger: Ledger[Candidate] = request.ledger(problem.instance.microbatches) if last is None else last.ledger
         instance = problem.on(request.instance.devices)
@@ -110,20 +111,20 @@ def _stats(problem: ChunkProblem, search: ChunkSearch) -> SolveStats:
 
 
 _STEPS = 1_000_000
-"""Layers placed, for each task: if no more are enough for all, the least memory is known."""
+"""The most layers placed, over all tasks: if this is enough for all of them, the least memory is known."""
 
 _FEW_LAYERS = 24
-"""Of larger models that is not tried."""
+"""Models with more layers are not tried."""
 
 _TRIED = 8
-"""Tasks of larger models that are tried with more memory: those whose ranks hold the least on average."""
+"""The number of tasks of larger models that are tried with more memory: those whose ranks hold the least on average."""
 
 _NEAR = 1.001
 
 
 def explain(problem: ChunkProblem, instance: Instance, ends: Callable[[], bool]) -> Infeasibility:
-    """Where it is proved that there is no plan, and every layer may run something. instance: on other devices. ends:
-    whether to leave it."""
+    """Explains a proof that there is no plan, where every layer may run something. instance: the problem on other
+    devices. ends: whether to stop."""
     name, layers, restrictions = problem.schedules[0].name.value, len(instance.layers), problem.restrictions
     chunks = min(schedule.v for schedule in problem.schedules)
     if chunks > layers:
@@ -149,7 +150,7 @@ def explain(problem: ChunkProblem, instance: Instance, ends: Callable[[], bool])
 
 
 def _least_bytes(tasks: Sequence[Task], ends: Callable[[], bool]) -> float | None:
-    """With which there is a plan; None if these are too many to look at all."""
+    """The least memory with which there is a plan; None if there are too many plans to enumerate."""
     least_bytes, control = np.inf, np.array([np.inf, 0.0])
     for task in _by_bytes(tasks):
         program = task.shape.program()
@@ -163,7 +164,7 @@ def _least_bytes(tasks: Sequence[Task], ends: Callable[[], bool]) -> float | Non
 
 
 def _enough_bytes(tasks: Sequence[Task], memory_bytes: float, ends: Callable[[], bool]) -> float | None:
-    """With which a quick plan is found, more than ``memory_bytes``."""
+    """A memory, more than ``memory_bytes``, with which a quick plan is found."""
     tried = [(task, program) for task in _by_bytes(tasks)[:_TRIED] if (program := task.shape.program()) is not None]
     most_bytes = high = tasks[0].memory_bytes
     low = memory_bytes

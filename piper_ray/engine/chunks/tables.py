@@ -31,15 +31,15 @@ from piper_ray.model.instance import Edge, Instance, Tmpc
 from piper_ray.simulate.stages import PassTimes, pass_times
 
 _TRIES = 4
-"""Times as many orders are drawn as are wanted, as some come more than once."""
+"""How many times as many orders are drawn as are wanted, because some are drawn more than once."""
 
 
 def linear_orders(predecessors: Sequence[Sequence[int]], seconds: Sequence[float], most: int) -> list[IndexArray]:
-    """Some of them, int64[n] each, no two the same: layers by place. A chain has one.
+    """Some orders, int64[n] each, all different: the layers by place. A chain has one order.
 
-    First the numbers themselves, then branch after branch in the sequence of numbers and its reverse, then all
-    branches side by side, then branch after branch in random sequences. predecessors: of each layer, with smaller
-    numbers. seconds: of each layer.
+    First comes the order of the numbers themselves, then branch after branch in the sequence of numbers and its
+    reverse, then all branches side by side, then branch after branch in random sequences. predecessors: those of each
+    layer, with smaller numbers. seconds: of each layer.
     """
     if all(x - 1 in tails for x, tails in enumerate(predecessors) if x):
         return [np.arange(len(predecessors))]
@@ -64,7 +64,8 @@ def _draws(predecessors: Sequence[Sequence[int]], seconds: Sequence[float]) -> I
 
 
 def _branch_by_branch(predecessors: Sequence[Sequence[int]], rank: Sequence[float]) -> list[int]:
-    """Always a layer that the last one has made ready, if there is one; of several that of the least rank."""
+    """Continues with a layer that the last one has made ready, if there is one; of several, with the one of the least
+    rank."""
     n = len(predecessors)
     successors: list[list[int]] = [[] for _ in range(n)]
     for x, tails in enumerate(predecessors):
@@ -84,7 +85,7 @@ def _branch_by_branch(predecessors: Sequence[Sequence[int]], rank: Sequence[floa
 
 
 def _side_by_side(predecessors: Sequence[Sequence[int]], seconds: Sequence[float]) -> list[int]:
-    """By the part of the longest path through a layer that lies before it."""
+    """Orders layers by the part of the longest path through a layer that lies before it."""
     n = len(predecessors)
     before, behind = [0.0] * n, [0.0] * n
     for x in range(n):
@@ -103,14 +104,14 @@ def _side_by_side(predecessors: Sequence[Sequence[int]], seconds: Sequence[float
 
 
 _MOST_DOWNSETS = 100_000
-"""Of larger lattices the borders are not looked through; what crosses them counts for nothing in bounds."""
+"""Larger lattices are not searched for borders; transfers across their borders count as nothing in bounds."""
 
 _MOST_ORDERS = 64
 
 _MOST_VARIANTS = 62
 
 _HUB_READERS = 3
-"""A layer that fewer others read is no hub."""
+"""A layer that fewer others read is not a hub."""
 
 
 @dataclass(frozen=True)
@@ -141,19 +142,19 @@ class ModelOrder:
 
     @cached_property
     def successors(self) -> tuple[tuple[int, ...], ...]:
-        """Of each position, positions."""
+        """The positions of the successors of each position."""
         n = self.size
         return tuple(tuple(sorted(n - 1 - v for v in heads)) for heads in reversed(self.graph.successors))
 
     @cached_property
     def predecessors(self) -> tuple[tuple[int, ...], ...]:
-        """Of each position, positions."""
+        """The positions of the predecessors of each position."""
         n = self.size
         return tuple(tuple(sorted(n - 1 - v for v in tails)) for tails in reversed(self.graph.predecessors))
 
     @cached_property
     def orders(self) -> list[IndexArray]:
-        """Some that edges run along, the positions themselves first."""
+        """Some orders along the edges, beginning with the order of positions itself."""
         rows = [self.instance.layer_by_id[layer].tmpcs.values() for layer in self.layers]
         seconds = [min(sum(pass_times(tmpc)) for tmpcs in row for tmpc in tmpcs) for row in rows]
         return linear_orders(self.predecessors, seconds, _MOST_ORDERS)
@@ -164,7 +165,7 @@ class ModelOrder:
 
     @cached_property
     def hub(self) -> int | None:
-        """The layer that the most bytes are read of by several others; None if none is read by many."""
+        """The layer from which several others read the most bytes; None if no layer is read by many."""
         readers: dict[int, list[float]] = {}
         for edge in self.instance.edges:
             if edge.communication_bytes > 0.0:
@@ -174,7 +175,7 @@ class ModelOrder:
 
     @cached_property
     def sides(self) -> tuple[int, ...]:
-        """For each position how the layer lies to the hub."""
+        """For each position, how the layer lies relative to the hub."""
         if self.hub is None:
             return (APART,) * self.size
         reached = descendants(self.graph.successors)
@@ -188,20 +189,20 @@ class ModelOrder:
 
     @cached_property
     def downsets(self) -> int | None:
-        """None if there are too many to be counted."""
+        """The number of downsets. None if there are too many to be counted."""
         return count_downsets(self.graph)
 
     @cached_property
     def lattice(self) -> Lattice | None:
-        """None if it is too large to be looked through."""
+        """The lattice. None if it is too large to be searched."""
         count = self.downsets
         return build_lattice(self.graph, count, count) if count is not None and count <= _MOST_DOWNSETS else None
 
     @cached_property
     def neighbouring(self) -> tuple[bool, ...]:
-        """For each edge of the graph whether no chunk can lie between those of its ends, and it is not the hub's.
+        """For each edge of the graph, whether it is not the hub's and no chunk can lie between the chunks of its ends.
 
-        Chunks are not empty. So it is if all other layers come before its tail or behind its head, by the edges.
+        Chunks are not empty. So this holds if by the edges every other layer comes before its tail or behind its head.
         """
         before, behind = ancestors(self.graph.successors), descendants(self.graph.successors)
         everything = (1 << self.graph.size) - 1
@@ -212,7 +213,8 @@ class ModelOrder:
 
 
 class EdgeSeconds(NamedTuple):
-    """tail, head: positions. sent_s, received_s: what their ranks take at least in either direction, if they differ."""
+    """tail, head: positions. sent_s, received_s: the least time of their ranks in either direction, if the ranks
+    differ."""
 
     tail: int
     head: int
@@ -222,8 +224,8 @@ class EdgeSeconds(NamedTuple):
 
 @dataclass(frozen=True)
 class DegreeTables:
-    """One t, and what layers may run at it. tmpcs: for each position, the fastest first. like: for each position the
-    first one whose row is the same but for its neighbours."""
+    """One t, and what layers may run at it. tmpcs: for each position, the fastest first. like: for each position, the
+    first position whose row is the same apart from the numbers of its neighbours."""
 
     order: ModelOrder
     degree: int
@@ -232,7 +234,7 @@ class DegreeTables:
 
     @classmethod
     def of(cls, order: ModelOrder, degree: int, variants: Iterable[Variant]) -> DegreeTables | None:
-        """What any of the variants allows. None if some layer may run nothing."""
+        """Makes the tables of what any of the variants allows. None if some layer may run nothing."""
         listed = list(variants)
         found, like = list[tuple[Tmpc, ...]](), list[int]()
         first: dict[object, int] = {}
@@ -258,12 +260,12 @@ class DegreeTables:
 
     @cached_property
     def least_s(self) -> float:
-        """Of all layers together, for one microbatch."""
+        """The least seconds of all layers together, for one microbatch."""
         return sum(sum(row[0]) for row in self.passes)
 
     @cached_property
     def least_there_and_back_s(self) -> float:
-        """The same without gradients of weights, which nobody waits for where the backward pass is split."""
+        """The same without gradients of weights. Nothing waits for these where the backward pass is split."""
         return sum(min(seconds.forward_s + seconds.input_s for seconds in row) for row in self.passes)
 
     @cached_property
@@ -272,17 +274,18 @@ class DegreeTables:
 
     @cached_property
     def least_activation_bytes(self) -> float:
-        """Of all layers together, for one microbatch."""
+        """The least activations of all layers together, for one microbatch."""
         return sum(min(tmpc.activation_bytes for tmpc in row) for row in self.tmpcs)
 
     @cached_property
     def usual_border_s(self) -> float:
-        """What a border between ranks makes both send and receive for a microbatch: of half of all borders at most."""
+        """The time that a border between ranks takes on both sides for a microbatch: at most half of all borders take
+        more."""
         sent, received = self.border_s
         return float(np.median(sent[1:-1] + received[1:-1])) if self.order.size > 1 else 0.0
 
     def least_fixed_bytes(self, data_parallel_degree: int) -> float:
-        """Of all layers together."""
+        """The least fixed bytes of all layers together."""
         own, shared_bytes = self._own_figures
         starts = self.option_start.tolist()
         least = {
@@ -292,7 +295,8 @@ class DegreeTables:
         return float(sum(least[x] for x in self.like))
 
     def held_layers(self, data_parallel_degree: int, microbatches: int, sync_of_byte_s: float) -> HeldLayers:
-        """For a bound on a batch with these microbatches for each replica. sync_of_byte_s: of a rank's weights."""
+        """The layers for a bound on a batch with this number of microbatches for each replica. sync_of_byte_s: seconds
+        for each byte of a rank's weights."""
         alike = self._alike(data_parallel_degree)
         rows = [np.frombuffer(options).reshape(-1, len(FIGURE)) for _, options in alike]
         seconds = [
@@ -305,7 +309,7 @@ class DegreeTables:
         return HeldLayers(np.array([len(x) for x in alike.values()], float), np.array(seconds), fixed, activation)
 
     def figures(self, data_parallel_degree: int) -> FloatArray:
-        """Of all options, float64[options, COLUMNS]."""
+        """The figures of all options, float64[options, COLUMNS]."""
         own, shared_bytes = self._own_figures
         found = own.copy()
         found[:, FIGURE.fixed] += shared_bytes / data_parallel_degree
@@ -363,7 +367,7 @@ class DegreeTables:
         return any((*self._sent_bytes(edge), *self._received_bytes(edge)))
 
     def _sent_bytes(self, edge: Edge) -> list[float]:
-        """In the chunk of its tail, for each option of that layer, in either direction."""
+        """The bytes sent in either direction in the chunk of the edge's tail, for each option of the tail."""
         row = self.tmpcs[self.order.position[edge.source]]
         return [edge.communication_bytes + tmpc.backward_sync_bytes.get(edge.target, 0.0) for tmpc in row]
 
@@ -372,7 +376,7 @@ class DegreeTables:
         return [edge.communication_bytes + tmpc.forward_sync_bytes.get(edge.source, 0.0) for tmpc in row]
 
     def edge_seconds(self) -> list[EdgeSeconds]:
-        """Of edges that cost something."""
+        """The seconds of the edges that cost something."""
         position, bandwidth = self.order.position, self.order.instance.bandwidth_bytes_per_s
         return [
             EdgeSeconds(
@@ -387,9 +391,10 @@ class DegreeTables:
 
     @cached_property
     def border_s(self) -> tuple[FloatArray, FloatArray]:
-        """The least that a border makes the chunk before it send, and the one behind it receive, in either direction.
+        """The least that a border makes the chunk before it send, and the chunk behind it receive, in either direction.
 
-        float64[n + 1] each, by the number of layers behind the border. Only what no chunk can lie between counts.
+        float64[n + 1] each, by the number of layers behind the border. Only edges between whose ends no chunk can lie
+        are counted.
         """
         n = self.order.size
         sent, received = np.full(n + 1, np.inf), np.full(n + 1, np.inf)
@@ -423,7 +428,7 @@ class DegreeTables:
     @cached_property
     def _further_s(self) -> FloatArray:
         """float64[2, options]: what the option of a layer at a border makes its chunk send, and receive, beyond the
-        least in either direction. inf: no layer that no chunk can lie behind, or in front of, reads it, or is read."""
+        least in either direction. inf: no edge between whose ends no chunk can lie begins, or ends, at the layer."""
         order, bandwidth = self.order, self.order.instance.bandwidth_bytes_per_s
         found = np.full((2, int(self.option_start[-1])), np.inf)
         for (_, _, index), near in zip(order.graph.edges, order.neighbouring, strict=True):
@@ -436,10 +441,11 @@ class DegreeTables:
         return found
 
     def further_s(self, rank_of: IndexArray, members: Sequence[IndexArray]) -> FloatArray:
-        """float64[2, s, options of kinds]: each chunk sends, and receives, beyond ``crossing_s`` as much as some layer
-        in it with its option says; inf: that layer is none at the border. members: the positions of each kind.
+        """float64[2, s, options of kinds]: each chunk sends, and receives, beyond ``crossing_s`` as much as the entry
+        of some layer in it with its option; inf: that layer cannot be the one at the border. members: the positions of
+        each kind.
 
-        A border that surely costs something is crossed by an edge that no chunk lies between the ends of.
+        Between the ends of an edge that crosses a border which surely costs something, no chunk lies.
         """
         starts = self.option_start
         rows = [
@@ -448,11 +454,11 @@ class DegreeTables:
         return np.where(self.crossing_s(rank_of)[..., None] > 0.0, np.concatenate(rows, axis=1)[:, None], 0.0)
 
     def windows(self, least_layers: FloatArray, most_layers: FloatArray) -> IndexArray:
-        """int64[n, 2]: for each position the first and the last chunk that the layer may be in, where each chunk has so
+        """int64[n, 2]: for each position the first and the last chunk that the layer may be in, if each chunk has this
         many layers.
 
-        A layer is in chunk k only if all that come before it have room up to k, and enough are left for the chunks
-        behind k: all but it and those before it. The same holds the other way round.
+        A layer is in chunk k only if the chunks up to k have room for all layers that come before it, and enough other
+        layers are left for the chunks behind k: all but it and those before it. The same holds the other way round.
         """
         n, before, behind = self.order.size, self.order.before, self.order.behind
         room, needed = np.cumsum(most_layers), np.cumsum(least_layers)
@@ -469,8 +475,8 @@ class DegreeTables:
     def kinds(
         self, data_parallel_degree: int, least_layers: FloatArray, most_layers: FloatArray, *, merged: bool
     ) -> tuple[LayerKinds, list[IndexArray]]:
-        """Layers that may be in the same chunks and run the same, and their positions, which ascend. merged: whatever
-        chunks they may be in."""
+        """Groups of layers that may be in the same chunks and run the same, and their positions, which ascend. merged:
+        groups them for any chunks that they may be in."""
         windows = self.windows(least_layers, most_layers)
         rows: list[tuple[int, int, int, int, bytes]] = []
         members = list[IndexArray]()
@@ -498,7 +504,7 @@ class DegreeTables:
         return found, members
 
     def _alike(self, data_parallel_degree: int) -> dict[tuple[int, bytes], list[int]]:
-        """By side and options, positions, which ascend."""
+        """By side and options, the positions, which ascend."""
         found: dict[tuple[int, bytes], list[int]] = {}
         for (side, options, shared_bytes), positions in self._alike_of_any.items():
             figures = np.frombuffer(options).reshape(-1, len(FIGURE)).copy()
@@ -508,7 +514,7 @@ class DegreeTables:
 
     @cached_property
     def _alike_of_any(self) -> dict[tuple[int, bytes, bytes], list[int]]:
-        """By side, options without what replicas share, and that: positions."""
+        """By side, by options without what replicas share, and by what replicas share: the positions."""
         own, shared_bytes = self._own_figures
         figures = np.zeros((len(own), len(FIGURE)))
         figures[:, :COLUMNS] = own
@@ -532,9 +538,10 @@ class DegreeTables:
 
 @dataclass(frozen=True)
 class MixedTables:
-    """What chunks may run that decide each for itself on a variant, the same for all of its layers.
+    """What chunks may run where each chunk chooses a variant for itself, the same one for all of its layers.
 
-    count: of variants. variants: int64[options of ``tables``], a bit for each; None if they are too many for that.
+    count: the number of variants. variants: int64[options of ``tables``], a bit for each; None if there are too many
+    variants for that.
     """
 
     tables: DegreeTables
@@ -543,7 +550,7 @@ class MixedTables:
 
     @classmethod
     def of(cls, order: ModelOrder, degree: int, variants: Sequence[Variant]) -> MixedTables:
-        """Every layer may run something in one of them."""
+        """Makes the tables for these variants; every layer may run something in one of them."""
         rows: list[tuple[Tmpc, ...]] = []
         bits: list[int] = []
         for layer in order.layers:
@@ -559,7 +566,7 @@ class MixedTables:
 
     @classmethod
     def of_one(cls, tables: DegreeTables) -> MixedTables:
-        """There is one variant."""
+        """Makes the tables for a single variant."""
         return cls(tables, 1, np.ones(int(tables.option_start[-1]), np.int64))
 
 

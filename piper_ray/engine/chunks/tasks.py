@@ -29,7 +29,7 @@ from piper_ray.simulate.actions import check_shape, flush_lists, stage_of_chunk
 
 @dataclass(frozen=True)
 class PipelineShape:
-    """All that the order of passes depends on. ranks: p. microbatches: m, of a replica."""
+    """Everything that determines the order of passes. ranks: p. microbatches: m, of a replica."""
 
     schedule: Schedule
     ranks: int
@@ -37,12 +37,12 @@ class PipelineShape:
 
     @property
     def chunks(self) -> int:
-        """Of a rank: v."""
+        """The chunks of a rank: v."""
         return self.schedule.v
 
     @property
     def stages(self) -> int:
-        """Of the plan: a stage is a chunk."""
+        """The stages of the plan: a stage is a chunk."""
         return self.ranks * self.chunks
 
     @property
@@ -56,7 +56,8 @@ class PipelineShape:
 
     @property
     def about_in_flight(self) -> float:
-        """Microbatches whose activations the fullest rank holds, as of all its chunks together, if chunks are equal."""
+        """Microbatches whose activations the fullest rank holds, counted in activations of all its chunks, if chunks
+        are equal."""
         p, v, m = self.ranks, self.chunks, self.microbatches
         if self.schedule.name is ScheduleName.LOOPED_BFS:
             return m
@@ -68,7 +69,7 @@ class PipelineShape:
         return (self.ranks - 1) / self.chunks
 
     def program(self) -> ChunkProgram | None:
-        """None if the ranks would wait for each other for ever."""
+        """The order of passes. None if the ranks would wait for each other forever."""
         return _PROGRAMS.of(self)
 
     def _built(self) -> ChunkProgram | None:
@@ -87,7 +88,7 @@ class PipelineShape:
 
 
 class _Programs:
-    """The programs of the last shapes, which many problems have in common. Nobody writes into a program."""
+    """The programs of the last shapes, which many problems have in common. They are never written to."""
 
     def __init__(self, most_passes: int) -> None:
         self._most_passes = most_passes
@@ -119,7 +120,7 @@ _WHOLE_BACKWARD = (ScheduleName.INTERLEAVED, ScheduleName.LOOPED_BFS)
 
 
 class TaskKey(NamedTuple):
-    """Of the tasks of one problem."""
+    """The key of a task among the tasks of one problem."""
 
     data_parallel_degree: int
     tensor_parallel_degree: int
@@ -129,9 +130,10 @@ class TaskKey(NamedTuple):
 
 @dataclass(frozen=True)
 class Task:
-    """All plans of one shape with one d and t. tables: the best of what any may run; mixed: all that one may; choices:
-    what one may whose layers all decide alike, where a chunk's have to. lower_s: no batch of such a plan takes less.
-    about_s: what one takes whose ranks are equal, inf if that does not fit: says where to look first.
+    """All plans of one shape with one d and t. tables: the best of what any layer may run; mixed: everything that a
+    layer may run; choices: what layers may run that all choose together, where those of a chunk have to. lower_s: no
+    batch of such a plan takes less. about_s: the time of a plan whose ranks are equal, inf if that does not fit; it
+    says where to search first.
     """
 
     shape: PipelineShape
@@ -146,31 +148,31 @@ class Task:
 
     @property
     def tensor_parallel_degree(self) -> int:
-        """Of all stages: t."""
+        """The degree of all stages: t."""
         return self.tables.degree
 
     @property
     def devices(self) -> int:
-        """Of all ranks: d t p."""
+        """The devices of all ranks: d t p."""
         return self.data_parallel_degree * self.tensor_parallel_degree * self.shape.ranks
 
     @property
     def key(self) -> TaskKey:
-        """The same on any number of devices."""
+        """A key that is the same on any number of devices."""
         return TaskKey(self.data_parallel_degree, self.tensor_parallel_degree, self.shape.ranks, self.shape.chunks)
 
     @property
     def least_fixed_bytes(self) -> float:
-        """Of all layers together."""
+        """The least fixed bytes of all layers together."""
         return self.tables.least_fixed_bytes(self.data_parallel_degree)
 
 
 @dataclass(frozen=True)
 class ChunkProblem:
-    """What is solved, on as many devices as ``instance`` has or fewer.
+    """A problem, on as many devices as ``instance`` has or fewer.
 
-    schedules: of one name, with the numbers of chunks that may be. impossible: why some layer can be in no plan.
-    tables_s: what its making took.
+    schedules: of one name, with the possible numbers of chunks. impossible: why some layer can be in no plan. tables_s:
+    how long it took to make the tables.
     """
 
     instance: Instance
@@ -191,7 +193,7 @@ class ChunkProblem:
         step: StepTerms = StepTerms(),
         tell: Callable[[str], None] | None = None,
     ) -> ChunkProblem:
-        """tell: hears what is assumed of passes."""
+        """tell: is called with the assumptions about passes."""
         began_s = time.perf_counter()
         instance = with_passes(instance, tell)
         variants, order = usable_variants(instance, restrictions), ModelOrder.of(instance)
@@ -203,7 +205,7 @@ class ChunkProblem:
         return self.instance if devices == self.instance.devices else self.instance.replace(devices=devices)
 
     def tasks(self, instance: Instance) -> list[Task]:
-        """Those that fit the cluster, by rising bound. instance: on other devices."""
+        """The tasks that fit the cluster, by rising bound. instance: the problem on other devices."""
         found: list[Task] = []
         known: dict[tuple[int, ...], _Choices | None] = {}
         for d, (t,), usable in degree_choices(instance, self.restrictions, self.variants):
@@ -250,7 +252,8 @@ class ChunkProblem:
 
 
 def _is_run_otherwise(schedule: Schedule, ranks: int) -> bool:
-    """Whether runtimes have another schedule for it: several chunks on one rank, or one on each rank, interleaved."""
+    """Whether runtimes run it under another schedule: several chunks on one rank, or one chunk on each rank,
+    interleaved."""
     if ranks == 1:
         return schedule.v > 1
     return schedule.v == 1 and schedule.name is ScheduleName.INTERLEAVED
@@ -265,9 +268,9 @@ class _Choices(NamedTuple):
 
 
 def _tables(order: ModelOrder, t: int, variants: list[Variant]) -> _Choices | None:
-    """None if some layer may run nothing.
+    """Makes the tables; None if some layer may run nothing.
 
-    Where recomputation has a rule, chunks may decide each for itself; most plans are sought where all layers have the
+    Where recomputation has a rule, each chunk may choose for itself; most plans are sought where all layers have the
     same role.
     """
     together = DegreeTables.of(order, t, variants)
@@ -284,7 +287,7 @@ def _tables(order: ModelOrder, t: int, variants: list[Variant]) -> _Choices | No
 def _about_s(
     shape: PipelineShape, tables: DegreeTables, fixed_bytes: float, sync_of_byte_s: float, memory_bytes: float
 ) -> float:
-    """As in ``Task``, of one choice, whose layers together hold so much whatever is in flight."""
+    """As in ``Task``, for one choice whose layers together hold this much, for any number of microbatches in flight."""
     p, v, m = shape.ranks, shape.chunks, shape.microbatches
     held_bytes = fixed_bytes + shape.about_in_flight * tables.least_activation_bytes
     if held_bytes > p * memory_bytes:
