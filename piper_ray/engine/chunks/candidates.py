@@ -36,7 +36,7 @@ _NEARLY = 1.003
 """Plans within this factor of the best one are improved layer by layer."""
 
 _DESCENT_PASSES = 20_000_000
-"""One of this many simulated passes is a pass of these moves: some seconds."""
+"""The most passes that are simulated to improve one plan layer by layer: some seconds."""
 
 _PASSES_OF_A_STEP = 10
 """Simulated passes that take about as long as a step through all plans of a small model."""

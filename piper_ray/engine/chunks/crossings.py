@@ -76,7 +76,7 @@ def with_transfers(kinds: LayerKinds, transfers_s: float, stages: int) -> LayerK
 
 
 def _chains(tables: DegreeTables) -> list[_Chain]:
-    """Takes the most expensive edges first."""
+    """Makes chains from the most expensive edges on."""
     order = tables.order
     after: dict[int, tuple[int, float, float]] = {}
     heads: set[int] = set()

@@ -197,7 +197,8 @@ class Node:
 
     @property
     def _all_passes(self) -> int:
-        """Whether the node is a case: cases of a node share its candidates, and simulate little."""
+        """The passes simulated for the node. Those of the candidates count only for a whole task, because cases share
+        the candidates of their node, and simulate little."""
         return self.passes + (self.candidates.passes if self.whole and self.candidates is not None else 0)
 
     def _plan(self, moves: int, control: FloatArray) -> TurnOutcome:

@@ -1,8 +1,8 @@
-"""A scheme's document checked by the rule table alone: nothing here knows the program that found it.
+"""Checks a scheme's document by the rule table only: nothing here depends on the program that found it.
 
-Values are followed from what arrives through each step, in the placements that the rules give, to what leaves; and
-gradients back again. What a step needs has to be where it needs it: made so, moved by one hop, or kept. Then seconds
-and bytes are added up from the prices that the document has of its steps and moves.
+Values are followed from the arriving ones through each step to the leaving ones, in the placements that the rules give,
+and gradients on the way back. The inputs of a step must be where the step needs them: made there, moved by one hop, or
+kept. Then seconds and bytes are summed from the prices that the document gives for steps and moves.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ Document = Mapping[str, Any]
 def checked_schemes(
     instance: Instance, plan: Plan | None, documents: Mapping[str, Document]
 ) -> tuple[list[str], list[str]]:
-    """The schemes that hold, of a plan or, if it is None, of all TMPCs; and what is wrong with others. documents: by
+    """Returns the valid schemes of a plan or, if it is None, of all TMPCs; and the faults of the others. documents: by
     the words of TMPCs' ids."""
     on_host = instance.model is not None and instance.model.optimizer_on_host
-    of_first = dict[object, tuple[int, str, list[str]]]()  # layers that are alike have alike figures
+    of_first = dict[object, tuple[int, str, list[str]]]()  # equal layers have equal figures
     for layer, degree, tmpc in _tmpcs(instance) if plan is None else _tmpcs_of(instance, plan):
         for word in found_words(tmpc.id):
             said = _said_of(tmpc, on_host=on_host)
@@ -52,23 +52,24 @@ def checked_schemes(
 
 
 def _tmpcs(instance: Instance) -> Iterator[tuple[int, int, Tmpc]]:
-    """Each layer, with each of its TMPCs, and for how many devices this is."""
+    """Yields for each TMPC the number of its layer, the number of devices, and the TMPC."""
     return ((one.id, t, tmpc) for one in instance.layers for t, row in one.tmpcs.items() for tmpc in row)
 
 
 def _tmpcs_of(instance: Instance, plan: Plan) -> Iterator[tuple[int, int, Tmpc]]:
-    """The same of those that a plan chose."""
+    """The same for the TMPCs that a plan chose."""
     chosen = {(x, s.tensor_parallel_degree, tmpc_id) for s in plan.stages for x, tmpc_id in s.tmpc_ids.items()}
     return (one for one in _tmpcs(instance) if (one[0], one[1], one[2].id) in chosen)
 
 
 def found_words(tmpc_id: str) -> tuple[str, ...]:
-    """The words of an id that stand for schemes."""
+    """The words of an id that name schemes."""
     return tuple(word for word in tmpc_id.split("+") if word.startswith(FOUND))
 
 
 def _said_of(tmpc: Tmpc, *, on_host: bool) -> dict[str, float]:
-    """A TMPC's figures that its scheme gives. on_host: its time has updates by the host, which no scheme has."""
+    """The figures of a TMPC that its scheme determines. on_host: its time includes updates by the host, which no scheme
+    has."""
     said = {"activation_bytes": tmpc.activation_bytes}
     said |= {} if on_host else {"time_s": tmpc.time_per_sample_s}
     said |= {} if tmpc.forward_s is None else {"forward_s": tmpc.forward_s}
@@ -86,7 +87,7 @@ def _faults(document: Document | None, said: Mapping[str, float], degree: int) -
 
 
 def faults_of(document: Document, said: Mapping[str, float] | None = None) -> list[str]:
-    """What is wrong with a scheme in full. said: figures that somebody else says of it."""
+    """The faults of a complete scheme. said: figures that another source states for it."""
     try:
         walk = _Walk.of(document)
         faults = list(walk.faults())
@@ -102,12 +103,12 @@ def faults_of(document: Document, said: Mapping[str, float] | None = None) -> li
 
 
 def placement_of(text: str) -> TensorPlacement:
-    """As ``TensorPlacement.text`` writes it."""
+    """Reads the text that ``TensorPlacement.text`` writes."""
     return {"replicated": REPLICATED, "partial sum": PARTIAL}.get(text, TensorPlacement(text))
 
 
 def graph_of_document(document: Document) -> OperatorGraph:
-    """The layer's operators, as the document has them."""
+    """Reads the layer's operators from the document."""
     values = {
         name: Value(name, tuple(one["axes"]), float(one["bytes"]), float(one.get("parameters", 0.0)),
                     bool(one.get("gradient", True)))
@@ -126,7 +127,8 @@ def graph_of_document(document: Document) -> OperatorGraph:
 
 @dataclass
 class _Walk:
-    """there: values in the forward pass; supply: in the backward pass; gradients: of values."""
+    """there: placements of values in the forward pass; supply: in the backward pass; gradients: of the values'
+    gradients."""
 
     document: Document
     graph: OperatorGraph
@@ -147,7 +149,8 @@ class _Walk:
         return cls(document, graph_of_document(document), degree, border, moves, laid)
 
     def _strategy(self, step: Step, phase: str) -> Strategy | None:
-        """None for a step that is not done again. Raises ValueError for one that no rule gives."""
+        """The strategy in a phase. None for a step that is not recomputed. Raises ValueError for a strategy that no
+        rule gives."""
         text = self.document["steps"][step.name].get(phase)
         found = [one for one in strategies(step, self.graph, self.degree) if one.text == text]
         if text is not None and not found:
@@ -161,7 +164,7 @@ class _Walk:
                 yield step, strategy
 
     def faults(self) -> Iterator[str]:
-        """What cannot be."""
+        """Yields what is impossible in the scheme."""
         graph = self.graph
         if self.laid.keys() != {weight.name for weight in graph.weights}:
             yield "placements of other weights than its operators have"
@@ -218,7 +221,8 @@ class _Walk:
                 yield f"{where} needs {name} {of.placements[name].text}, and it is not there so"
 
     def _moved(self, there: set[Placed], whens: set[str]) -> set[Placed]:
-        """With the moves of one hop from there. Only gradients become partial sums, with noughts elsewhere."""
+        """Returns these placements with those after moves of one hop. Only gradients become partial sums, with zeros
+        elsewhere."""
         found = set(there)
         for when, name, source, target in self.moves:
             possible = not target.partial or (when == "gradient" and not source.partial)
@@ -227,7 +231,8 @@ class _Walk:
         return found
 
     def _weight_s(self, name: str, source: TensorPlacement) -> float | None:
-        """Once a batch, if partial sums stay until then; None where the gradient does not come to where it lies."""
+        """The seconds of the gradient of a weight: those once a batch, if partial sums stay until then; None where the
+        gradient does not reach its weight's placement."""
         place = self.laid[name]
         if source == place or ("weight", name, source, place) in self.moves:
             return 0.0
@@ -239,7 +244,7 @@ class _Walk:
         return size / (self.degree if place.axis else 1)
 
     def figures(self) -> dict[str, float]:
-        """By the names that documents have."""
+        """The figures by the names that documents use."""
         graph, prices = self.graph, self.document["prices"]
         device_s, host_s, once_s = [0.0, 0.0], [0.0, 0.0], 0.0
         for number, phase in ((0, "forward"), (1, "backward"), (1, "again")):
@@ -290,7 +295,7 @@ class _Walk:
 def require_schemes(
     instance: Instance, plan: Plan | None, documents: Mapping[str, Document], path: object
 ) -> list[str]:
-    """The schemes, as of ``checked_schemes``, which all hold. Raises UsageError with what is wrong."""
+    """Returns the schemes as ``checked_schemes`` does, all of them valid. Raises UsageError that says what is wrong."""
     held, wrong = checked_schemes(instance, plan, documents)
     if wrong:
         raise UsageError("\n  ".join([f"{path}: schemes that the rule table does not bear out:", *wrong]))

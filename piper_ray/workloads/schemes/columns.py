@@ -1,8 +1,8 @@
-"""Column generation: layers that share a memory, and the schemes that none of the rule table improves on.
+"""Column generation: layers that share a memory, and schemes that no scheme of the rule table improves on.
 
-Of what is known the price of a byte is found at which the layers' least time, with the memory paid for, is the most: no
-choice of what is known takes less. Each kind of layer is asked for something cheaper at that price. Where there is
-nothing, no choice of anything takes less.
+For the known schemes, the search finds the price of a byte at which the layers' least time, with the memory paid for,
+is the largest: no choice of known schemes takes less. At that price it looks for a cheaper scheme for each kind of
+layer. If there is none, no choice of any schemes takes less.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import NamedTuple
 from piper_ray.workloads.schemes.scheme import Scheme
 
 Taken = tuple[float, float]
-"""Seconds and bytes."""
+"""A time in seconds and a size in bytes."""
 
 _MOST_ROUNDS = 20
 _NEAR = 1e-4
-"""Of its cost: what is cheaper by less is not worth another round."""
+"""Relative to the cost: a scheme that is cheaper by less than this is not worth another round."""
 
 
 class Cheapest(NamedTuple):
-    """Of a kind of layer at a price of memory. taken: by what costs the least. bottom_s: nothing costs less. scheme:
-    the one that costs the least; None: something that is known."""
+    """The cheapest scheme for a kind of layer at a price of memory. taken: its seconds and bytes. bottom_s: no scheme
+    costs less. scheme: the scheme; None: a known one is the cheapest."""
 
     taken: Taken
     bottom_s: float
@@ -30,7 +30,7 @@ class Cheapest(NamedTuple):
 
 
 class LeastTime(NamedTuple):
-    """bound_s: no choices take less. columns: the schemes that were cheaper than what was known, each with the number
+    """bound_s: no choices take less. columns: the schemes that were cheaper than the known ones, each with the number
     of its kind."""
 
     bound_s: float
@@ -44,8 +44,9 @@ def least_time(
     cheapest: Callable[[int, float], Cheapest],
     enough_s: float,
 ) -> LeastTime:
-    """For a number of layers of each kind, within the memory. known: what may be chosen for a layer of each kind.
-    cheapest: of a kind, by its number, at a price of a byte in s. The search ends where the bound is ``enough_s``."""
+    """The least time for a number of layers of each kind, within the memory. known: the choices for a layer of each
+    kind. cheapest: finds the cheapest scheme of a kind, given by its number, at a price of a byte in s. The search ends
+    where the bound reaches ``enough_s``."""
     rows, columns, bound_s = [[*one] for one in known], list[tuple[int, Scheme]](), 0.0
     for _ in range(_MOST_ROUNDS):
         price_s, before = price_of_memory(counts, rows, most_bytes), len(columns)
@@ -63,7 +64,8 @@ def least_time(
 
 
 def price_of_memory(counts: Sequence[int], known: Sequence[Sequence[Taken]], most_bytes: float) -> float:
-    """In s for a byte. Where it is higher, the cheapest choices hold less than there is; where lower, more."""
+    """The price of a byte, in s. At a higher price the cheapest choices hold less than the memory; at a lower price,
+    more."""
 
     def is_low(price_s: float) -> bool:
         return sum(n * _cost_s(rows, price_s)[1] for n, rows in zip(counts, known, strict=True)) > most_bytes
@@ -79,5 +81,5 @@ def price_of_memory(counts: Sequence[int], known: Sequence[Sequence[Taken]], mos
 
 
 def _cost_s(rows: Sequence[Taken], price_s: float) -> Taken:
-    """The least cost of a layer, and the bytes that it has for that."""
+    """The least cost of a layer, and the bytes of the choice with this cost."""
     return min((seconds + price_s * held_bytes, held_bytes) for seconds, held_bytes in rows)

@@ -37,14 +37,14 @@ EXACTNESS = (
 
 
 def claim_document(borders: Iterable[TensorPlacement] = BORDERS) -> Document:
-    """Of which schemes something is proved: the rule table, by eight letters that tell it from others, and where values
-    between layers may lie: borders."""
+    """Describes the schemes that a proof covers: the rule table, by eight letters that distinguish it from others, and
+    borders: the placements of values between layers."""
     table = hashlib.sha256(Path(rules.__file__ or "").read_bytes()).hexdigest()[:8]
     return {"rule_table": table, "between_layers": [border.text for border in borders]}
 
 
 def table_text(borders: Iterable[TensorPlacement] = BORDERS) -> str:
-    """Of which schemes something is proved, in words. borders: where values between layers may lie."""
+    """Describes in words the schemes that a proof covers. borders: the placements of values between layers."""
     between = " or ".join("in shards of tokens" if border.axis else "replicated" for border in borders)
     return (
         f"schemes of the rule table {claim_document()['rule_table']}, with moves of one hop, and between layers values "
@@ -53,13 +53,13 @@ def table_text(borders: Iterable[TensorPlacement] = BORDERS) -> str:
 
 
 def saved_text(save: float) -> str:
-    """What is proved of the schemes of a plan's layers. save: the share of its slowest stage's time."""
+    """What is proved about the schemes of a plan's layers. save: the share of its slowest stage's time."""
     less = "even 0.1 %" if save < 1e-3 else f"as much as {math.ceil(1000.0 * save) / 10.0} %"
     return f"no {table_text()}, make the slowest stage of this plan {less} faster within the memory"
 
 
 def scheme_document(scheme: Scheme) -> Document:
-    """Where each value lies, what is kept and what is done again. Times in s, sizes in bytes."""
+    """The scheme: the placement of each value, what is kept and what is recomputed. Times in s, sizes in bytes."""
     figures = scheme.figures
     return {
         "layer": scheme.kind,
@@ -87,7 +87,7 @@ def scheme_document(scheme: Scheme) -> Document:
 
 
 def in_full(scheme: Scheme, of: PricedGraph) -> Document:
-    """With the layer's operators and what they cost, so that ``check`` needs nothing else."""
+    """The scheme with the layer's operators and their costs, so that ``check`` needs nothing else."""
     graph, prices = of.graph, of.prices
     document = scheme_document(scheme)
     moves = [
@@ -146,7 +146,7 @@ def _moves(scheme: Scheme) -> list[Document]:
 
 
 def digest_of(scheme: Scheme) -> str:
-    """Eight letters that tell one scheme from others, whatever their figures."""
+    """Eight letters that distinguish the scheme from others, for any figures."""
     said = {
         key: value
         for key, value in scheme_document(scheme).items()
@@ -167,7 +167,7 @@ class SchemesSubject:
 def schemes_document(
     of: SchemesSubject, kinds: Sequence[KindSchemes], version: str, complete: bool, save: float | None = None
 ) -> Document:
-    """All that was found. complete: False where an interrupt left some out. save: as ``saved_text`` has it."""
+    """All schemes that were found. complete: False where an interrupt left some out. save: as in ``saved_text``."""
     return {
         "format": "piper-ray/schemes",
         "version": 1,

@@ -24,15 +24,15 @@ from piper_ray.workloads.schemes.traced import TracedGraph, TracedPrices
 USUAL_IN_FLIGHT = (8.0,)
 
 _LEAST = 1e-5
-"""Of the memory: ten times what HiGHS may be off in a row."""
+"""Relative to the memory: ten times HiGHS's tolerance in a row."""
 
 _NEAR = 1e-3
-"""Of the time: no scheme beats those that are found by more, whatever memory costs."""
+"""Relative to the time: no scheme is faster than the found ones by more than this, at any price of memory."""
 
 
 @dataclass(frozen=True)
 class FoundScheme:
-    """A scheme with its name; ``new`` where it has none."""
+    """A scheme with its name; ``new`` if it has no name."""
 
     name: str
     scheme: Scheme
@@ -40,8 +40,8 @@ class FoundScheme:
 
 @dataclass(frozen=True)
 class _Corner:
-    """A scheme's time and what it holds. price_s: that of a byte at which no scheme costs less; infinite for the one
-    that holds the least."""
+    """A scheme's time and the memory that it holds. price_s: the price of a byte at which no scheme costs less;
+    infinite for the scheme that holds the least."""
 
     time_s: float
     held_bytes: float
@@ -52,11 +52,11 @@ class _Corner:
 
 
 def at_prices(program: SchemeProgram, in_flight: Sequence[float]) -> Iterator[Scheme]:
-    """The schemes of a program that cost the least, from where memory is free to where only memory counts, for each
-    number of microbatches in flight.
+    """The cheapest schemes of a program for each number of microbatches in flight, from a price of 0 for memory to a
+    price at which only memory counts.
 
-    Between two of them others may lie. At the price that makes these two equal none costs less than the lines allow
-    that bound all schemes at their own prices; if that is little less, nobody looks.
+    There may be other schemes between two of them. At the price that makes these two equal, no scheme costs less than
+    the bounds at the neighbouring prices allow. Where these leave little room, the search asks no further.
     """
     for count in in_flight:
 
@@ -89,7 +89,7 @@ def at_prices(program: SchemeProgram, in_flight: Sequence[float]) -> Iterator[Sc
 
 def _least(program: SchemeProgram, count: float) -> Scheme:
     """The fastest of the schemes that hold the fewest bytes. Where weights are far larger than activations, HiGHS may
-    find none within its tolerance; then the limit is raised a little."""
+    find none within its tolerance; then the limit is raised slightly."""
     least_bytes, more = program.least_held_bytes(count), _LEAST
     while (found := program.fastest(count, least_bytes * (1.0 + more))) is None:
         more *= 10.0
@@ -97,7 +97,7 @@ def _least(program: SchemeProgram, count: float) -> Scheme:
 
 
 def undominated(schemes: Sequence[Scheme]) -> list[Scheme]:
-    """Those that no other is as good as, the fastest first. One with shards of tokens at its border hands less on."""
+    """The undominated schemes, the fastest first. A scheme with shards of tokens at its border hands less on."""
     kept: list[Scheme] = []
     for one in sorted(schemes, key=lambda one: one.figures.time_s):
         alike = (other for other in kept if other.border.axis or other.border == one.border)
@@ -109,7 +109,8 @@ def undominated(schemes: Sequence[Scheme]) -> list[Scheme]:
 def schemes_of(
     of: PricedGraph, degree: int, in_flight: Sequence[float], tell: Callable[[str], None]
 ) -> list[FoundScheme]:
-    """Of a layer on a number of devices. tell: called with what was found so far; what it raises ends the search."""
+    """The schemes of a layer on a number of devices. tell: called with the schemes found so far; an exception from it
+    ends the search."""
     graph, key = of.graph, key_of(of, degree, in_flight)
     found = read_schemes(key, of, degree)
     if found is None:
@@ -126,7 +127,7 @@ def _searched(
     whole = any(graph.sizes.get(place.axis, 0) % degree for place in between) or not any(x.axis for x in between)
     for border in (REPLICATED,) if whole else BORDERS:
         programs = [SchemeProgram(graph, degree, of.prices, border)]
-        programs += [  # what runtimes have without recomputation, as it may lie between those that are the best
+        programs += [  # the schemes that runtimes have without recomputation, which may lie inside the front
             SchemeProgram(graph, degree, of.prices, border, only, again=False)
             for its_border, only in known_divisions(graph, degree).values()
             if its_border == border
@@ -139,8 +140,8 @@ def _searched(
 
 @dataclass(frozen=True)
 class KindSchemes:
-    """Of a layer on ``degree`` devices. refused: why it has none; empty where it has some. kind: None for modules of
-    PyTorch."""
+    """The schemes of a layer on ``degree`` devices. refused: why it has none; empty if it has some. kind: None for
+    modules of PyTorch."""
 
     name: str
     kind: LayerKind | None
@@ -151,7 +152,7 @@ class KindSchemes:
 
     @property
     def digest(self) -> str:
-        """Of the graph, its prices and the rules; of what has schemes."""
+        """The key of the graph, its prices and the rules."""
         assert self.priced is not None
         return key_of(self.priced, self.degree, USUAL_IN_FLIGHT)
 
@@ -159,7 +160,7 @@ class KindSchemes:
 def find_schemes(
     estimate: Estimate, kind: LayerKind, degree: int, in_flight: Sequence[float], tell: Callable[[str], None]
 ) -> KindSchemes:
-    """The schemes of a kind, or why it has none. tell: as of ``schemes_of``."""
+    """The schemes of a kind, or why it has none. tell: as in ``schemes_of``."""
     refused = ""
     if not kind.divides(degree):
         heads = ", ".join(f"{count:,}" for count in kind.heads)
@@ -180,7 +181,7 @@ def find_schemes(
 def find_traced(
     of: TracedGraph, setting: Setting, degree: int, in_flight: Sequence[float], tell: Callable[[str], None]
 ) -> KindSchemes:
-    """The schemes of a traced module, or why it has none. tell: as of ``schemes_of``."""
+    """The schemes of a traced module, or why it has none. tell: as in ``schemes_of``."""
     sizes, name = of.graph.sizes, of.graph.name
     if not any(size % degree == 0 for size in sizes.values()):
         told = ", ".join(f"{axis} {size}" for axis, size in sizes.items()) or "none"

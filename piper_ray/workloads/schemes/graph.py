@@ -9,12 +9,12 @@ from functools import cached_property
 
 
 class OperatorFamily(Enum):
-    """What an operator does, as far as placements go (``rules``).
+    """What an operator does, as far as placements are concerned (``rules``).
 
-    CONTRACTION: a sum of products over axes: matrix products, tokens copied to experts, sums over these.
-    SUM: a sum of its inputs, and views. POINTWISE: number by number. ROWS: along some axes, row by row of the others:
-    norms, softmax, routers, scans along tokens. ATTENTION: queries look at keys and values of all tokens. LOOKUP: rows
-    of a table by their numbers. LOSS: of rows of logits.
+    CONTRACTION: a sum of products over axes: matrix products, tokens copied to experts, sums over these. SUM: a sum of
+    its inputs, and views. POINTWISE: number by number. ROWS: along some axes, row by row of the others: norms, softmax,
+    routers, scans along tokens. ATTENTION: queries read keys and values of all tokens. LOOKUP: rows of a table by their
+    numbers. LOSS: of rows of logits.
     """
 
     CONTRACTION = "contraction"
@@ -28,8 +28,8 @@ class OperatorFamily(Enum):
 
 @dataclass(frozen=True, order=True)
 class TensorPlacement:
-    """Of a value on t devices. axis: each has 1/t of it along that axis; "": each has all of it, or, if partial, an
-    addend of its shape."""
+    """The placement of a value on t devices. axis: each device has 1/t of it along that axis; "": each has all of it
+    or, if partial, a summand of its shape."""
 
     axis: str = ""
     partial: bool = False
@@ -45,9 +45,10 @@ REPLICATED, PARTIAL = TensorPlacement(), TensorPlacement(partial=True)
 
 @dataclass(frozen=True)
 class Value:
-    """A tensor. bytes: of all of it, as it is moved and kept. parameters: numbers, if it is a weight, else 0.
-    has_gradient: False for tokens' numbers, masks and what else nothing is learned through. sent_to_experts: copies of
-    tokens, which go from shards of tokens to shards of experts by their own exchange."""
+    """A tensor. bytes: of the whole tensor, as it is moved and kept. parameters: its numbers, if it is a weight, else
+    0. has_gradient: False for tokens' numbers, masks and other tensors through which nothing is learned.
+    sent_to_experts: copies of tokens, which go from shards of tokens to shards of experts by an exchange of their
+    own."""
 
     name: str
     axes: tuple[str, ...]
@@ -73,8 +74,9 @@ class Step:
 
 @dataclass(frozen=True)
 class OperatorGraph:
-    """A layer. steps: in an order in which each reads what is there. arriving, leaving: the values between layers. What
-    no step makes and does not arrive is given to each device, as tokens are. sizes: of axes that may be sharded."""
+    """A layer. steps: ordered so that each step reads what is there. arriving, leaving: the values between layers. A
+    value that no step makes and that does not arrive is given to each device, as tokens are. sizes: of axes that may be
+    sharded."""
 
     name: str
     values: Mapping[str, Value]
@@ -100,11 +102,11 @@ class OperatorGraph:
         return tuple(name for name, value in self.values.items() if not value.parameters and name not in made)
 
     def at_border(self, name: str, border: TensorPlacement) -> TensorPlacement:
-        """Of a value between layers: all of it, or shards on its first axis, its tokens."""
+        """The placements of a value between layers: all of it, or shards on its first axis, its tokens."""
         first = self.values[name].axes[0]
         return TensorPlacement(first) if border.axis and first in self.sizes else REPLICATED
 
     def placements(self, name: str, degree: int) -> tuple[TensorPlacement, ...]:
-        """Of a value on a number of devices; those that are no partial sum."""
+        """The placements of a value on a number of devices, apart from partial sums."""
         axes = self.values[name].axes
         return REPLICATED, *(TensorPlacement(axis) for axis in axes if self.sizes.get(axis, 1) % degree == 0)

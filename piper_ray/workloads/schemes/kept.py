@@ -1,7 +1,8 @@
-"""Schemes kept on disk, by what they were found for: the graph, all its prices, and the version of this package.
+"""Schemes kept on disk, by what determines them: the graph, all its prices, and the version of this package.
 
-An entry begins with a checksum of the rest. What is read is looked at like anybody's scheme: it has to hold by the rule
-table (``check``), at the prices of now. All else is as good as missing, and what cannot be written is found again.
+An entry begins with a checksum of the rest. An entry is checked like any other scheme: it has to be valid by the rule
+table (``check``), at today's prices. Other entries count as missing, and schemes that cannot be written are found
+again.
 """
 
 from __future__ import annotations
@@ -27,14 +28,15 @@ def _folder() -> Path:
 
 
 def key_of(of: PricedGraph, degree: int, in_flight: Sequence[float]) -> str:
-    """Of all that schemes depend on: other sources of the rules or the program are another key, too."""
+    """The key of everything that schemes depend on. Other sources of the rules or of the program give another key,
+    too."""
     sources = [Path(module.__file__ or "").read_text(encoding="utf-8") for module in (rules, program, check)]
     asked = repr((__version__, sources, degree, tuple(in_flight), of.graph, of.prices))
     return hashlib.sha256(asked.encode()).hexdigest()
 
 
 def read_schemes(key: str, of: PricedGraph, degree: int) -> list[Scheme] | None:
-    """None where there are none that hold."""
+    """The kept schemes; None if there are no valid ones."""
     try:
         checksum, _, text = (_folder() / key).read_text(encoding="utf-8").partition("\n")
         if checksum != hashlib.sha256(text.encode()).hexdigest():
@@ -47,7 +49,7 @@ def read_schemes(key: str, of: PricedGraph, degree: int) -> list[Scheme] | None:
 
 
 def keep_schemes(key: str, schemes: Sequence[Scheme], of: PricedGraph) -> None:
-    """Writes an entry, whole or not at all."""
+    """Writes an entry, either completely or not at all."""
     text = json.dumps([in_full(one, of) for one in schemes])
     with contextlib.suppress(OSError):
         _folder().mkdir(parents=True, exist_ok=True)
@@ -55,7 +57,7 @@ def keep_schemes(key: str, schemes: Sequence[Scheme], of: PricedGraph) -> None:
 
 
 def scheme_of(document: Mapping[str, Any]) -> Scheme:
-    """A scheme of its document."""
+    """Makes a scheme from its document."""
     at = check.placement_of
     return Scheme(
         kind=document["layer"],
@@ -83,8 +85,8 @@ def scheme_of(document: Mapping[str, Any]) -> Scheme:
 
 
 def planned_schemes(documents: Mapping[str, Mapping[str, Any]], of: PricedGraph, degree: int) -> tuple[Scheme, ...]:
-    """Those of a plan that are of the same layer and degree. Raises UsageError for one that does not hold at the prices
-    of now."""
+    """The schemes of a plan for the same layer and degree. Raises UsageError for one that is not valid at today's
+    prices."""
     found = []
     for word, document in documents.items():
         if (document.get("layer"), document.get("tensor_parallel_degree")) != (of.graph.name, degree):

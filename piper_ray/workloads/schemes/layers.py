@@ -1,10 +1,10 @@
 """Kinds of layers of the estimator as graphs of operators: each of its operators is a step, on values whose axes are
-named. What a step costs stays the estimator's own to say (``prices``).
+named. The estimator determines the cost of a step (``prices``).
 
 Axes: s tokens, heads (each with its queries, or groups of them with the keys and values that they share), f inner
 width, S that of shared experts, E experts, m their inner width, V the vocabulary, z tokens of an encoder. A scan's
-heads are its channels, in groups with a state. The width h of the tokens is not sharded. Where t
-devices are more than the heads of keys and values each device has a copy, as the estimator has it, in all schemes.
+heads are its channels, in groups with a state. The width h of the tokens is not sharded. If t exceeds the number of
+heads of keys and values, each device has a copy, as in the estimator, in all schemes.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ TOKENS, WIDTH, HEADS, INNER, EXPERTS, EXPERT_INNER = "s", "h", "heads", "f", "E"
 VOCABULARY, OTHER_TOKENS = "V", "z"
 
 BORDERS = TensorPlacement(TOKENS), REPLICATED
-"""Where the values between layers may lie: one of the two in a whole plan."""
+"""The placements of values between layers: a whole plan has one of the two."""
 
 Sides = Mapping[str, str]
-"""What 1/t of an axis is to the estimator's operator: "tokens"; "own", the side that its tensor parallelism divides; or
-"inner", of experts."""
+"""How the estimator's operator divides an axis into 1/t: "tokens"; "own", the side that its tensor parallelism divides;
+or "inner", of experts."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a step is to the estimator. operator: None for what costs nothing by itself."""
+    """The estimator's view of a step. operator: None for a step that costs nothing by itself."""
 
     operator: Operator | None
     sides: Sides
@@ -48,7 +48,7 @@ class KindGraph:
 
 
 def graph_of(kind: LayerKind, degree: int) -> KindGraph:
-    """The kind on a number of devices. Raises UsageError for operators that have no rule."""
+    """The graph of the kind on a number of devices. Raises UsageError for operators that have no rule."""
     found = _GraphInProgress(kind.on(degree))
     for operator in kind.operators:
         found.add(operator)
@@ -63,8 +63,8 @@ def graph_of(kind: LayerKind, degree: int) -> KindGraph:
 
 @dataclass
 class _GraphInProgress:
-    """A graph in the making. arriving: from other layers; stream: the residual stream; normed: outputs of the norms
-    before parts; now: the value that is being worked on; parts: what the next residual sum adds to the stream."""
+    """A graph under construction. arriving: from other layers; stream: the residual stream; normed: outputs of the
+    norms before parts; now: the current value; parts: what the next residual sum adds to the stream."""
 
     kind: LayerKind
     values: dict[str, Value] = field(default_factory=dict)
@@ -151,7 +151,7 @@ class _GraphInProgress:
         self.stream = ""
 
     def of_samples(self, operator: Operator, _: str) -> None:
-        """One vector of each sample, its first token or the mean of all, by a matrix."""
+        """One vector of each sample, its first token or the mean of all tokens, times a matrix."""
         pooled = self._value("vectors of samples", (WIDTH,), "2 b h")
         self._step(None, Step("samples", OperatorFamily.CONTRACTION, (self.stream,), (pooled,)), {TOKENS: "tokens"})
         ends = self.kind.output == "0"
@@ -189,7 +189,7 @@ class _GraphInProgress:
         weight: tuple[str, ...],
         tokens: str = TOKENS,
     ) -> None:
-        """Tokens by a matrix. made: values with formulas of their bytes, whose last axis is ``into``."""
+        """Tokens times a matrix. made: values with formulas of their bytes, whose last axis is ``into``."""
         for name, formula in made.items():
             self._value(name, (tokens, into), formula)
         weights = self._weight(operator, weight)
@@ -256,7 +256,7 @@ class _GraphInProgress:
         self.heads = ("mixer's inner",)
 
     def states(self, operator: Operator, _: str) -> None:
-        """Of all channels, as sums over them."""
+        """Steps over all channels, as sums over them."""
         self.product(operator, self.now, {operator.name: operator.saved[0].bytes}, "states", (HEADS, "states"))
         self.heads = (*self.heads, operator.name)
 
@@ -274,7 +274,7 @@ class _GraphInProgress:
         self.heads = (*self.heads, operator.name)
 
     def scan(self, operator: Operator, _: str) -> None:
-        """Token by token in each head: convolutions of neighbours, and states that go on."""
+        """Steps token by token in each head: convolutions of neighbours, and states that are carried on."""
         made = self._value(operator.name, (TOKENS, HEADS), operator.saved[0].bytes)
         read = (*self.heads, *([self.now] if self.now else []))
         inputs = (*read, *self._weight(operator, (HEADS,)))
@@ -283,7 +283,7 @@ class _GraphInProgress:
         self.now = made
 
     def norm_and_gate(self, operator: Operator, _: str) -> None:
-        """Of each head, or group of heads, by itself."""
+        """Steps of each head, or group of heads, by itself."""
         formula = operator.saved[0].bytes
         made = tuple(self._value(name, (TOKENS, HEADS), formula) for name in ("normed scan", "gated scan"))
         axes = (HEADS,) if operator.parameters_split is Split.TENSOR else ()
@@ -447,4 +447,4 @@ _RULES: Mapping[str, Callable[[_GraphInProgress, Operator, str], None]] = {
     "classifier": _GraphInProgress.of_samples,
     "projection": _GraphInProgress.of_samples,
 }
-"""By the first words of an operator's name; the first that fits."""
+"""The steps by the first words of an operator's name; the first entry that fits is used."""

@@ -1,4 +1,4 @@
-"""What schemes are called: those that runtimes have, by which axis each step is divided on."""
+"""Names of schemes: of those that runtimes have, by the axis on which each step is divided."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CHEAP = (
 @dataclass(frozen=True)
 class _Division:
     """products, attention, experts: whether these are divided as tensor parallelism divides them, or along the border's
-    axis; attention may go around a ring. sent: whether tokens are sent to experts, or each device has all of them."""
+    axis; attention may go around a ring. sent: whether tokens are sent to experts, or each device has all tokens."""
 
     products: bool
     attention: bool
@@ -52,8 +52,8 @@ class _Division:
 
 
 def known_divisions(graph: OperatorGraph, degree: int) -> dict[str, tuple[TensorPlacement, Mapping[str, str]]]:
-    """By name the border and each step's strategy, by its text, of what runtimes have. Where nothing of a layer's
-    products is divided, it is not called tensor parallelism."""
+    """By the names of the schemes that runtimes have, the border and each step's strategy, as text. A layer of whose
+    products none is divided is not called tensor parallel."""
     tokens = TensorPlacement(TOKENS)
     known = {
         "tensor parallelism": (TensorPlacement(), _Division(True, True, True)),
@@ -87,8 +87,8 @@ def known_divisions(graph: OperatorGraph, degree: int) -> dict[str, tuple[Tensor
 
 
 def name_of(scheme: Scheme, graph: OperatorGraph) -> str:
-    """The name of how it is divided, with what is gathered kept, and with ``selective`` or ``full recomputation``;
-    ``new`` if it has none."""
+    """The name of the way in which the layer is divided, with what is kept gathered, and with ``selective`` or ``full
+    recomputation``; ``new`` if it has no name."""
     forward = {step.name: step.forward for step in scheme.steps}
     sums = {step.name for step in graph.steps if step.family is OperatorFamily.SUM}  # of which only biases go back
     alike = all(

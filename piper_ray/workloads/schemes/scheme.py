@@ -11,7 +11,7 @@ from piper_ray.workloads.schemes.prices import SchemePrices
 
 @dataclass(frozen=True)
 class PricedGraph:
-    """What schemes are of."""
+    """What a scheme belongs to."""
 
     graph: OperatorGraph
     prices: SchemePrices
@@ -19,8 +19,8 @@ class PricedGraph:
 
 @dataclass(frozen=True)
 class StepScheme:
-    """How a step is divided: the axis of its forward pass, of its backward pass, and of its forward pass done again;
-    None where it is not."""
+    """How a step is divided: the axis of its forward pass, of its backward pass, and of its recomputed forward pass;
+    None where the pass is not divided or not recomputed."""
 
     name: str
     forward: str
@@ -30,9 +30,9 @@ class StepScheme:
 
 @dataclass(frozen=True)
 class Move:
-    """A value, or its gradient, brought from one placement to another. when: ``forward``, ``again`` (of what was made
-    again), ``kept`` (of what was kept), ``gradient``, ``part`` (of one reader's part of a gradient), or ``weight``
-    (its gradient)."""
+    """A value, or its gradient, brought from one placement to another. when: ``forward``, ``again`` (a recomputed
+    value), ``kept`` (a kept value), ``gradient``, ``part`` (one reader's part of a gradient), or ``weight`` (its
+    gradient)."""
 
     when: str
     value: str
@@ -42,9 +42,9 @@ class Move:
 
 @dataclass(frozen=True)
 class SchemeFigures:
-    """On each device, in s per microbatch and bytes. forward_s, backward_s: both passes, with what is computed again
-    and what waits. once_s: what weights' gradients that are summed once a batch take of it. weight_s: of the backward
-    pass, gradients of weights. activation_bytes: a; state_bytes: of b; weights_bytes: w. again_bytes: made again in a
+    """Figures of each device, in s per microbatch and bytes. forward_s, backward_s: both passes, with recomputation and
+    waits. once_s: the part for weights' gradients that are summed once a batch. weight_s: the part of the backward pass
+    for gradients of weights. activation_bytes: a; state_bytes: of b; weights_bytes: w. again_bytes: recomputed in a
     backward pass. copied: parameters that all of the devices hold."""
 
     forward_s: float
@@ -59,15 +59,15 @@ class SchemeFigures:
 
     @property
     def time_s(self) -> float:
-        """p, with what is summed once a batch."""
+        """p, including what is summed once a batch."""
         return self.forward_s + self.backward_s + self.once_s
 
     def held_bytes(self, in_flight: float) -> float:
-        """With a number of microbatches in flight."""
+        """The bytes with a number of microbatches in flight."""
         return in_flight * self.activation_bytes + self.state_bytes
 
     def as_good_as(self, other: SchemeFigures) -> bool:
-        """Whether it is as fast in both passes and holds no more of anything."""
+        """Whether it is as fast in both passes and holds no more in any respect."""
         return (
             self.time_s <= other.time_s
             and self.activation_bytes <= other.activation_bytes
@@ -78,7 +78,8 @@ class SchemeFigures:
 
 @dataclass(frozen=True)
 class Scheme:
-    """border: where the values between layers lie. weights: where each lies. kept: values, and where."""
+    """border: the placement of the values between layers. weights: the placement of each. kept: values and their
+    placements."""
 
     kind: str
     degree: int
@@ -91,5 +92,5 @@ class Scheme:
 
     @property
     def again(self) -> tuple[str, ...]:
-        """The steps that are done again."""
+        """The steps that are recomputed."""
         return tuple(step.name for step in self.steps if step.again is not None)

@@ -21,8 +21,8 @@ from piper_ray.workloads.schemes.scheme import Scheme
 
 
 def with_schemes(estimate: Estimate, kinds: Sequence[KindSchemes], zero: bool) -> Instance:
-    """The estimate's workload with a TMPC for each scheme, which ``found_words`` tells. zero: and one that shares the
-    optimizer's state among all replicas."""
+    """The estimate's workload with a TMPC for each scheme; the words for it come from ``found_words``. zero: also with
+    one that shares the optimizer's state among all replicas."""
     instance, architecture = estimate.instance, estimate.architecture
     made = {
         (of.kind.key, of.degree): [
@@ -58,15 +58,15 @@ def with_schemes(estimate: Estimate, kinds: Sequence[KindSchemes], zero: bool) -
 
 @dataclass(frozen=True)
 class SchemeOffer:
-    """Makes an estimate's workload with schemes that none of its own modes says in full. zero: also with the
-    optimizer's state shared among all replicas. more: schemes that plans asked for, by the digest of what they are
-    of."""
+    """Makes an estimate's workload with schemes that none of its own modes expresses in full. zero: also with the
+    optimizer's state shared among all replicas. more: schemes that plans asked for, by the digest of what they belong
+    to."""
 
     zero: bool
     more: Mapping[str, tuple[Scheme, ...]] = field(default_factory=dict)
 
     def __call__(self, estimate: Estimate, check: Callable[[], None]) -> Instance:
-        """At all degrees. check: called meanwhile; what it raises ends the search."""
+        """Finds the schemes at all degrees. check: called meanwhile; an exception from it ends the search."""
         degrees = [t for t in estimate.instance.degrees if 1 < t <= estimate.setting.stack.domain]
         return with_schemes(estimate, [one for t in degrees for one in self.kinds(estimate, t, check)], self.zero)
 
@@ -84,7 +84,7 @@ class SchemeOffer:
 
 
 def with_more(of: KindSchemes, schemes: Sequence[Scheme]) -> KindSchemes:
-    """With these schemes of the kind, too."""
+    """Returns the offer with these schemes of the kind added."""
     assert of.priced is not None
     graph, known = of.priced.graph, [one.scheme for one in of.found]
     more = (FoundScheme(name_of(one, graph), one) for one in schemes if one not in known)
@@ -92,15 +92,15 @@ def with_more(of: KindSchemes, schemes: Sequence[Scheme]) -> KindSchemes:
 
 
 def room_again_bytes(kind: LayerKind, degree: int, border: TensorPlacement, estimate: Estimate) -> float:
-    """Of the workspace what a backward pass may make again; below 0 where its passes need more as they are. kind: on so
-    many devices."""
+    """The part of the workspace that a backward pass may use to recompute; below 0 where its passes need more anyway.
+    kind: on this number of devices."""
     mode = LayerMode(degree=degree, sequence_parallel=bool(border.axis))
     return estimate.setting.workspace_bytes - backward_bytes(kind, mode)
 
 
 def tmpc_of_scheme(found: FoundScheme, kind: LayerKind, estimate: Estimate, shared: bool) -> Tmpc:
-    """As ``costs.tmpc_of`` makes it of a mode. What it computes again is its own affair: layers that compute other
-    things again go with it. kind: on the scheme's devices."""
+    """Makes the TMPC as ``costs.tmpc_of`` does for a mode. The scheme itself says what it recomputes: it goes together
+    with layers that recompute other things. kind: on the scheme's devices."""
     scheme = found.scheme
     figures, setting = scheme.figures, estimate.setting
     training = setting.training
@@ -114,7 +114,7 @@ def tmpc_of_scheme(found: FoundScheme, kind: LayerKind, estimate: Estimate, shar
         sharding=Sharding.OPTIMIZER if shared else Sharding.NONE,
     )
     excess = 0.0
-    if scheme.again or not kind.recomputable:  # what stands once in a model is charged for what its passes need
+    if scheme.again or not kind.recomputable:  # a layer that occurs once in a model is charged for what its passes need
         excess = max(0.0, figures.again_bytes - room_again_bytes(kind, scheme.degree, scheme.border, estimate))
     optimizer = training.optimizer_bytes * numbers if shared else 0.0
     copies = figures.copied * (1.0 - 1.0 / scheme.degree)  # of weights that t devices hold these share the state, too

@@ -13,7 +13,7 @@ from piper_ray.workloads.schemes.prices import StackPrices, StepPrice
 from piper_ray.workloads.schemes.rules import Strategy, strategies
 
 _ATTENTION_BACK = 2.5
-"""Times the products of a forward pass: fused attention makes its scores again."""
+"""Times the products of a forward pass: fused attention recomputes its scores."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class TracedWork:
     free: bool = False
 
     def named(self, names: Callable[[Iterable[int | None]], tuple[str, ...]]) -> TracedWork:
-        """With names of axes in place of numbers."""
+        """The step with names of axes instead of numbers."""
         return replace(self, columns=names(self.columns), depth=names(self.depth))  # type: ignore[arg-type]
 
 
@@ -57,12 +57,12 @@ class TracedGraph:
 
 @dataclass(frozen=True)
 class TracedPrices(StackPrices):
-    """Of a traced module."""
+    """The prices of a traced module."""
 
     of: TracedGraph
 
     def step(self, step: Step, strategy: Strategy) -> StepPrice | None:
-        """A device's share of the work goes along the strategy's axis."""
+        """The price of a step. A device's share of the work goes along the strategy's axis."""
         work, gpu, stack = self.of.works[step.name], self.setting.gpu, self.setting.stack
         if work.free:
             return StepPrice(0.0, 0.0)
