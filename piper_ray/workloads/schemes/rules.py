@@ -1,8 +1,8 @@
 """The rule table: which placements of an operator's inputs give which placements of its outputs.
 
-A strategy names an axis that the operator covers, and each of t devices takes 1/t of it; or it names no axis, and each
-device does everything. If each device computes the operator in this way without communication, the outputs have the
-placements that the rule says. ``adjoint`` derives the backward pass, so a rule says nothing about it.
+A strategy names an axis of what the operator goes through, of which each of t devices takes 1/t; or none, and each
+device does all of it. Where an operator is computed so on each device, with no word from another, the outputs have the
+placements that the rule says. ``adjoint`` gives the backward pass, so that a rule says nothing of it.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ RING, SUMS = "ring", "sums"
 
 @dataclass(frozen=True)
 class Strategy:
-    """axis: each device takes its part of it; "" for none. placements: of each input and output. exchange: RING if keys
-    and values go around meanwhile; SUMS if sums of rows are added up."""
+    """axis: of which each device takes its part; "" for none. placements: of each input and output. exchange: RING
+    where keys and values go around meanwhile; SUMS where sums of rows are added up."""
 
     axis: str
     placements: Mapping[str, TensorPlacement]
     exchange: str = ""
 
     def adjoint(self, name: str) -> TensorPlacement:
-        """The placement of a value's gradient in the backward pass of this strategy.
+        """Of a value's gradient in the backward pass of this strategy.
 
         Copying to all devices and summing over them are each other's transposes; shards are their own. So where the
-        work is divided, a value of which each device had a copy has a partial sum as its gradient, and for a partial
-        sum each device needs the whole gradient. Where each device does everything, each has all of every gradient.
+        work is divided, what each device had a copy of has a partial sum for its gradient, and of a partial sum each
+        needs the whole gradient. Where each device does everything, each has all of every gradient.
         """
         placement = self.placements[name]
         if placement.axis:
@@ -45,8 +45,8 @@ class Strategy:
 
 
 def strategies(step: Step, graph: OperatorGraph, degree: int) -> tuple[Strategy, ...]:
-    """All strategies of a step, first the one where each device does everything. An axis that t does not divide has no
-    strategy, nor has an axis that the step goes along."""
+    """All of a step's, each device's whole work first. An axis that t does not divide has none, nor one that it goes
+    along."""
     whole = Strategy("", dict.fromkeys((*step.inputs, *step.outputs), REPLICATED))
     closed = () if step.family is OperatorFamily.ATTENTION else step.along
     return tuple(
@@ -86,16 +86,15 @@ def _contraction(step: Step, graph: OperatorGraph) -> Iterator[Strategy]:
 
 
 def _sum(step: Step, graph: OperatorGraph) -> Iterator[Strategy]:
-    """y = x + z: in each place by itself, so shards on any axis that all have. The sum of partial sums is the partial
-    sum of the sums, unless something is added that each device would add again."""
+    """y = x + z: in each place by itself, so shards on any axis of all; and the sum of partial sums is the partial sum
+    of the sums, if nothing is added that each device would add once more."""
     yield from _pointwise(step, graph)
     if not any(graph.values[name].parameters for name in step.inputs) and len(step.outputs) == 1:
         yield Strategy("", dict.fromkeys((*step.inputs, *step.outputs), PARTIAL))
 
 
 def _pointwise(step: Step, graph: OperatorGraph) -> Iterator[Strategy]:
-    """y[i] = f(x[i], z): in each place by itself, so shards on an axis of all outputs; a z without it is on every
-    device."""
+    """y[i] = f(x[i], z): in each place by itself, so shards on an axis of all outputs; z without it is everywhere."""
     for axis in _axes(step, graph):
         if all(axis in graph.values[name].axes for name in step.outputs):
             yield _along(axis, step, graph)
@@ -125,7 +124,7 @@ def _attention(step: Step, graph: OperatorGraph) -> Iterator[Strategy]:
 
 def _lookup(step: Step, graph: OperatorGraph) -> Iterator[Strategy]:
     """y[i] = W[n[i]] = sum over j of (1 if n[i] = j else 0) W[j]. Each number i by itself, with all of the table; or
-    each device looks up the rows j that it has, and y is the sum over the devices, because sums may be split."""
+    each device looks up what its rows j have, and y is the sum of what the devices have, as sums may be split."""
     numbers, table = step.inputs
     for axis in _axes(step, graph):
         if axis in graph.values[numbers].axes:
@@ -135,9 +134,8 @@ def _lookup(step: Step, graph: OperatorGraph) -> Iterator[Strategy]:
 
 
 def _loss(step: Step, graph: OperatorGraph) -> Iterator[Strategy]:
-    """l[i] = log sum over j of exp(x[i, j]) - x[i, n[i]]. Each row i by itself; or each device takes its own j, and the
-    devices add up their sums, numbers of one row each, before the logarithm. Then all have l, and dx[i, j] has shards
-    on j."""
+    """l[i] = log sum over j of exp(x[i, j]) - x[i, n[i]]. Each row i by itself; or each device takes its j, and the
+    devices add up their sums, numbers of one row each, before the logarithm: then all have l, and dx[i, j] is of j."""
     rows = graph.values[step.outputs[0]].axes
     for strategy in _pointwise(replace(step, inputs=(), outputs=step.inputs[:1]), graph):
         others = (*step.inputs[1:], *step.outputs)
