@@ -58,7 +58,7 @@ from piper_ray.workloads.formats import instance_of
 from piper_ray.workloads.formats.load import Source
 
 _FEW_ROWS = 100_000
-"""Up to this number of rows, a certificate is read whatever the workload."""
+"""A certificate with up to this number of rows is read for any workload."""
 
 _BYTES_OF_DOWNSET = 96
 """Further bytes of a downset for each mode of a stage."""

@@ -154,12 +154,7 @@ class OnDegrees:
 
     @cached_property
     def least_s(self) -> float:
-        """A time that no batch is below, whatever the memory.
-
-        Some rank has its share of the work of all m microbatches, and one microbatch passes through all layers. If
-        backward passes are split, nothing on that way waits for gradients of weights. Under 1f1b and gpipe there is a
-        closer bound: see ``room``.
-        """
+        """A time that no batch is below, for any memory."""
         if self.schedule.name not in (ScheduleName.ONE_F_ONE_B, ScheduleName.GPIPE):
             once = slice(0, 3 if self.schedule.name in _WHOLE_BACKWARD else 2)
             once_s = sum(float(rows[:, once].sum(axis=1).min()) for rows in self.rows) * (1.0 - _SUMS_OFF)
@@ -212,7 +207,7 @@ def pairs_of(
 
 
 def _sync_s_per_byte(step: StepTerms, d: int, ring_bytes_per_s: float) -> float:
-    """Of a stage's replicas."""
+    """Seconds for each byte to synchronise a stage's replicas."""
     return step.all_reduce.factor * (1.0 - step.all_reduce_overlap) * (d - 1) / (d * ring_bytes_per_s)
 
 

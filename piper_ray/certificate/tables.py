@@ -367,7 +367,7 @@ def _charge_rates(placed: PlacedWays, choices: ChoiceTable) -> Floats:
 
 
 def edge_bytes_of(instance: Instance) -> Mapping[tuple[int, int], float]:
-    """Returns bytes by the ends of edges, whatever the TMPCs."""
+    """Returns bytes by the ends of edges, for any TMPCs."""
     found: dict[tuple[int, int], float] = {}
     for edge in instance.edges:
         ends = edge.source, edge.target

@@ -1,4 +1,4 @@
-"""How a search ends, whatever the schedule, and how a ``Solution`` is made of what it has found.
+"""How a search ends under any schedule, and how a ``Solution`` is made of what it has found.
 
 A search consists of a *rule*, which makes efforts one after the other, and a *ledger*, which keeps what they find. The
 loop runs the rule's next effort until none is left or the ledger ends the search.

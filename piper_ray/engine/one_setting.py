@@ -152,9 +152,9 @@ class ModeSetting:
         return found
 
     def may_take(self, sample_s: float, restrictions: Restrictions, schedule: Schedule) -> bool:
-        """Whether a plan under a flush may take ``sample_s`` or less. False: none does. It is seen from the stages that
+        """Whether a plan under a flush may take ``sample_s`` or less. False: none does. This follows from stages that
         hold a chain's layers in order, each as many as fit into its memory and the time that is left to it; on several
-        kinds of devices from those that hold all layers in any order."""
+        kinds of devices, from stages that hold all layers in any order."""
         whole = self.kinds.whole
         if schedule.name not in FLUSHED or schedule.asynchronous:
             return True
@@ -175,7 +175,7 @@ class ModeSetting:
                 if (left_s := batch_s - least[:, _TIME].sum()) < 0.0:  # of layers that cannot run so, too
                     continue
                 shares = room(TASK_CODES[schedule.name], m, ranks)
-                if shares.size and left_s * shares[-1] < (batch_s - left_s) * (1.0 - PROOF):  # whatever their memory
+                if shares.size and left_s * shares[-1] < (batch_s - left_s) * (1.0 - PROOF):  # for any memory
                     continue
                 if not shares.size or fits_in_order(
                     least[::-1, _TIME],
@@ -399,7 +399,7 @@ def _worths_at(rows: FloatArray, t: int, kinds: AlikeLayers, restrictions: Restr
             continue
         of_d = of_d.only(able)
         work_s = of_d.total(_TIME)
-        fewest = counts[0] if schedule.name in FLUSHED else None  # the fewer there are, the nearer are replicas
+        fewest = counts[0] if schedule.name in FLUSHED else None  # with fewer of them, replicas are nearer
         sum_s = 0.0 if schedule.asynchronous else sync_s_per_byte(under.step, instance.cluster, d, t, fewest)
         batch_s = of_d.least_batch_s(counts, m, schedule, sum_s, memory_bytes)
         ranks = np.array(counts)
@@ -490,8 +490,8 @@ class _OnKinds(NamedTuple):
 
         A stage with f microbatches in flight holds layers of no more than its kind's memory, and takes no more than the
         m-th part of the batch. So it has at most a ``cap`` of all shares (see ``_least_on_kinds``). There is one stage
-        at each place from the back, and at most ``most`` on a kind. Whatever the prices of stages on a kind, those of
-        all places and kinds have no more shares than the caps above the prices, and the prices of all stages together.
+        at each place from the back, and at most ``most`` on a kind. For any prices of stages on a kind, the shares of
+        all places and kinds are at most the excess of the caps over the prices, plus the prices of all stages together.
         """
         seconds = np.stack([one.least[0, :, _TIME] for one in self.alone])
         counts, of_second = self.alone[0].counts, self.of_second[0]
@@ -634,7 +634,7 @@ class _OfReplicas:
         work_s = self.total(_TIME)
         for ranks in reversed(counts):
             so_many_s = _least_on_s(held, work_s[open_], ranks, m, schedule, memory_bytes)
-            still = so_many_s < found[open_]  # else fewer ranks are no better
+            still = so_many_s < found[open_]  # otherwise fewer ranks are no better
             if not still.all():
                 open_, so_many_s, held = open_[still], so_many_s[still], held.only(still)
             if not open_.size:

@@ -286,7 +286,7 @@ class PointShape(NamedTuple):
 
 @dataclass(frozen=True)
 class Outline:
-    """What comes before the lattice. It is quick to make, whatever the lattice's size.
+    """What comes before the lattice. It is quick to make for any size of the lattice.
 
     alike: the variants, one for all links. graph: contracted as far as it pays. downsets: their number; None if
     counting them takes long.

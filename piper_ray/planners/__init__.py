@@ -160,7 +160,7 @@ KIND_PLANNERS: Mapping[str, Callable[..., NamedPlanner]] = MappingProxyType(
         "one-kind": OneKind,
     }
 )
-"""Those on devices of several kinds."""
+"""The planners on devices of several kinds."""
 
 ALL_NAMES = (EXACT, *PLANNERS, *KIND_PLANNERS)
 

@@ -45,7 +45,7 @@ class Proposal:
     solution: Solution | None = None
 
     def without_plan(self, why: str) -> Proposal:
-        """The same for a plan that may not be."""
+        """The same for a plan that is not allowed."""
         return Proposal(None, self.tried, f"{why} ({self.note})")
 
 
@@ -136,7 +136,7 @@ class Light:
 
 
 class OfKinds(Light):
-    """One for devices of several kinds."""
+    """A planner for devices of several kinds."""
 
 
 @dataclass(frozen=True)

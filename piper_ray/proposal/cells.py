@@ -53,12 +53,12 @@ _MORE = 3
 
 _STUCK_PASSES = 1_000_000_000
 _STUCK_SHARE = 0.1
-"""A cell on one kind gets no more passes after a turn of so many that closes less than this share of what lies between
+"""A cell on one kind gets no more passes after a turn of this many that closes less than this share of the gap between
 its bound and the best plan: the next turn would have three times as many."""
 
 LISTED = 6
-"""The search proves the best plan of each of this many best cells, which are all that the screen shows. Of cells with
-chunks it proves those that are the best one alone (``CellSearch.within_s``)."""
+"""The search proves the best plan of each of this many best cells, which are all that the screen shows. Of the cells
+with chunks it proves only those that are the best of all (``CellSearch.within_s``)."""
 
 RUNNERS_UP = 1.25
 """Plans that take longer than this factor times the best plan are of no interest."""
@@ -152,7 +152,7 @@ class Cell:
 
     @property
     def allowed_gap(self) -> float:
-        """What its search may leave open."""
+        """The gap that the search of a cell may leave."""
         return _CHUNKED_GAP if self.schedule in CHUNKED else _GAP
 
     @property
@@ -183,7 +183,7 @@ class Cells:
 
     @classmethod
     def of_ways(cls, ways: Sequence[Cells]) -> Cells:
-        """Those of several ways to place pipelines."""
+        """The cells of several ways to place pipelines."""
         cells, settings, schedules, refused = (
             tuple(one for way in ways for one in getattr(way, name))
             for name in ("cells", "settings", "schedules", "refused")
@@ -325,8 +325,8 @@ class CellSearch:
             cell.closing = self._closing(cell)
 
     def efforts(self) -> Generator[None, None, None]:
-        """Searches one cell at a time; while passes are left, then searches the cell with the least bound again, unless
-        that bound stays below all others whatever is done."""
+        """Searches one cell at a time. While passes are left, it then searches the cell with the least bound again,
+        unless that bound would stay below all others after any further work."""
         for number, cell in enumerate(self.cells, start=1):
             if not self._is_of_interest(cell):
                 continue
@@ -347,7 +347,7 @@ class CellSearch:
 
     @property
     def _may_go_on(self) -> bool:
-        """Whether passes are left; on several kinds some plan is wanted in any case."""
+        """Whether passes are left. On several kinds the search continues until there is some plan."""
         return self._passes_left > 0 or (self._has_kinds and not self.found)
 
     def _begin(self, number: int, cell: Cell) -> None:

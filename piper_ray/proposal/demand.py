@@ -145,7 +145,7 @@ class PlanDemand:
         return math.gcd(*(one.nodes for _, _, one in self.kinds))
 
     def _of_part(self, request: EstimateRequest) -> EstimateRequest:
-        """For one of these parts, within which experts are spread."""
+        """The request for one of these parts, within which experts are spread."""
         part = replace(request, nodes=self._part_nodes)
         most = part.devices_of(self.hardware.gpu(self.gpu))
         spreads = tuple(pair for pair in part.offer.spreads if math.prod(pair) <= most)
@@ -236,7 +236,7 @@ class PlanDemand:
         return (planned_bytes + self.headroom.size_bytes + self.set_aside_bytes) / (1.0 - self.headroom.share)
 
     def with_batch(self, tell: Tell) -> PlanDemand:
-        """The demand with a batch that the devices divide, if nobody gave a batch."""
+        """The demand with a batch that the devices divide, if the user gave no batch."""
         usual, batch = self.model.batch, usual_batch(self.model, self.devices)
         if self.request.batch is not None or batch == usual:
             return self

@@ -138,7 +138,7 @@ def layout_words(one: Proposed) -> LayoutWords:
     over = max(tensor_of.values()) if any(layer.experts for layer in one.instance.layers) else None
     expert_tensor = max(mode.expert_tensor for mode in modes)
     expert = over if spread is None else spread.experts
-    alone = first.data_parallel_degree * context == 1  # with whom there is nobody to share
+    alone = first.data_parallel_degree * context == 1  # there is no other replica to share with
     return LayoutWords(
         microbatch=one.samples,
         tensor=max(tensor_of.values()),

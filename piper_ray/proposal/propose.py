@@ -33,7 +33,7 @@ from piper_ray.proposal.scheme_prices import SimulatedPlan, asked_at_prices
 from piper_ray.workloads.estimate.build import Estimate, EstimateRequest
 
 _HELP_EXTENT = Extent(1, 300_000_000, bounded=False, near=5e-4)
-"""Of a search on another cluster: changes are shown to a tenth of a per cent."""
+"""The extent of a search on another cluster: changes are shown to a tenth of a per cent."""
 
 _BATCH_GAIN = 1.01
 """Relative gain in samples per second from which another batch is shown."""
@@ -89,7 +89,7 @@ class Help:
 
     @property
     def samples_per_s(self) -> float:
-        """0 without a plan."""
+        """The gap; 0 without a plan."""
         return 0.0 if self.found is None else self.found.batch / self.found.step_s
 
 

@@ -47,8 +47,8 @@ def asked_at_prices(
     best: SimulatedPlan, offer: SchemeOffer, check: Callable[[], None]
 ) -> tuple[SchemeOffer, float | None]:
     """The offer with the schemes that cost less than the known ones at the memory prices of the plan's ranks, or the
-    same offer; and the largest share of the slowest stage's time that other schemes of the rule table could save, whole
-    or in part, within the memory: of the time of whichever stage then is the slowest.
+    same offer; and a share of the slowest stage's time. Other schemes of the rule table, whole or in part and within
+    the memory, could save at most this share of the time of the stage that is then the slowest.
 
     The share is None if the plan has stages of one device, where nothing is divided, or several stages on a rank, or
     the optimizer's state in host memory. check: called from time to time; an exception from it ends the search.
@@ -216,7 +216,7 @@ class _AskedSchemes:
     def _cheapest(self, number: int, price_s: float) -> Cheapest:
         self._check()
         of, program, layers = self._of[number], self._programs[number], self._layers
-        if of is None or program is None or of.kind is None or of.priced is None:  # it has modes alone
+        if of is None or program is None or of.kind is None or of.priced is None:  # it has only modes
             taken = min(self._known[number], key=lambda one: one[0] + price_s * one[1])
             return Cheapest(taken, taken[0] + price_s * taken[1], None)
         training, weight = layers.estimate.setting.training, of.priced.prices.weight
@@ -226,7 +226,7 @@ class _AskedSchemes:
         each_s = (price_s * state + layers.sync_s * synchronised) / weight.state
         estimate, kind = layers.estimate, of.kind.on(of.degree)
         room_bytes = room_again_bytes(kind, of.degree, self._border, estimate)
-        if not kind.recomputable:  # what its passes need more it has to have anyhow
+        if not kind.recomputable:  # bytes that its passes need in any case
             room_bytes = max(0.0, room_bytes)
         scheme = program.at_price(price_s * layers.in_flight, each_s, price_s, room_bytes)
         found = FoundScheme(name_of(scheme, of.priced.graph), scheme)

@@ -47,7 +47,7 @@ def _beside(apart_s: float, own_s: float) -> str:
 
 
 def apart_document(apart: KindsApart | None) -> dict[str, object] | None:
-    """None where none fit."""
+    """The document; None where no pipelines fit."""
     if apart is None:
         return None
     parts = [

@@ -23,11 +23,11 @@ CSV_COLUMNS = (
     "tokens_per_s_per_gpu", "mfu", "memory_bytes", "price_per_gpu_hour", "cost_per_billion_tokens", "days", "cost",
     "layout", "reason", "left_free_bytes",
 )  # fmt: skip
-"""Of ``clusters.csv``. reason: why there is no plan. days, cost: of the whole training, where it is known."""
+"""The columns of ``clusters.csv``. reason: why there is no plan. days, cost: of the whole training, if known."""
 
 
 def cost_per_billion(one: ClusterPlan, figures: Figures, price_per_hour: float | None) -> float | None:
-    """Of a billion tokens, in the currency of the price."""
+    """The cost of a billion tokens, in the currency of the price."""
     if price_per_hour is None or figures.tokens_per_s is None:
         return None
     return _BILLION / figures.tokens_per_s / _S_PER_HOUR * one.demand.devices * price_per_hour
@@ -107,7 +107,7 @@ def _room_text(demand: PlanDemand) -> str:
 
 
 def all_used_text(plans: Sequence[ClusterPlan]) -> list[str]:
-    """Of batches, the one of the most samples a second that leaves no GPU idle, where others leave some."""
+    """The batch with the most samples a second that leaves no GPU idle, where other batches leave some idle."""
     found = [one.found.best for one in plans if one.found is not None]
     idle, used = [one for one in found if one.idle_devices], [one for one in found if not one.idle_devices]
     if len({one.batch for one in found}) == 1 or not idle or not used:
@@ -121,7 +121,7 @@ def all_used_text(plans: Sequence[ClusterPlan]) -> list[str]:
 
 
 def _layout(best: Proposed) -> str:
-    """In few words, broken between them alone."""
+    """The layout in few words, with breaks only between them."""
     return layout_words(best).short.replace(" ", NO_BREAK).replace(f",{NO_BREAK}", ", ")
 
 
@@ -166,7 +166,7 @@ def _spare_rows(plans: Sequence[ClusterPlan], kinds: Sequence[str]) -> Iterator[
 
 
 def spare_document(plans: Sequence[ClusterPlan]) -> list[dict[str, object]]:
-    """The same for programs, in s and bytes."""
+    """The same as a document, in s and bytes."""
     found: list[dict[str, object]] = []
     for one, before in with_nodes_before(plans):
         document: dict[str, object] = {"nodes": sum(one.nodes.values()), "gpus": one.demand.devices}

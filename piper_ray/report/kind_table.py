@@ -59,7 +59,7 @@ def kind_rows(kinds: Sequence[str], points: Sequence[KindPoint], plans: Mapping[
 
 
 def kind_csv(rows: Sequence[Document]) -> str:
-    """As a file."""
+    """The table as a CSV file."""
     text = io.StringIO()
     written = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     written.writeheader()

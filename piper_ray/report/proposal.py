@@ -68,7 +68,7 @@ ANSWER_SIZES = tuple(AnswerSize(*each) for each in ((12, 6), (8, 6), (4, 6), (4,
 """From the largest down: an answer has the first with which it fits a screen."""
 
 SCREEN_COLUMNS = 100
-"""Of the screen of ``plan``."""
+"""Columns of the screen of ``plan``."""
 
 _RUNS_AS_WRAP = 21
 
@@ -76,7 +76,7 @@ _SAME = 5e-4
 """Relative. A smaller change of a step is shown as none."""
 
 _LITTLE_ROOM = 0.01
-"""Of a GPU's memory. No plan is listed because it leaves so little more free."""
+"""A share of a GPU's memory. A plan that leaves only this much more memory free is not listed for that reason."""
 
 _NO_GAP = 5e-5
 """Smaller gaps are shown as 0."""
@@ -214,7 +214,7 @@ def _host_text(demand: PlanDemand, best: Proposed) -> str:
 
 
 def _tower_text(best: Proposed) -> str:
-    """Where a vision tower and its projector are, and what of the work and of the memory there is theirs."""
+    """Where a vision tower and its projector are, and their share of the work and of the memory there."""
     nodes, ranks, tower_s, all_s = best.estimate.architecture.nodes, [], 0.0, 0.0
     held_bytes: list[float] = []
     for rank, held in enumerate(best.simulation.ranks):
@@ -241,7 +241,8 @@ def _tower_text(best: Proposed) -> str:
 
 
 def _undivided_text(nodes: Sequence[LayerNode]) -> str:
-    """Of a tower that tensor parallelism does not divide, nor the decoder behind it, as all stages have one degree."""
+    """A sentence on a tower that tensor parallelism does not divide. The decoder behind it is not divided either,
+    because all stages have one degree."""
     heads = {count for node in nodes if _seeing(node) for count in node.kind.heads if count % 2}
     return "".join(f"; its {count} heads are not divided, so TP is 1" for count in sorted(heads))
 
@@ -325,7 +326,7 @@ def gap_text(gap: float) -> str:
 
 
 _LEAST_GAP, _SMALL_GAP = 1e-4, 0.005
-"""As much as searches leave open, without chunks and with."""
+"""The gaps that searches leave open, without chunks and with chunks."""
 
 _NONE_FASTER = "no plan that was found on more of them is faster"
 

@@ -62,7 +62,7 @@ def print_outcomes(target: Console, outcomes: Sequence[SchemeOutcome]) -> None:
 
 
 def outcomes_document(outcomes: Sequence[SchemeOutcome]) -> dict[str, object]:
-    """As JSON."""
+    """The outcomes as JSON."""
     return {
         "format": "piper-ray/scheme-run",
         "version": 1,

@@ -204,7 +204,7 @@ def _outcome_lines(instance: Instance, solution: Solution) -> Iterator[str | Tex
 
 
 def _why_idle(instance: Instance, kind: DeviceKind, status: Status) -> str:
-    """Of a kind of devices that has no stage."""
+    """Why a kind of devices has no stage."""
     idle, memory_bytes = plural(kind.cluster.devices, "device"), kind.cluster.memory_bytes * (1.0 + MEMORY_TOLERANCE)
     rows = [(t, x) for layer in instance.layers for t, row in layer.tmpcs.items() for x in row if x.kind == kind.name]
     held = [tmpc.activation_bytes + tmpc.fixed_bytes for t, tmpc in rows if t <= kind.cluster.devices]

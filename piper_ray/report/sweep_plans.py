@@ -12,7 +12,7 @@ from piper_ray.report.findings_table import FindingsTable, csv_text
 from piper_ray.sweep.plan_findings import PlanRecord, TrainedBatch, best_of_clusters, ways_of
 
 Prices = Mapping[str, float]
-"""Of an hour of one GPU, by its key, in any currency."""
+"""Prices of an hour of one GPU, by its key, in any currency."""
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,11 @@ class Cost:
 
     @property
     def words(self) -> str:
-        """Of an axis and of a column."""
+        """The words for an axis and for a column."""
         return "cost of 1e9 tokens" if self.prices else "GPU hours of 1e9 tokens"
 
     def of(self, record: PlanRecord) -> float | None:
-        """None without a plan, or a price."""
+        """The figure of a record; None without a plan or a price."""
         hours = record.gpu_hours_of
         if not hours or not self.prices:
             return record.gpu_hours

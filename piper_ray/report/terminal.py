@@ -104,7 +104,7 @@ def print_fitting(
 _LEAST_WRAP = 14
 
 SCREEN_LINES = 60
-"""Of an answer."""
+"""The lines of an answer on the screen."""
 
 _Size = TypeVar("_Size")
 

@@ -173,7 +173,7 @@ def solve_points(
 
 
 def _schedules_of(point: AnyPoint) -> Iterator[Schedule]:
-    """Those that its search goes through."""
+    """The schedules that its search goes through."""
     if isinstance(point, Point):
         yield point.schedule
     else:

@@ -218,7 +218,7 @@ class Dataset:
         return any(manifest.rows.values())
 
     def _keep_aside(self, label: str, part: parts.DatasetPart) -> None:
-        """Out of the way of readers that check nothing; perhaps somebody wants to look at it."""
+        """Moves a part out of the way of readers that check nothing, so that a person can look at it."""
         folder = self._folders[label]
         content = folder.read(part.name)
         if content is not None:

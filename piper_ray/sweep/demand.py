@@ -134,7 +134,7 @@ _LONG_S = 60.0
 _UNKNOWN_S = 1.0
 _PLAN_S = 2.0
 _PLAN_BYTES = 500e6
-"""Of a plan of a model with some hundred layers, and of its estimates."""
+"""Bytes of a plan of a model with some hundred layers, and of its estimates."""
 
 
 @dataclass(frozen=True)

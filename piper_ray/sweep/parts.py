@@ -186,7 +186,7 @@ class Contents:
 
     @property
     def manifest_damage(self) -> list[str]:
-        """Damage of the manifests. Without any manifest nobody knows which parts there were."""
+        """Damage of the manifests. Without any manifest it is unknown which parts there were."""
         if self.found.manifest is None and not self.found.damaged and any(self.of_label.values()):
             return [f"{CONTROL}/parts.* is missing, the list of all parts"]
         return [f"{CONTROL}/{file.name} is damaged, a list of parts" for file in self.found.damaged]

@@ -89,13 +89,13 @@ class PlanRecord:
 
     @property
     def gpu_hours(self) -> float | None:
-        """Of a billion tokens, idle GPUs too; None without a plan, or tokens."""
+        """GPU hours of a billion tokens, with idle GPUs; None without a plan or tokens."""
         rate = self.tokens_per_s_per_device
         return None if not rate else _BILLION / rate / _S_PER_HOUR
 
     @property
     def gpu_hours_of(self) -> dict[str, float]:
-        """The same of each kind of GPU; empty without a plan, or tokens."""
+        """The same for each kind of GPU; empty without a plan or tokens."""
         if (hours := self.gpu_hours) is None:
             return {}
         counts = {self.gpu: self.devices} if self.devices_of_kinds is None else json.loads(self.devices_of_kinds)

@@ -36,7 +36,8 @@ _HERE_S = 4.0
 _WRITE_EVERY_S = 0.5
 _WAIT_S = 0.25
 _UNMEASURED_S = 30.0
-"""A point of a kind of which none is solved may well take so long, whatever its forecast: kernels may be compiled."""
+"""Before any point of a kind is solved, a point may take this long whatever its forecast, because kernels may be
+compiled."""
 
 _LEAST_EXPECTED_S = 2.5
 """The least time expected of a batch: a busy machine may take four times that before others get the batch, too."""

@@ -44,10 +44,10 @@ StageKey = tuple[int, int, int]
 
 
 class FlushShape(NamedTuple):
-    """Of all plans that are looked at. room: float64[most_stages + 1], of the last so many positions together: no stage
-    takes more than a position's room times what the batch takes beyond the work of all stages. most_of_kind,
-    fewest_of_kind, share: of each kind of devices, the stages that there may be on it, and what a second counts there.
-    mix_unit: see ``flush_mixes``. borders: int64[kinds, stages + 1], see ``flush_kinds.AlikeRanks``."""
+    """What the enumerated plans have in common. room: float64[most_stages + 1], for the last positions together, by
+    their number: no stage takes more than a position's room times what the batch takes beyond the work of all stages.
+    most_of_kind, fewest_of_kind, share: for each kind of devices, the limits on the stages on it, and the weight of a
+    second there. mix_unit: see ``flush_mixes``. borders: int64[kinds, stages + 1], see ``flush_kinds.AlikeRanks``."""
 
     gpipe: bool
     microbatches: int

@@ -179,7 +179,7 @@ class PositionPrices(NamedTuple):
 
 
 class Lookup(NamedTuple):
-    """All that is read."""
+    """Everything that the enumeration reads."""
 
     tables: StageTables
     shape: FlushShape

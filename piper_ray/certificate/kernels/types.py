@@ -118,7 +118,7 @@ class ClaimedTails(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """All that the check reads."""
+    """Everything that the check reads."""
 
     graph: Graph
     cluster: Budgets

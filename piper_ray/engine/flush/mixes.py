@@ -124,7 +124,7 @@ class BorderRates:
                 yield range(least, end + 1), of_kinds, numbers
 
     def _alike(self, cluster: Cluster, kind: int, d: int, t: int, most: int) -> Iterator[tuple[range, tuple[int, ...]]]:
-        """The same of one kind. With no more stages than have the same links there may also be none."""
+        """The same for one kind. With no more stages than have the same links, the number may also be zero."""
         own, last = cluster.alike[kind], self.last[kind]
         if not self.by_stages or most == 0:
             yield range(most + 1), (last,) * (most + 1)

@@ -32,11 +32,12 @@ _STEP, _LEAST_STEP = 0.03, 0.01
 """The largest share on a large lattice or with several kinds of devices, once a plan is known: the number of states
 grows steeply with the time that plans may take. The least one after a round that made it grow steeply."""
 _FEW_STATES, _STEEP = 1_000, 4.0
-"""Rounds of so few states are cheap. From this growth of states in one round on, the next step is shorter."""
+"""Rounds with at most this number of states are cheap. If the states grow by at least this factor in one round, the
+next step is shorter."""
 _CAREFUL_STEP, _CAREFUL_ROUNDS = 0.06, 16
 """With several kinds and no plan known: the largest share, and the number of rounds for which it holds."""
 _FEW_TASKS = 2
-"""So many tasks are searched without bounds by the cheapest borders: these take about as long."""
+"""This many tasks are searched without bounds by the cheapest borders, because these bounds take about as long."""
 STATE_PASSES = 500
 """What a state counts as, in passes of a simulation: see ``SolveOptions.passes_limit``."""
 _LOOK_S = 0.05
@@ -267,7 +268,7 @@ class FlushSearch:
         return order if order in ready else None
 
     def _may_begin(self, task: DegreePair, left: Sequence[int], ready: Mapping[int, _Outcome]) -> bool:
-        """Whether the task should begin. Not too many outcomes may wait for the next one to count."""
+        """Whether the task should begin. The number of outcomes that wait for the next one to count is limited."""
         return task.order == left[0] or len(ready) < 2 * self.workers.width
 
     def _count(self, outcome: _Outcome, most_s: float, memo: TaskMemo | None) -> None:

@@ -64,7 +64,7 @@ class FlushWorkload:
 
     @property
     def tmpcs_alone(self) -> tuple[tuple[tuple[Tmpc, ...], ...], ...]:
-        """The options of each variant once, whatever the number of neighbours of its stages."""
+        """The options of each variant once, for any number of neighbours of its stages."""
         return tuple({id(x.variant): row for x, row in zip(self.placed, self.tmpcs, strict=True)}.values())
 
     def borders(self, bounding: IndexArray) -> BorderBound | None:

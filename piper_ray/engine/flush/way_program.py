@@ -33,7 +33,7 @@ _FEW_STAGES = 2_000
 """Fewer stages than these are searched as quickly without better prices."""
 
 _NEAR = 1e-3
-"""Relative. Prices are good enough if the program's value is above their bound by no more."""
+"""Relative. Prices are good enough if the program's value exceeds their bound by no more than this."""
 
 _LONGER, _PATHS_AT_ONCE, _MOST_PATHS = 1e-4, 8, 40
 """A path is added if it is longer than the batch by more than the first, relatively; how many at once, how often."""
@@ -42,7 +42,7 @@ _FEWER = 0.9
 """A further search for prices must have fewer stages by this factor."""
 
 _HALF = 0.5
-"""Downsets without stages are left out once so many stages are left."""
+"""Downsets without stages are left out once at most this many stages are left."""
 
 _SLOW, _SHARES = 4.0, (0.6, 0.2)
 """How much slower than the others a stage is that counts more, and shares of the best prices in such prices."""

@@ -40,7 +40,7 @@ class OrderedLayers(NamedTuple):
 
 
 class ChunkModel(NamedTuple):
-    """All that plans with chunks are made of, valued by and limited by.
+    """Everything that plans with chunks are made from, valued by and limited by.
 
     held: float64[s], the approximate microbatches of each chunk in flight: it only weighs the steps that make TMPCs
     fit.

@@ -58,7 +58,7 @@ def mix_tables(rules: MixRules) -> MixTables:
     for kind in range(kinds - 2, -1, -1):
         stride[kind] = stride[kind + 1] * (rules.most[kind + 1] + 1)
     grid = stride[0] * (rules.most[0] + 1)
-    begin = np.zeros(rules.most_stages + 2, np.int64)  # the first cell with so many stages
+    begin = np.zeros(rules.most_stages + 2, np.int64)  # the first cell with this many stages
     for at in range(grid):
         stages = _stages_at(at, stride, rules.most)
         if stages <= rules.most_stages:

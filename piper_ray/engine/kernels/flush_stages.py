@@ -30,7 +30,7 @@ _CLOSE = 1.005
 """Least figures of a stage are close where the choice of least t exceeds each by no more than this factor."""
 
 NO_ROW = -4
-"""In place of a choice: the stage does not fit."""
+"""Marks a stage that does not fit, where a choice would stand."""
 
 
 class LeastFigures(NamedTuple):

@@ -126,7 +126,7 @@ class FlushTask(NamedTuple):
     move: IndexArray  # int64[r]
     next_cell: IndexArray  # int64[c, z]: of a tail with such a stage in front; -1: not allowed
     previous_cell: IndexArray  # int64[c, g]: with one stage less of a kind; -1: there is none
-    is_whole: BitArray  # uint8[c]: 1 if a tail of all layers may have so many stages
+    is_whole: BitArray  # uint8[c]: 1 if a tail of all layers may have this many stages
     share_of_s: FloatArray  # float64[r]: see ``AheadArrays.ahead_share``; float64[0] with one kind
     share_left: FloatArray  # float64[c, 2]: of the stages that a tail leaves, see ``flush_mixes.ShareRoom``
     work_s: float  # the least time of stages of all layers together for a microbatch

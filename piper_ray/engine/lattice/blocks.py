@@ -118,7 +118,7 @@ def topological_order(
 
 
 MOST_DOWNSETS = 20_000
-"""Largest number of downsets of the blocks. A solve on this many takes seconds, whatever the cluster."""
+"""Largest number of downsets of the blocks. A solve on this many takes seconds on any cluster."""
 
 _COUNTING_VISITS = 200_000
 _FIRST_CAP = 2.0**-12

@@ -280,6 +280,6 @@ def _resync_s_per_byte(workload: LatticeTables, instance: Instance, data_paralle
 
 
 def tables_of_nothing() -> Tables:
-    """Returns the tables of a graph without layers. Kernels are compiled for types, whatever the sizes."""
+    """Returns the tables of a graph without layers. Kernels are compiled for types, not for sizes."""
     instance, graph = Instance((), (), 1, 1, 1.0, 1.0), number_graph((), ())
     return chain_problem(instance, graph, build_options(instance, graph, [Variant(1, {})]), (), (1,)).tables

@@ -1,9 +1,9 @@
-"""A PyTorch module as a graph of operators for schemes: what torch.export follows, with a name for each axis.
+"""A PyTorch module as a graph of operators for schemes: the graph of torch.export, with a name for each axis.
 
 Two sides of tensors are one axis where an operator goes along both. A side that is split, as a projection is into
-heads, has its axis in the first factor that is not just a pack of a few projections; sides that are cut into parts, or
-put behind each other, stay one axis, of which a device has its share of each part. What an operator makes of constants
-alone is given to each device.
+heads, has its axis in the first factor that is not just a pack of a few projections. Sides that are cut into parts, or
+joined one behind the other, stay one axis, and a device has its share of each part. A value that an operator makes only
+from constants is given to each device.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from piper_ray.workloads.schemes.layers import OTHER_TOKENS, TOKENS
 from piper_ray.workloads.schemes.traced import TracedGraph, TracedWork
 
 _PACKED = 4
-"""So many projections, or fewer, in one matrix."""
+"""The most projections that are packed in one matrix."""
 
 _HEAD = 256
-"""So wide is a head, or narrower."""
+"""The largest width of a head."""
 
 _NUMBER_BYTES = 2.0
-"""Of a number, as it is trained on GPUs."""
+"""Bytes of a number in training on GPUs."""
 
 Axes = tuple[int | None, ...]
 """An axis for each side of a tensor; None for sides of 1."""
@@ -57,17 +57,19 @@ SAME, RESHAPED, SPATIAL = map(_named, ("same", "reshaped", "spatial"))
 PRODUCTS = _named("products", "spatial")
 _LINEAR, _SUMS, _RESIZED, _WIDENED = map(_named, ("linear", "sums", "resized", "widened"))
 _ALONG = {name: said["place"] for said in _OPERATORS.values() if "place" in said for name in said["names"]}
-"""Operators along some sides, by the place of the argument that says which; of all where it is missing."""
+"""Operators along some sides, by the place of the argument that names these sides; along all sides if it is missing."""
 
 
 @dataclass
 class _AxisTable:
-    """Axes that are one. size: what each of its shards divides; 1: none does. length: of each side. spans: of sides
-    (one, other, start, width) where the other side is that span of the one, all of whose lengths are in proportion.
+    """Axes, of which some are joined. size: the number that shards of an axis divide; 1: no shards. length: of each
+    side. spans: of sides (one, other, start, width) where the other side is that span of the one, with all lengths in
+    proportion.
 
-    Where a side is cut or put together into parts, device r of t has the r-th share of each part, if t divides each.
-    So it has the r-th share of a part where it is by itself, and both cutting and joining need no other device. What
-    goes along the side place by place, or sums over it, is the same for any order of its places.
+    Where a side is cut or joined into parts, device r of t has the r-th share of each part, if t divides each. So it
+    has the r-th share of a part also where the part is a side of its own, and cutting and joining need no other device.
+    An operator that works along the side place by place, or sums over it, gives the same result for any order of the
+    places.
     """
 
     parent: list[int] = field(default_factory=list)
@@ -91,7 +93,7 @@ class _AxisTable:
         return axis
 
     def join(self, one: int | None, other: int | None, start: int = 0, width: int = 0) -> None:
-        """start, width: of the span of the one side that the other is; if no width, all of it."""
+        """Joins two sides. start, width: the span of the one side that the other is; without a width, all of it."""
         if one is None or other is None:
             return
         self.spans.append((one, other, start, width or self.length[one]))
@@ -132,8 +134,8 @@ class _AxisTable:
 
 @dataclass
 class _TracedValue:
-    """What a node stands for. name: of its value. learned: whether it has a gradient. constant: whether
-    each device has all of it, as it is made of what is given alone."""
+    """What a node stands for. name: of its value. learned: whether it has a gradient. constant: whether each device has
+    all of it, because it is made only from given values."""
 
     name: str
     axes: Axes
@@ -145,7 +147,7 @@ class _TracedValue:
 
 @dataclass(frozen=True)
 class TracedProgram:
-    """A layer as torch has it, its steps, and what one call of it takes."""
+    """A layer as torch sees it, its steps, and the inputs of one call."""
 
     path: str
     model: TrainableModel
@@ -167,8 +169,8 @@ def traced_programs(
     *,
     exact: bool = False,
 ) -> list[TracedProgram]:
-    """Those of a factory's model, equal ones once: items of a list of blocks and modules beside it, or all of it.
-    arguments, inputs: as ``profile`` takes them. exact: in numbers of 64 bits, with dropout off.
+    """The programs of a factory's model, equal ones once: items of a list of blocks and the modules beside it, or all
+    of it. arguments, inputs: as in ``profile``. exact: in numbers of 64 bits, without dropout.
 
     Raises UsageError and InputError.
     """
@@ -190,7 +192,7 @@ def traced_programs(
 
 
 def traced_program(spec: str, name: str, model: TrainableModel) -> TracedProgram:
-    """A module's operators. Raises UsageError for what is no one graph, or uses a weight twice."""
+    """A module's operators. Raises UsageError for a module that is not a single graph, or that uses a weight twice."""
     trace = _Trace(name)
     for node in (exported := exported_module(spec, name, model)).graph.nodes:
         trace.follow(node, exported)
@@ -200,20 +202,20 @@ def traced_program(spec: str, name: str, model: TrainableModel) -> TracedProgram
 def exported_module(
     spec: str, name: str, model: TrainableModel, calls: tuple[str, ...] = ()
 ) -> torch.export.ExportedProgram:
-    """Its operators as torch has them. calls: paths of modules whose arguments are kept. Raises UsageError for what is
-    no one graph."""
+    """The module's operators as torch has them. calls: paths of modules whose arguments are kept. Raises UsageError for
+    a module that is not a single graph."""
     args, kwargs = model.inputs
     before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)  # the error tells what torch would log
+    logging.disable(logging.CRITICAL)  # the error says what torch would log
     try:
         with (
             contextlib.redirect_stderr(io.StringIO()),
             warnings.catch_warnings(),
-        ):  # torch prints what it has of the graph
+        ):  # torch prints the graph
             warnings.simplefilter("ignore")
             found = torch.export.export(model.module, args, kwargs, strict=False, preserve_module_call_signature=calls)
             if any(getattr(getattr(x.target, "_schema", None), "is_mutable", False) for x in found.graph.nodes):
-                found = found.run_decompositions({})  # what writes into a tensor makes another one
+                found = found.run_decompositions({})  # an operator that writes into a tensor makes another one
     except Exception as error:  # noqa: BLE001 - of the user's code, and of torch's about it
         text = f"{spec}: {name} is no one graph of operators: {words_of(error).partition(' (unhinted')[0][:300]}"
         raise UsageError(
@@ -318,7 +320,7 @@ class _Trace:
         results = [
             x for x in (tensor if isinstance(tensor, (list, tuple)) else [tensor]) if isinstance(x, torch.Tensor)
         ]
-        fresh = operator.endswith("_like") or operator.startswith("new_")  # only the shape of its input counts
+        fresh = operator.endswith("_like") or operator.startswith("new_")  # only the shape of its input matters
         if fresh or all(one.constant for one in read) or not results:
             made = [self._new(node, self._fresh(node, x.shape), x, i) for i, x in enumerate(results)]
             for one in made:
@@ -375,7 +377,8 @@ class _Trace:
         return True
 
     def reshaped(self, node: Any, _: str, read: list[_TracedValue], results: list[Any]) -> bool:
-        """Groups of sides of as many numbers; of a group the axis is in its first side on both."""
+        """Groups of sides with the same number of elements; the axis of a group is in its first side, before and
+        after."""
         source, shape = read[0], tuple(results[0].shape)
         if math.prod(source.shape) != math.prod(shape):  # it is repeated along new sides
             axes = self._fresh(node, shape)
@@ -416,7 +419,7 @@ class _Trace:
         return True
 
     def _packed(self, whole: int | None, parts: Sequence[int | None]) -> None:
-        """A side of as many equal parts, one behind the other."""
+        """A side consists of this many equal parts, one behind the other."""
         if whole is None:
             return
         width, rest = divmod(self.axes.length[whole], len(parts))
@@ -447,18 +450,18 @@ class _Trace:
         return True
 
     def _alike(self, axes: Sequence[int | None], one: _TracedValue) -> None:
-        """Sides of a result are those of what it is made of; of a side without an axis it has none."""
+        """The sides of a result are those of the value it is made from; a side without an axis stays without one."""
         for ours, theirs, length in zip(reversed(axes), reversed(one.axes), reversed(one.shape), strict=False):
             self.axes.join(theirs, ours)
             if theirs is None and length > 1:
                 self.axes.block(ours)
 
     def copied(self, node: Any, operator: str, read: list[_TracedValue], results: list[Any]) -> bool:
-        """Of the first only its shape counts."""
+        """Only the shape of the first input matters."""
         return self.reshaped(node, operator, read[1:], results)
 
     def repeated(self, node: Any, _: str, read: list[_TracedValue], results: list[Any]) -> bool:
-        """Each part of a side several times, as of keys for groups of queries: shards stay together."""
+        """Repeats each part of a side several times, as keys for groups of queries: shards stay together."""
         if len(read) > 1 or len(results[0].shape) != len(read[0].shape):
             return False
         axes = self._fresh(node, results[0].shape)
@@ -467,7 +470,7 @@ class _Trace:
         return True
 
     def rows(self, node: Any, operator: str, read: list[_TracedValue], results: list[Any]) -> bool:
-        """Along one side, or the last ones of norms."""
+        """Works row by row along one side, or along the last ones of norms."""
         source = read[0]
         count = len(source.shape)
         if operator in _ALONG:
@@ -520,7 +523,7 @@ class _Trace:
         return True
 
     def cut(self, node: Any, operator: str, read: list[_TracedValue], results: list[Any]) -> bool:
-        """Into equal parts, or others. glu: a half by the other."""
+        """Cuts a side into equal or other parts. glu: multiplies one half by a function of the other."""
         source = read[0]
         removes = operator in ("unbind", "select")
         place = 1 if removes or operator in ("slice", "narrow", "glu") else 2
@@ -546,8 +549,8 @@ class _Trace:
         return True
 
     def _unequal(self, whole: int | None, parts: Sequence[int | None], start: int | None) -> list[int | None]:
-        """A side, and parts of it one behind the other, of the step that comes next. start: of the first; None where a
-        part is no one span. Gives the sides that the step goes along, where they cannot be one axis."""
+        """Relates a side and its parts, one behind the other, for the next step. start: of the first part; None if a
+        part is not a single span. Returns the sides that the step goes along, where they cannot be one axis."""
         known = [part for part in parts if part is not None]
         if start is None or whole is None or len(known) < len(parts):
             return [whole, *parts]
@@ -558,8 +561,8 @@ class _Trace:
         return []
 
     def _join_unequal(self) -> None:
-        """Sides that are cut or put together unevenly become one axis where this leaves one that can be divided, takes
-        none of the tokens' shards, and lets no value have the axis on two sides. Else those steps go along them."""
+        """Sides that are cut or joined unevenly become one axis where this leaves an axis that can be divided, keeps
+        all shards of tokens, and gives no value the axis on two sides. Otherwise those steps go along the sides."""
         self.axes.parts()
         entangled = self._entangled_steps()
         for number, spans in self.unequal:
@@ -579,7 +582,7 @@ class _Trace:
         return sum(any(self._entangled(step, work)) for step, work, _ in self.steps)
 
     def joined(self, node: Any, operator: str, read: list[_TracedValue], results: list[Any]) -> bool:
-        """Behind each other, or along a new side."""
+        """Joins tensors one behind the other, or along a new side."""
         axes = self._fresh(node, results[0].shape)
         side = int(node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)) % len(axes)
         stacked = operator == "stack"
@@ -599,7 +602,7 @@ class _Trace:
         return True
 
     def product(self, node: Any, operator: str, read: list[_TracedValue], results: list[Any]) -> bool:
-        """Tokens by a matrix, or a convolution; its bias is added by a step of its own."""
+        """Tokens times a matrix, or a convolution; a separate step adds the bias."""
         if operator == "addmm":
             if not read[0].parameter:
                 return False
@@ -789,7 +792,7 @@ class _Trace:
         return TracedGraph(graph, works)
 
     def sides(self, one: _TracedValue) -> list[tuple[str, int, tuple[int, ...]]]:
-        """Of each side of a value or a view of it the axis, the length, and the lengths of its parts."""
+        """For each side of a value or of a view of it: the axis, the length, and the lengths of its parts."""
         axes = zip(one.axes, one.shape, strict=True)
         return [
             ("", length, (length,)) if axis is None else (self.names[self.axes.root(axis)], length, self.parts[axis])
@@ -797,8 +800,8 @@ class _Trace:
         ]
 
     def _entangled(self, step: Step, work: TracedWork) -> Iterator[int]:
-        """Axes that a value has on two sides, or that are summed over and in the result, too: what lies where cannot be
-        said by one axis."""
+        """Axes that a value has on two sides, or that are summed over and also in the result: a single axis cannot
+        express such a placement."""
         sides = {name: self._roots(self.values[name][0]) for name in (*step.inputs, *step.outputs)}
         for roots in sides.values():
             yield from (root for root in roots if roots.count(root) > 1)
@@ -809,7 +812,7 @@ class _Trace:
         return [self.axes.root(axis) for axis in axes if axis is not None]
 
     def _names(self) -> dict[int, str]:
-        """A name for each axis: of the first side that is in it; those of inputs and weights come first."""
+        """A name for each axis: that of the first side in it; those of inputs and weights come first."""
         found: dict[int, str] = {}
         tokens = None if self.tokens is None else self.axes.root(self.tokens)
         for axis in range(len(self.axes.parent)):
@@ -827,7 +830,7 @@ _NUMBERED = (OperatorFamily.LOOKUP, OperatorFamily.LOSS)
 
 
 def as_list(made: _TracedValue | list[_TracedValue]) -> list[_TracedValue]:
-    """All of them."""
+    """All results of a node, as a list."""
     return made if isinstance(made, list) else [made]
 
 
@@ -843,7 +846,7 @@ def operator_of(node: Any) -> str:
 
 
 def shares(parts: Sequence[int], degree: int) -> list[int]:
-    """The places of a side in the order in which devices have them: the first device's share of each part first."""
+    """The places of a side in the devices' order: the first device's share of each part comes first."""
     starts = itertools.accumulate(parts, initial=0)
     own = [range(start, start + length) for start, length in zip(starts, parts, strict=False)]
     return [
@@ -855,7 +858,7 @@ def shares(parts: Sequence[int], degree: int) -> list[int]:
 
 
 def start_of(node: Any, operator: str, length: int) -> int | None:
-    """Where on its side the first part of what is cut begins; None for every so manyth."""
+    """Where on its side the first part of a cut begins; None if the cut takes every n-th place."""
     if operator not in ("slice", "narrow"):
         return 0
     start = node.args[2] if len(node.args) > 2 else node.kwargs.get("start")
@@ -867,14 +870,14 @@ def start_of(node: Any, operator: str, length: int) -> int | None:
 
 
 def groups_of(node: Any, operator: str) -> int:
-    """Of a convolution."""
+    """The number of groups of a convolution."""
     place = 8 if operator == "convolution" else 7 if "transpose" in operator else 6
     groups = node.args[place] if len(node.args) > place else node.kwargs.get("groups", 1)
     return int(groups)
 
 
 def _lead(sides: Sequence[int], shape: Sequence[int]) -> int | None:
-    """The side of a group that has its axis."""
+    """The side of a group that holds the group's axis."""
     wide = [side for side in sides if shape[side] > 1]
     if len(wide) > 1 and shape[wide[0]] <= _PACKED and (len(wide) > 2 or shape[wide[1]] > _HEAD):
         return wide[1]
@@ -882,7 +885,7 @@ def _lead(sides: Sequence[int], shape: Sequence[int]) -> int | None:
 
 
 def _groups(before: Sequence[int], after: Sequence[int]) -> list[tuple[list[int], list[int]]]:
-    """Sides that hold the same numbers, the smallest groups."""
+    """Groups of sides with the same number of elements, as small as possible."""
     found, i, j = [], 0, 0
     while i < len(before) or j < len(after):
         one, other = [i] if i < len(before) else [], [j] if j < len(after) else []

@@ -1,14 +1,15 @@
 """The least time of a layer's passes, within a memory or at a price of it, over all schemes: an integer program.
 
-Most often its relaxation is whole, or a whole solution lies as near to it as is asked for: these are tried before HiGHS
+Most often its relaxation is whole, or a whole solution lies within the wanted gap of it: these are tried before HiGHS
 branches.
 
-Binaries: for each step a strategy of its forward pass, one of its backward pass, and one of its forward pass done again
-or none; for each weight where it lies; for each value the placements that are kept, and the moves from one placement to
-another, each of which is paid once for all who read it. Moves are of one hop: of what a step made, or what was kept.
+Binaries: for each step a strategy of its forward pass, one of its backward pass, and one of its recomputed forward pass
+or none; for each weight its placement; for each value the placements that are kept, and the moves from one placement to
+another, each of which is paid once for all readers. A move is a single hop from a result of a step, or from a kept
+value.
 
-A pass takes a norm of the GPU's and the host's seconds (``estimate.costs.idle_s``), which is convex: the program has
-tangents of it, and gets one more where it says less than the norm, until it does not.
+A pass takes a norm of the GPU's and the host's seconds (``estimate.costs.idle_s``), which is convex. The program has
+tangents of the norm, and gets one more as long as its value is below the norm.
 """
 
 from __future__ import annotations
@@ -28,19 +29,19 @@ from piper_ray.workloads.schemes.rules import Strategy, strategies
 from piper_ray.workloads.schemes.scheme import Move, Scheme, SchemeFigures, StepScheme
 
 PROGRAM_GAP = 1e-4
-"""Relative: so far a scheme may be from the best."""
+"""Relative: how far a scheme may be from the best one."""
 
 _WHOLE = 1e-6
 """A binary this near to 0 or 1 is whole."""
 
 _NEARLY = 0.8
-"""Binaries of a relaxation that are larger become 1 at once."""
+"""Binaries of a relaxation that are larger than this become 1 immediately."""
 
 _MOST_ROUNDS = 40
 _ANGLES = 9
 _TIE = 1e-5
-"""Of the time, what memory in full may weigh: of schemes that are as fast the one that holds less is found; and of
-these, by a hundredth of it, one whose steps are divided."""
+"""Relative to the time: the weight of the whole memory. Of equally fast schemes, the one that holds less is found; and
+of these, by a hundredth of the weight, one whose steps are divided."""
 
 _PLAIN_SEARCH: Mapping[str, int | str] = {
     "threads": 1,
@@ -51,24 +52,25 @@ _PLAIN_SEARCH: Mapping[str, int | str] = {
     "mip_heuristic_run_root_reduced_cost": False,
     "mip_heuristic_run_feasibility_jump": False,
 }
-"""A program ends within a few nodes: what HiGHS does to save nodes of large searches takes longer than they do."""
+"""A program ends within a few nodes: the methods by which HiGHS saves nodes in large searches take longer than these
+nodes."""
 
 FloatArray = np.ndarray[Any, np.dtype[np.float64]]
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 _STRATEGIES = ("forward", "backward", "again", "weight")
-"""The first words of the names of columns that say how steps are divided, and where weights lie."""
+"""The first words of the names of columns that say how steps are divided, and where weights are placed."""
 
 _WEIGHTS = "weight's gradient"
 _FORWARD_MOVE = "forward move"
 
 Terms = Mapping[int, float]
 _At = dict[tuple[str, TensorPlacement], dict[int, float]]
-"""By value and placement, the binaries of which one says that the value is there so."""
+"""By value and placement, the binaries that each mean that the value is there in this form."""
 
 
 @dataclass
 class _Columns:
-    """The program in the making."""
+    """The program under construction."""
 
     costs: list[float] = field(default_factory=list)
     names: list[tuple[Any, ...]] = field(default_factory=list)
@@ -96,11 +98,11 @@ def _ones(columns: Iterable[int]) -> dict[int, float]:
 
 
 class SchemeProgram:
-    """Of a graph on ``degree`` devices, whose values between layers have the placement ``border``. Solved again and
-    again, under other limits of memory.
+    """The program of a graph on ``degree`` devices, where the values between layers have the placement ``border``. It
+    is solved repeatedly, under different limits of memory.
 
-    only: for steps the strategy, by its text, that is theirs; all other steps have all that the rules give them. again:
-    whether steps may be done again.
+    only: for steps, the text of the only strategy that is allowed; all other steps have all strategies of the rules.
+    again: whether steps may be recomputed.
     """
 
     def __init__(
@@ -178,10 +180,11 @@ class SchemeProgram:
                 self._laid[weight.name, place] = {column: 1.0}
 
     def _moved(self, kind: str, value: Value, there: _At, phase: PassPhase) -> _At:
-        """The placements of a value after moves of one hop from where it is ``there``. kind: what moves are called.
+        """The placements of a value after moves of one hop from its placements ``there``. kind: the name for the moves.
 
-        A gradient is in one placement and is read once: what is moved is no longer where it was. This is so for whole
-        numbers anyhow, and keeps a relaxation from having a third of it in each of three placements.
+        A gradient is in one placement and is read once: after a move it is no longer where it was. Whole numbers
+        satisfy this in any case; the row keeps a relaxation from having a third of the gradient in each of three
+        placements.
         """
         passing = 0 if phase is PassPhase.FORWARD and kind == _FORWARD_MOVE else 1
         once = phase is PassPhase.GRADIENT
@@ -209,7 +212,7 @@ class SchemeProgram:
         return found
 
     def _go_forward(self) -> None:
-        """Each step reads what is there; what leaves has the border's placement."""
+        """Each step reads what is there; the values that leave have the border's placement."""
         graph = self._graph
         made: _At = defaultdict(dict)
         fixed = self._columns.column("arriving")
@@ -237,7 +240,7 @@ class SchemeProgram:
         self._fixed = fixed
 
     def _reads(self, options: list[tuple[Strategy, int]], names: Iterable[str], there: _At) -> None:
-        """A step that runs so needs these values where its strategy has them."""
+        """A step with this strategy needs these values in the placements of the strategy."""
         for name in names:
             by_placement: dict[TensorPlacement, dict[int, float]] = defaultdict(dict)
             for strategy, column in options:
@@ -246,7 +249,8 @@ class SchemeProgram:
                 self._columns.at_most(columns, there.get((name, place), {}))
 
     def _read_where_made(self, options: list[tuple[Strategy, int]], names: Iterable[str], made: _At) -> None:
-        """In a forward pass each step that reads what is made in one placement reads it there, or it is moved."""
+        """In a forward pass, each step that reads a value made in one placement reads it there, or the value is
+        moved."""
         for name in names:
             for place in (*self._placements(name), PARTIAL):
                 reads = _ones(column for strategy, column in options if strategy.placements[name] == place)
@@ -255,7 +259,7 @@ class SchemeProgram:
                     self._columns.at_most(there, {**reads, **moves})
 
     def _go_backward(self) -> None:
-        """What a backward pass reads was kept, or is made again from what was."""
+        """A value that a backward pass reads was kept, or is recomputed from kept values."""
         graph = self._graph
         supply: _At = defaultdict(dict)
         supply.update({key: dict(columns) for key, columns in self._laid.items()})
@@ -285,15 +289,16 @@ class SchemeProgram:
             self._has({self._fixed: 1.0}, step.backward_reads, supply)
 
     def _has(self, reading: Terms, names: Iterable[str], supply: _At) -> None:
-        """What is read anywhere is somewhere before any move. Other rows imply it for whole numbers alone: a third of a
-        value in each of three placements, moved from each to both others, would be all of it in each."""
+        """A value that is read in any placement is somewhere before any move. For whole numbers other rows imply this.
+        Without it, a third of a value in each of three placements, moved from each to both others, would count as all
+        of it in each."""
         for name in names:
             if not self._graph.values[name].parameters:
                 places = (*self._placements(name), PARTIAL)
                 self._columns.at_most(reading, {x: 1.0 for place in places for x in supply.get((name, place), {})})
 
     def _moved_back(self, value: Value, supply: _At) -> _At:
-        """Partial sums that were made again are summed as in a forward pass; all else was kept, or might have been."""
+        """Recomputed partial sums are summed as in a forward pass; all other values were kept, or might have been."""
         partial = {key: columns for key, columns in supply.items() if key[1].partial}
         whole = {key: columns for key, columns in supply.items() if not key[1].partial}
         found = self._moved("again move", value, partial, PassPhase.FORWARD)
@@ -302,7 +307,8 @@ class SchemeProgram:
         return found
 
     def _return_gradients(self) -> None:
-        """The gradient of each value, from all who read it to the step that made it; of weights to where these lie."""
+        """The gradient of each value goes from all readers to the step that made it; that of a weight to the weight's
+        placement."""
         graph = self._graph
         there: _At = _At()
         for value in graph.values.values():
@@ -347,8 +353,8 @@ class SchemeProgram:
         return there
 
     def _sum_weight(self, weight: Value) -> None:
-        """The gradient of a weight lies as it does. Partial sums of one that all devices hold are summed once a
-        batch; others in every pass."""
+        """The gradient of a weight has the weight's placement. Partial sums for a weight that all devices hold are
+        summed once a batch; others in every pass."""
         (reader,) = self._graph.consumers[weight.name]
         pairs: dict[tuple[TensorPlacement, TensorPlacement], int] = {}
         for place in self._placements(weight.name):
@@ -436,7 +442,7 @@ class SchemeProgram:
         self._add_row(-np.inf, np.inf, {self._excess: 1.0, **scaled})
 
     def _add_tangent(self, phase: int, device_s: float, host_s: float) -> None:
-        """The pass takes no less than the tangent of its norm where the GPU and the host take so long."""
+        """The pass takes no less than the tangent of its norm at these seconds of the GPU and the host."""
         slopes = pass_slopes(device_s, host_s)
         terms = {column: -slopes[1] * seconds / self._unit_s for column, seconds in self._host_s[phase].items()}
         terms |= {self._device[phase]: -slopes[0], self._seconds[phase]: 1.0}
@@ -456,15 +462,14 @@ class SchemeProgram:
         return self._figures(values).held_bytes(in_flight)
 
     def fastest(self, in_flight: float, most_bytes: float = np.inf) -> Scheme | None:
-        """The fastest scheme that holds no more with this many microbatches in flight, of equally fast ones one that
-        holds little; None where there is none."""
+        """The fastest scheme that holds no more than this with this many microbatches in flight; of equally fast ones,
+        one that holds little. None if there is none."""
         tie = _TIE / (1.0 + in_flight)
         return self._least(tie * in_flight, tie, most_bytes)
 
     def at_price(self, activation_s: float, state_s: float, again_s: float = 0.0, room_bytes: float = np.inf) -> Scheme:
-        """The scheme that takes the least, where each byte of a, of b, and of what is made again beyond the room for
-        it, counts as so many seconds. Where that is below 0, a scheme that makes anything again has to have what is
-        missing, too."""
+        """The scheme of least time, where each byte of a, of b, and of what is recomputed beyond the room for it counts
+        as this many seconds. If the room is below 0, a scheme that recomputes anything also needs the missing bytes."""
         scale, tie, row = self._unit_bytes / self._unit_s, _TIE / 2.0, self._memory_row + 1
         self._highs.changeRowBounds(row, -max(0.0, room_bytes) / self._unit_bytes, np.inf)
         self._highs.changeCoeff(row, self._redone, min(0.0, room_bytes) / self._unit_bytes)
@@ -473,8 +478,8 @@ class SchemeProgram:
         return found
 
     def _least(self, activation: float, state: float, most_bytes: float, again: float = 0.0) -> Scheme | None:
-        """By time and by what a, b and what is made again of the unit count; with activation / state microbatches in
-        flight it holds no more than so much."""
+        """Minimises the time, and the weighted bytes of a, of b and of what the unit recomputes; with activation /
+        state microbatches in flight it holds no more than this."""
         in_flight = activation / state
         once = {column: seconds / self._unit_s for column, seconds in self._once_s.items()}
         held = {self._held[0]: activation, self._held[1]: state, self._excess: again}
@@ -494,7 +499,8 @@ class SchemeProgram:
         return None if values is None else self._scheme(self._polished(values, in_flight, most_bytes))
 
     def _polished(self, values: FloatArray, in_flight: float, most_bytes: float) -> FloatArray:
-        """With the same strategies and weights in no more time, the least that need be kept and the fewest moves."""
+        """The same strategies and placements of weights in no more time, with the least that must be kept and the
+        fewest moves."""
         names, count = self._columns.names, len(self._columns.names)
         every = np.arange(count, dtype=np.int32)
         fixed = np.array([name[0] in _STRATEGIES for name in names])
@@ -524,7 +530,7 @@ class SchemeProgram:
         self._highs.changeColsCost(count, np.arange(count, dtype=np.int32), full)
 
     def _run(self, in_flight: float, most_bytes: float) -> FloatArray | None:
-        """A whole solution within the gap, None where there is none: most often the relaxation's, or one near it."""
+        """A whole solution within the gap, None if there is none: most often the relaxation's, or one near it."""
         share = self._unit_bytes / most_bytes if np.isfinite(most_bytes) else 1.0
         self._highs.changeCoeff(self._memory_row, self._held[0], in_flight * share)
         self._highs.changeCoeff(self._memory_row, self._held[1], share)
@@ -545,7 +551,7 @@ class SchemeProgram:
 
     def _dived(self, values: FloatArray, most: float) -> FloatArray | None:
         """A whole solution near a relaxation's: binaries that are nearly 1, or else the largest, become 1, or that one
-        0, and it is solved again, until all are whole. None if that costs more than ``most``."""
+        becomes 0, and the program is solved again, until all are whole. None if that costs more than ``most``."""
         basis, fixed = self._highs.getBasis(), list[int]()
         found: FloatArray | None = values
         while found is not None:
@@ -570,8 +576,8 @@ class SchemeProgram:
         return found
 
     def _relax(self, relaxed: bool) -> None:
-        """Relaxations begin from the basis of the last one. A program without presolve may end as infeasible though it
-        is not, where its memory just suffices."""
+        """Solves a relaxation, which begins from the basis of the last one. Without presolve a program whose memory
+        just suffices may be declared infeasible although it is not."""
         self._highs.setOptionValue("solve_relaxation", relaxed)
         self._highs.setOptionValue("presolve", "off" if relaxed else "on")
 

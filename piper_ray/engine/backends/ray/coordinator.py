@@ -229,7 +229,8 @@ class Coordinator:
 
     def _give(self, now: float) -> list[Command]:
         commands: list[Command] = []
-        # First one for each worker, then the next one: so few chunks are spread over all.
+        # First one chunk for each worker, then the next one, so that a small number of chunks is spread over all
+        # workers.
         for depth in range(self.IN_FLIGHT):
             for name, worker in self._workers.items():
                 if len(worker.in_flight) == depth and self._queue and self._may_take(self._queue[0], worker, now):

@@ -75,7 +75,7 @@ def _folder(base: Path) -> Iterator[Path]:
     base.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix=f".{PREFIX}", dir=base))
     with (made / _LOCK).open("w") as lock:
-        with contextlib.suppress(OSError):  # without locks nobody removes what others left
+        with contextlib.suppress(OSError):  # without locks no other process removes what is left
             fcntl.flock(lock, fcntl.LOCK_EX)
         folder = made.rename(base / made.name[1:])  # from now on others see it, and that it is in use
         try:

@@ -187,7 +187,7 @@ class Machines:
         return self.name(node) if node is not None else address or "an unknown machine"
 
     def leave_out(self, node: str, fault: str) -> None:
-        """Leaves a machine out from now on, whatever it has answered."""
+        """Leaves a machine out from now on, whether or not it has answered."""
         machine = self._machines.get(node)
         if machine is not None:
             self._fault(machine, fault)
