@@ -241,7 +241,7 @@ _MOST = 2**53
 """Devices and sums must be less, so that they are exact in any number type."""
 
 _LEAST_BYTES, _SPARE_BYTES = 64, 2**20
-"""Bytes of a row besides its members while it is read, and bytes of a file's own tables."""
+"""Bytes of a row apart from its members while it is read, and bytes of a file's own tables."""
 
 _UNREADABLE = (pa.ArrowException, OSError, LookupError, ValueError, TypeError, MemoryError, RecursionError)
 _DAMAGED = "is no certificate, or is cut off or damaged"

@@ -94,7 +94,7 @@ def _is_free(tmpc: Tmpc, ample_memory: bool) -> bool:
 
 
 class _JoinedGraph:
-    """Layers, of which some have joined others."""
+    """Layers, some of which have been joined to others."""
 
     def __init__(self, instance: Instance) -> None:
         ids = [layer.id for layer in instance.layers]

@@ -153,8 +153,8 @@ def _left(available: float, worth: Floats, rounding: float) -> Floats:
 
 
 def _prices(instance: Instance, ways: Sequence[StageWay]) -> Floats:
-    """Returns float64[g]: the longer all layers take on a kind, the less is a device worth; of the slowest kind it is
-    1. Any prices are right."""
+    """Returns float64[g]: the longer all layers take on a kind, the less a device is worth; a device of the slowest
+    kind is worth 1. Any prices are valid."""
     work_s = []
     for kind in instance.cluster.kind_names:
         own = [way for way in ways if way.kind == kind]
@@ -261,7 +261,7 @@ class ChoiceTable(NamedTuple):
 def choice_table(
     instance: Instance, vertices: Vertices, ways: Sequence[StageWay], figures: Callable[[Tmpc], tuple[float, ...]]
 ) -> ChoiceTable:
-    """Makes the table. figures: returns five figures of a TMPC, of which less is better."""
+    """Makes the table. figures: returns five figures of a TMPC; less is better."""
     edge_bytes = edge_bytes_of(instance)
     edges_of: list[list[int]] = [[] for _ in vertices.layers]
     for e, (u, v) in enumerate(vertices.edges):

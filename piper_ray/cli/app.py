@@ -64,7 +64,7 @@ _NO_CHOICE = re.compile(r"(?:Value error, )?(?P<given>'[^']*' is not one of) (?P
 
 
 def understood(command: str) -> Callable[[str], str]:
-    """For ``token_normalize_func``: gives an option's name of today for one of before."""
+    """For ``token_normalize_func``: replaces an option's earlier name by its present name."""
     former = FORMER_NAMES.get(command, {})
     return lambda name: former.get(name, name)
 

@@ -99,7 +99,7 @@ class ModelOptions:
 
     @property
     def gpus(self) -> tuple[str, ...]:
-        """As they are given, each once."""
+        """The GPUs as they are given, each once."""
         return tuple(dict.fromkeys(name.strip() for text in self.gpu for name in text.split(",")))
 
     @property

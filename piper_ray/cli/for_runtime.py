@@ -112,7 +112,7 @@ class RuntimeSolve:
             if first is None:
                 first = solve(instance)
                 return first
-            # Until there is a plan that leaves so much, the first one is all that is known.
+            # Until a plan leaves this much memory, only the first one is known.
             stop.offer(lambda: first)
             if set_aside_bytes >= min(own.memory_bytes for own in instance.cluster.alike):
                 return first

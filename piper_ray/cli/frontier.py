@@ -136,7 +136,7 @@ def frontier(
 
 
 def exit_code(points: Sequence[FrontierPoint | Solution], interrupted: bool) -> int:
-    """Some plan is a success; infeasible only where no number of devices has one."""
+    """If any number of devices has a plan, that is a success; infeasible only if none has a plan."""
     if interrupted:
         return EXIT_INTERRUPTED
     if all(point.status is Status.INFEASIBLE for point in points):
@@ -207,7 +207,8 @@ def _table_of_kinds(
     curves: CurveOptions,
     json: bool,
 ) -> None:
-    """Of each number of the one kind with each of the other. Raises UsageError, and typer.Exit unless it succeeds."""
+    """The table for each number of the one kind with each of the other. Raises UsageError, and typer.Exit unless it
+    succeeds."""
     from piper_ray.engine.frontier.kinds import KindPoint, kind_table, numbers_of, with_devices
     from piper_ray.report.document import kind_document, to_text, write_atomically
     from piper_ray.report.kind_table import kind_csv, kind_figure, kind_rows, print_kind_table

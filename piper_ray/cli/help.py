@@ -34,7 +34,7 @@ COMMON: Mapping[str, frozenset[str]] = {
         "run": "device workload schemes steps schedule microbatches trace json",
     }.items()
 }
-"""Of commands with many options those that ``--help`` shows, without their dashes; that of others shows all."""
+"""For commands with many options, the options that ``--help`` shows, without their dashes; for others it shows all."""
 
 _WHOLE = "piper_ray.whole_help"
 
@@ -80,7 +80,7 @@ class Command(FlagsAsFlags, TyperCommand):
         return [_BRACED.sub(r"\1", piece) for piece in super().collect_usage_pieces(ctx)]
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """With ``--help-all`` where ``--help`` leaves options out."""
+        """The parameters, with ``--help-all`` where ``--help`` leaves options out."""
         parameters = super().get_params(ctx)
         if self.name not in COMMON:
             return parameters

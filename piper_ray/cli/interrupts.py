@@ -35,7 +35,7 @@ _NOTHING_WITHIN_S = 0.3
 """The same, as long as it has nothing to answer with."""
 
 END_WITHIN_S = 2.6
-"""The time after a signal at which whatever is left is left undone."""
+"""The time after a signal at which all remaining work is abandoned."""
 
 _POLL_S = 0.05
 _WORDS: dict[int | None, str] = {signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}
@@ -174,7 +174,7 @@ class Interrupts:
         end_loading()
         self._raising = False
         stop: Stop[_Answer] = Stop()
-        # A cluster that is let go may take the process with it, and goes with the process anyhow.
+        # A cluster that is shut down may take the process with it, and ends with the process in any case.
         stop.rest = threading.Event().wait
         self._stop = stop
         if self.number is not None:

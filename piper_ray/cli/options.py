@@ -60,8 +60,8 @@ def option_name(field_name: str) -> str:
 
 
 def of_options(kind: type[_Made], *groups: object, **more: object) -> _Made:
-    """One of the library's dataclasses. groups: groups of options, of which it takes those with the names of its
-    fields. more: fields that no option gives as it is."""
+    """Makes one of the library's dataclasses. groups: groups of options, of which the options with the names of its
+    fields are used. more: fields that no option gives directly."""
     names = {each.name for each in fields(kind)}  # type: ignore[arg-type]
     found = {name: value for group in groups for name, value in vars(group).items() if name in names}
     return kind(**found | more)

@@ -93,7 +93,7 @@ def end() -> None:
 
 
 def has_parent() -> bool:
-    """Whether somebody is told."""
+    """Whether a parent process receives messages."""
     return _to_parent is not None
 
 

@@ -124,7 +124,7 @@ class _Question:
             RUNTIMES[self.trained.runtime].require_kinds([*self.kinds])
 
     def demand(self, model: ModelConfig, hardware: Hardware, gpu: str, nodes: int) -> PlanDemand:
-        """For one cluster, in the first precision. Raises UsageError."""
+        """The demand for one cluster, in the first precision. Raises UsageError."""
         from piper_ray.proposal.demand import FurtherKinds, PlanDemand
         from piper_ray.proposal.offers import schedules_of, usual_headroom
         from piper_ray.workloads.estimate.build import trained_model
@@ -163,7 +163,8 @@ class _Question:
         return found
 
     def request(self, model: ModelConfig, hardware: Hardware, gpu: str, nodes: int) -> EstimateRequest:
-        """For one cluster, in the first precision, with what the runtime can be offered there. Raises UsageError."""
+        """The request for one cluster, in the first precision, with what the runtime can be offered there. Raises
+        UsageError."""
         from piper_ray.proposal.offers import refuse_what_cannot_run, with_offers
         from piper_ray.workloads.estimate.build import EstimateRequest
 
@@ -193,7 +194,7 @@ class _Question:
         return with_offers(request, model, named, domain, contexts, experts, trained.software, exchange)
 
     def calibrated(self, demands: list[PlanDemand]) -> list[PlanDemand]:
-        """With what the file of measurements says of the GPU, which is printed once."""
+        """The demands corrected by the file of measurements, whose findings on the GPU are printed once."""
         first = demands[0]
         found = self.modelled.calibrated_on(first.gpu, first.model, first.hardware, first.request)
         return [one.changed(lambda request: replace(request, calibration=found.calibration)) for one in demands]
@@ -313,7 +314,7 @@ def _apart(found: FoundPlans, stop: Stop[tuple[KindsApart | None, str]]) -> tupl
 
 
 def _price_of_gpu(asked: _Question, demand: PlanDemand) -> float | None:
-    """For one hour; of several kinds that of the average one."""
+    """The price of one GPU for an hour; for several kinds, that of the average GPU."""
     counts = [one.devices_of(demand.hardware.gpu(gpu)) for _, gpu, one in demand.kinds]
     known = [price for price in asked.trained.prices(len(counts)) if price is not None]
     return sum(map(operator.mul, known, counts)) / sum(counts) if known else None
@@ -389,7 +390,8 @@ def _refuse_at_once(demand: PlanDemand, against: str | None, launched: Asked) ->
 
 
 def _tell_what_is_not_written(demand: PlanDemand) -> None:
-    """Of a model that the runtime's launch files cannot say: it is planned all the same."""
+    """Says what is not written for a model that the runtime's launch files cannot express: it is planned in any
+    case."""
     from piper_ray.export.targets import exportable
     from piper_ray.workloads.estimate.build import trained_model
 
@@ -453,7 +455,7 @@ def _found(asked: _Question, demand: PlanDemand, log: ProposalLog) -> tuple[Foun
 
 
 def _files(asked: _Question, found: FoundPlans, launch: Export, told: AskedOfPlan, command: str) -> list[Path]:
-    """Those written; none where nobody wants any."""
+    """The files that were written; none where none were requested."""
     from piper_ray.proposal.figures import figures_of
 
     written, out = asked.written, asked.written.out
@@ -585,7 +587,8 @@ def _on_fewer(asked: _Question, found: FoundPlans, nodes: Sequence[int]) -> Plan
 
 
 def _demands(asked: _Question, model: ModelConfig, hardware: Hardware) -> list[PlanDemand]:
-    """Of a table: for each GPU type and number of nodes, or each batch, or from the least room to the most."""
+    """The demands of a table: for each GPU type and number of nodes, or each batch, or from the least room to the
+    most."""
     from piper_ray.proposal.clusters import batches_between
 
     demands = asked.calibrated([asked.demand(model, hardware, *one) for one in asked.modelled.clusters])

@@ -68,7 +68,7 @@ def write_plan(found: FoundPlans, one: Proposed, launch: Export, out: Path, comm
 
 
 def write_search(found: FoundPlans, out: Path) -> Path:
-    """Every cell, with how it was closed."""
+    """Writes every cell, with the way in which it was closed."""
     from piper_ray.report.document import to_text
     from piper_ray.report.proposal_document import search_document
 

@@ -20,7 +20,7 @@ from piper_ray.runtimes.runtime import RuntimeName
 
 
 def _ends(part: str, expected: str) -> tuple[int, int]:
-    """Of ``8..64``; of ``8`` both are the same. Raises UsageError."""
+    """The ends of ``8..64``; of ``8`` both are the same. Raises UsageError."""
     first, dots, last = part.partition(2 * ".")
     try:
         low, high = int(first), int(last) if dots else int(first)
@@ -217,7 +217,7 @@ class TrainedOptions:
             raise UsageError(f"--price has {len(self.price)} prices for {gpus} GPUs; expected one each, or one for all")
 
     def prices(self, gpus: int) -> tuple[float | None, ...]:
-        """Of each GPU; None where none is given."""
+        """The prices of each GPU; None where none is given."""
         if self.price is None:
             return (None,) * gpus
         return tuple(self.price) * (gpus if len(self.price) == 1 else 1)

@@ -72,7 +72,7 @@ class Stdout:
 
 
 def _replaced(stream: TextIO, output: Stdout, fault: str | None = None) -> TextIO:
-    """The same file descriptor, encoding and buffering. fault: why nobody gets what is written there."""
+    """The same file descriptor, encoding and buffering. fault: why nothing that is written there is received."""
     stream.flush()
     return io.TextIOWrapper(
         io.BufferedWriter(_Descriptor(stream.fileno(), output, fault)),
@@ -156,5 +156,5 @@ def begin_loading() -> None:
 
 
 def end_loading() -> None:
-    """Ends the loading before whatever may take long. Does nothing in another process, or a second time."""
+    """Ends the loading before work that may take long. Does nothing in another process, or a second time."""
     _at_end.close()

@@ -232,7 +232,7 @@ class LaunchOptions:
     )
 
     def asked(self) -> Asked:
-        """As the readers of launches take it."""
+        """The choice of a launch, for the readers of launches."""
         from piper_ray.launches.launch import Asked
 
         variables = dict(text.split("=", 1) for text in self.settings or ())

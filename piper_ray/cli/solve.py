@@ -101,10 +101,10 @@ def solve_by_baseline(
 
 
 _MOST_ROWS = 12
-"""Of a table, without --verbose: the answer fits a screen of 60 lines."""
+"""The most rows of a table without --verbose, so that the answer fits a screen of 60 lines."""
 
 _MOST_PLACES = 4
-"""Lines on where ranks are, likewise: the exported ranks.csv has all."""
+"""The most lines on where ranks are, without --verbose: the exported ranks.csv has all."""
 
 TIME_TOLERANCE = 1e-9
 """Relative difference allowed between the solver's figure for its plan and the independent one."""

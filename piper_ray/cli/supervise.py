@@ -32,7 +32,8 @@ DEATHS = 5
 """Deaths in a row, with nothing new in the checkpoint, after which it gives up."""
 
 PAUSES_S = tuple(min(2.0**death, 60.0) for death in range(DEATHS - 1))
-"""Between a child's death and the next start, for each death in a row; after one more the supervisor gives up."""
+"""The seconds between a child's death and the next start, for each death in a row; after one more the supervisor gives
+up."""
 
 _DEATHS = (PiperRayError.exit_code, ClusterError.exit_code)
 

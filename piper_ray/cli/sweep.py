@@ -65,7 +65,7 @@ class SweepReportOptions:
 
     @property
     def prices(self) -> dict[str, float]:
-        """By GPU. Raises UsageError."""
+        """The prices by GPU. Raises UsageError."""
         found = {}
         for part in filter(None, (self.price_per_hour or "").split(",")):
             gpu, _, price = part.partition("=")

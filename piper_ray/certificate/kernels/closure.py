@@ -172,7 +172,7 @@ def first_gap(first: int, last: int, claim: Claim, scratch: ThreadScratch) -> in
                 continue
             done = 0
             for product in cluster.products:
-                # A stage on that many devices has no more worth, and leaves enough for the layers in front of it.
+                # A stage on that many devices is worth no more, and leaves enough for the layers in front of it.
                 beyond = spent + product - cluster.worth + tails.worth[whole] - 2.0 * cluster.rounding
                 upto = tails.worth[j] + product + 2.0 * cluster.rounding
                 begin = max(done, first_above(tails.worth, beyond))

@@ -32,8 +32,8 @@ class Graph(NamedTuple):
 
 
 class Budgets(NamedTuple):
-    """devices: int64[g]. prices: float64[g], of a device; worth: of all. budget_s: of each stage. degrees: int64[q], d,
-    ascending.
+    """devices: int64[g]. prices: float64[g], of a device; worth: of all devices. budget_s: of each stage. degrees:
+    int64[q], d, ascending.
 
     products: d t of all ways, at prices, ascending, each once. rounding: the largest error of sums of ``worth``.
     """

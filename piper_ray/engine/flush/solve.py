@@ -263,7 +263,7 @@ class _Problem:
         return self.instance if devices == self.instance.devices else self.instance.replace(devices=devices)
 
     def needed_devices(self, chosen: ChosenStages, cluster: Cluster) -> int:
-        """Those without which the plan takes longer, or is none."""
+        """The number of devices below which the plan takes longer, or is not valid."""
         if not self.workload.border_rates.by_stages or cluster.kinds:
             return chosen.devices
         d = chosen.task.data_parallel_degree

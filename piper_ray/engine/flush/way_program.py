@@ -42,7 +42,7 @@ _FEWER = 0.9
 """A further search for prices must have fewer stages by this factor."""
 
 _HALF = 0.5
-"""Downsets without stages are left out once at most this many stages are left."""
+"""Downsets without stages are left out once at most this share of the stages is left."""
 
 _SLOW, _SHARES = 4.0, (0.6, 0.2)
 """How much slower than the others a stage is that counts more, and shares of the best prices in such prices."""

@@ -127,7 +127,7 @@ def fastest_fits(stage: StageKey, y: int, tables: FlushTables, task: FlushTask) 
 def one_choice_is_best(
     task: FlushTask, behind: int, seconds: FloatArray, f_and_b_decide: bool, least: LeastFigures, tail: Figures
 ) -> bool:
-    """Whether a choice of least t (and R) gives the least figures with this tail, whatever f and b other choices have.
+    """Whether a choice of least t (and R) gives the least figures with this tail, for any f and b of other choices.
 
     It does if f and b are also the least, or are hidden by the tail's time. seconds: the choice's forward, backward and
     synchronisation. f_and_b_decide: whether they affect the tail's figures too.

@@ -28,7 +28,7 @@ from piper_ray.engine.tables.tmpc_options import TmpcOptions
 from piper_ray.model.stop import StoppedBy
 
 CELLS, _ROUNDS = 1024, 100
-"""Cells of the grid of times, and rounds for dual prices: more than elsewhere, since so much depends on the prices."""
+"""Cells of the grid of times, and rounds for dual prices: more than elsewhere, because the prices matter most here."""
 
 _ABOVE_BOUND = (0.002, 0.008, 0.032, 0.128)
 """Thresholds for a beam, as relative distances above the lower bound."""

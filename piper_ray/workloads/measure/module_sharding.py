@@ -20,10 +20,10 @@ __all__ = ["ModuleSharding", "module_shardings"]
 
 @dataclass
 class ModuleSharding:
-    """Of a module. state: of its weights and buffers, by name; arriving, read: of its arguments, as they come and as
-    they are read; made, leaving: of its result, as it is made and given on. gradients: of its arguments, in their
-    order, where it is computed on shards as if these were all; empty where DTensor computes it. A placement is R, P, or
-    S(side)."""
+    """The sharding of a module. state: of its weights and buffers, by name; arriving, read: of its arguments, as they
+    come and as they are read; made, leaving: of its result, as it is made and as it is passed on. gradients: of its
+    arguments, in their order, where it is computed on shards as if these were all; empty where DTensor computes it. A
+    placement is R, P, or S(side)."""
 
     state: dict[str, str] = field(default_factory=dict)
     arriving: dict[str, str] = field(default_factory=dict)
@@ -35,7 +35,7 @@ class ModuleSharding:
 
 @dataclass(frozen=True)
 class _Call:
-    """Of a module, by its path: its arguments by name, and the node of its result."""
+    """A call of a module, by the module's path: its arguments by name, and the node of its result."""
 
     path: str
     arguments: Mapping[str, fx.Node]
@@ -44,7 +44,8 @@ class _Call:
 
 
 def module_shardings(spec: str, program: TracedProgram, scheme: Scheme) -> dict[str, ModuleSharding]:
-    """By module path, "" for the layer itself. Raises UsageError with all that shardings of modules cannot say."""
+    """The shardings by module path, "" for the layer itself. Raises UsageError with everything that shardings of
+    modules cannot express."""
     work = _Shardings(spec, program, scheme)
     if reasons := [*dict.fromkeys(work.reasons())]:
         raise UsageError(
@@ -54,7 +55,7 @@ def module_shardings(spec: str, program: TracedProgram, scheme: Scheme) -> dict[
 
 
 class _Shardings:
-    """In the making. found: by path."""
+    """The shardings under construction. found: by path."""
 
     def __init__(self, spec: str, program: TracedProgram, scheme: Scheme) -> None:
         self._program, self._scheme = program, scheme
@@ -83,7 +84,7 @@ class _Shardings:
         )
         repeated = {entry.fqn.partition("@")[0] for entry in exported.module_call_graph if "@" in entry.fqn}
         for entry in exported.module_call_graph:
-            if entry.fqn.partition("@")[0] in repeated:  # whatever is said of it is said of all its calls
+            if entry.fqn.partition("@")[0] in repeated:  # everything about it holds for all its calls
                 continue
             names = [str(name) for name in inspect.signature(modules[entry.fqn].forward).parameters]
             if not entry.fqn:
@@ -105,7 +106,7 @@ class _Shardings:
         return "" if made is None or isinstance(made, list) else made.name
 
     def _text(self, node: fx.Node, place: TensorPlacement) -> str:
-        """Of what a node stands for. Raises KeyError where its sides do not say it."""
+        """The placement of a node's value. Raises KeyError where its sides cannot express it."""
         if not place.axis:
             return "P" if place.partial else "R"
         for side, (axis, _, parts) in enumerate(self._trace.sides(as_list(self._trace.made[node])[0])):
@@ -171,7 +172,8 @@ class _Shardings:
         return {step.name: self._forward[step.name].placements[name] for step in self._graph.consumers[name]}
 
     def _of_move(self, move: Move) -> Iterator[str]:
-        """Of a value: where the module gives it on that makes it, if all read it there; else where modules read it."""
+        """Yields the modules whose sharding says how a value moves: the one that makes it, if all read it in this
+        placement; else those that read it."""
         if move.value in self._scheme.weights:
             return
         name = self._bias.get(move.value, move.value)  # a product and its bias are one operator of torch
