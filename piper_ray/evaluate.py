@@ -184,7 +184,8 @@ def evaluate(
 def _of_shares(
     instance: Instance, plan: Plan, restrictions: Restrictions, schedule: Schedule, step: StepTerms
 ) -> Evaluation:
-    """Of pipelines of one kind each: the batch takes as long as the slowest kind. Stages' times are shares of it."""
+    """The cost of pipelines of one kind each: the batch takes as long as the slowest kind. Stages' times are shares of
+    it."""
     found, violations = list[tuple[float, tuple[StageEvaluation, ...]]](), list[str]()
     for part in parts_of(instance, plan):
         if isinstance(part, str):
@@ -509,8 +510,9 @@ def _through_bytes_per_s(links: Sequence[Link]) -> float:
 
 
 def replicas_bytes_per_s(cluster: Cluster, devices: int, d: int, t: int, stages: int | None = None) -> float:
-    """Of a ring through d replicas, in a plan of this many devices; inf for one replica. stages: of a plan whose links
-    follow from where its stages lie. With several sites the replicas at each have that many links to the next."""
+    """The rate of a ring through d replicas, in a plan of this many devices; inf for one replica. stages: those of a
+    plan whose links follow from the places of its stages. With several sites the replicas at each have that many links
+    to the next."""
     if cluster.between_bytes_per_s is not None and (count := len(cluster.sites)) > 0:
         inside = replicas_bytes_per_s(cluster.at_site, devices // count, d // count, t, stages)
         return min(inside, d // count * cluster.between_bytes_per_s)

@@ -45,7 +45,7 @@ class HeldLayers:
     activation_bytes: _FloatArray
 
     def only(self, ways: npt.NDArray[np.bool_]) -> HeldLayers:
-        """Some of several ways."""
+        """Returns only some of several ways."""
         return HeldLayers(self.counts, self.seconds[ways], self.fixed_bytes[ways], self.activation_bytes[ways])
 
     @cached_property

@@ -42,9 +42,9 @@ _SIZE_BYTES = 1e9
 
 
 def machine_document(instance: Instance) -> list[_Facts]:
-    """Of each kind of devices, or of all: its groups, the smallest first, and the seconds that a device takes for a
-    gigabyte: to hand it to the next stage, and to sum it over replicas of one device each, of a plan of one stage. With
-    several sites groups are those of one, and rings go through all."""
+    """For each kind of devices, or for all: its groups, the smallest first, and the seconds that a device takes for a
+    gigabyte: to hand it to the next stage, and to sum it over replicas of one device each, in a plan of one stage. With
+    several sites the groups are those of one site, and rings go through all sites."""
     cluster = instance.cluster
     stages = 1 if Schedule.first_of(instance.schedule).name in FLUSHED else None
     found: list[_Facts] = []

@@ -90,8 +90,8 @@ COLUMNS = [
 
 
 def records_of(table: pa.Table) -> list[Record]:
-    """Of the dataset's rows those that are solves, sorted by workload, N, B, schedule, planner (the exact one first), M
-    and K."""
+    """The rows of the dataset that are solves, sorted by workload, N, B, schedule, planner (the exact one first), M and
+    K."""
     found = [
         Record(
             scene=Scene(

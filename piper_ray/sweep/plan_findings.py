@@ -114,7 +114,7 @@ COLUMNS = [*_KEYS, *_OWN]
 
 
 def plan_records_of(table: pa.Table) -> list[PlanRecord]:
-    """Those of the dataset's rows that are plans, sorted by model, batch, GPU, devices and way."""
+    """The rows of the dataset that are plans, sorted by model, batch, GPU, devices and way."""
     found = [
         PlanRecord(
             training=TrainedBatch(row["workload"], row["batch"], row["tokens"]),
@@ -150,7 +150,7 @@ class WayFindings:
 
 
 def ways_of(records: Sequence[PlanRecord]) -> list[WayFindings]:
-    """By model, the fastest way first."""
+    """The findings by model, the fastest way first."""
     least_s = {one.cluster: one.step_s for one in best_of_clusters(records)}
     groups: defaultdict[tuple[str, TrainingWay], list[PlanRecord]] = defaultdict(list)
     for record in records:

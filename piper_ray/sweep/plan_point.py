@@ -116,7 +116,7 @@ class PlanPoint:
 
     @property
     def kinds(self) -> dict[str, int]:
-        """Of each kind of GPU its nodes."""
+        """For each kind of GPU, its nodes."""
         named = (part.rpartition(":") for part in self.gpu.split())
         return {name or nodes: int(nodes) if name else self.nodes for name, _, nodes in named}
 

@@ -112,8 +112,7 @@ _ROUNDS_BEFORE_HUB = 4
 
 _FEW_LAYERS = 24
 _STEPS = {0: 20_000, 1: 1_000_000}
-"""By the number of an effort: before it, the turn enumerates all plans of a model of few layers, if this many steps are
-enough."""
+"""The steps that may enumerate all plans of a model of few layers before an effort, by the number of the effort."""
 
 
 class TurnKind(Enum):

@@ -66,7 +66,7 @@ class PatternProgram:
         self._highs.addRows(fixed_s.size, fixed_s, upper, row.size, start, column.astype(np.int32), values)
 
     def solve(self) -> PatternShares | None:
-        """None if no solution is found."""
+        """Solves the program; None if no solution is found."""
         self._highs.run()
         self.worked += int(self._highs.getInfo().simplex_iteration_count) * self._highs.getNumRow() + _ROUND
         if self._highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:

@@ -199,7 +199,7 @@ class _Grid:
 
 
 def placements(instance: Instance, plan: Plan, simulation: Simulation) -> list[Placement]:
-    """Of each kind of devices its own, with its own frames and colour."""
+    """A picture for each kind of devices, with its own frames and colour."""
     found = []
     for number, (name, cluster) in enumerate(zip(instance.cluster.kind_names, instance.cluster.alike, strict=True)):
         within = [k for k, stage in enumerate(plan.stages) if stage.kind == name]
@@ -213,8 +213,8 @@ def placements(instance: Instance, plan: Plan, simulation: Simulation) -> list[P
 def placement(
     cluster: Cluster, simulation: Simulation, within: Sequence[int], colour: str | None = None, sites: int = 1
 ) -> Placement:
-    """Of some stages. Devices of no stage stay empty. colour: of all; None: each stage has its own. sites: as of
-    ``places_of``."""
+    """The placement of some stages. Devices of no stage stay empty. colour: of all stages; None: each has its own.
+    sites: as in ``places_of``."""
     places = places_of(simulation, cluster, within, sites)
     groups = [link.devices for link in cluster.links[:-1] if link.devices is not None]
     grid = _Grid.of(cluster.devices, groups)
@@ -272,7 +272,7 @@ def _drawn(grid: _Grid, place: StagePlace, colour: str) -> Markup:
 
 
 def _frames(grid: _Grid) -> Iterator[Markup]:
-    """Of each group, around those of smaller ones."""
+    """The frames of each group, around those of smaller ones."""
     for level, group in enumerate(grid.framed, start=1):
         for first in range(0, grid.cells, group):
             last = min(first + group, grid.cells) - 1

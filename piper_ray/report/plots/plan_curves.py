@@ -41,7 +41,7 @@ def plan_figures(records: Sequence[PlanRecord], prices: Prices) -> Iterator[tupl
 
 
 def _of_sizes(records: Iterable[PlanRecord]) -> list[PlanRecord]:
-    """Of clusters of the same kinds of GPU, and as many GPUs, the one with the shortest step."""
+    """The plan with the shortest step of all clusters with the same kinds and the same number of GPUs."""
     best: dict[tuple[str, int], PlanRecord] = {}
     for one in records:
         key = one.gpus_text, one.devices

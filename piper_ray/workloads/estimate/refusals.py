@@ -222,5 +222,5 @@ def _room(model: ModelConfig, training: Training, gpu: Gpu, request: EstimateReq
 
 
 def _without_optimizer(room: _Room) -> _Room:
-    """With the optimizer's state in host memory."""
+    """The room with the optimizer's state in host memory."""
     return replace(room, training=room.training.model_copy(update={"optimizer_bytes": 0.0}))

@@ -58,7 +58,7 @@ class StepPrice:
 
 @dataclass(frozen=True)
 class WeightBytes:
-    """Of a parameter on a device: state in all, and of its gradient what replicas reduce."""
+    """Bytes of a parameter on a device: of the whole state, and of the part of its gradient that replicas reduce."""
 
     state: float
     synchronised: float
@@ -71,7 +71,7 @@ class SchemePrices(Protocol):
     def weight(self) -> WeightBytes: ...
 
     def step(self, step: Step, strategy: Strategy) -> StepPrice | None:
-        """None where a step is not offered so."""
+        """The price of a step; None where it is not offered with this strategy."""
 
     def move_s(self, value: Value, source: TensorPlacement, target: TensorPlacement, phase: PassPhase) -> float | None:
         """Seconds to bring a value from one placement to another; None where that is not offered."""
@@ -82,7 +82,7 @@ class SchemePrices(Protocol):
 
 @dataclass(frozen=True)
 class StackPrices:
-    """Of moves and of weights on the stack of ``setting``."""
+    """Prices of moves and of weights on the stack of ``setting``."""
 
     degree: int
     setting: Setting
@@ -123,12 +123,12 @@ class StackPrices:
 
 @dataclass(frozen=True)
 class EstimatedPrices(StackPrices):
-    """Of a kind's graph."""
+    """The prices of a kind's graph."""
 
     of: KindGraph
 
     def step(self, step: Step, strategy: Strategy) -> StepPrice | None:
-        """As the estimator has the operator where the axis's side is divided."""
+        """The price that the estimator has for the operator where the axis's side is divided."""
         work = self.of.works[step.name]
         side = work.sides.get(strategy.axis) if strategy.axis else "whole"
         if side is None:

@@ -29,7 +29,7 @@ PREFIX = "piper-ray-"
 
 _LOCK = "lock"
 _LONGEST_FOLDER = 41
-"""In bytes. Ray appends up to 66, and the path of a socket has at most 107."""
+"""The most bytes. Ray appends up to 66, and the path of a socket has at most 107."""
 
 _RAY = "import sys; del sys.path[0]; from ray.scripts.scripts import main; main()"
 _PR_SET_CHILD_SUBREAPER = 36

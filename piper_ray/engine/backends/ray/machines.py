@@ -44,8 +44,8 @@ class RayNode(NamedTuple):
 
 
 class Overview(NamedTuple):
-    """Of the usable machines: their cores, and the largest memory of one with cores; and whether other machines have
-    yet to answer.
+    """What is known of the usable machines: their cores, the largest memory of one with cores, and whether other
+    machines have yet to answer.
     """
 
     cpus: int

@@ -76,7 +76,7 @@ class BlockStyle:
     gate: bool = False
 
     def cheap(self, *parts: str) -> tuple[str, ...]:
-        """These parts, and CHEAP if selective recomputation repeats norms and activation functions."""
+        """Returns these parts, and CHEAP if selective recomputation repeats norms and activation functions."""
         return (CHEAP, *parts) if self.fused else parts
 
 
