@@ -336,7 +336,7 @@ def all_plans(
 
 def _regular(stages: int, layers: int) -> Iterator[IndexArray]:
     """Yields numbers of layers for each chunk, int64[stages]: all chunks but the first and the last have the same
-    number, and neighbours somewhere get the rest. People write such plans by hand."""
+    number, and some chunks in a row get one more each of what is left. People write such plans by hand."""
     each = layers // stages
     for first, last in product((1, 0, -1), (1, 0, -1, -2)):
         counts = np.full(stages, each, np.int64)

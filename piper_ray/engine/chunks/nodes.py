@@ -90,7 +90,7 @@ _PROMISING = 1.1
 """Later moves are for plans within this factor of the best one."""
 
 _OF_A_PARENT = threading.RLock()
-"""Held while a case is made: cases of one node may get their turns on several threads."""
+"""Held while a parent makes up for turns: cases of one node may get their turns on several threads."""
 
 
 class Effort(NamedTuple):
