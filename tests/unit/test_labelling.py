@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 import pytest
 
 from piper_ray.engine.lattice import labelling
-from piper_ray.engine.lattice.contraction import without_contraction
-from piper_ray.engine.lattice.labelling import Labelling
-from piper_ray.engine.lattice.layer_graph import build_graph
-from tests.instances import build, random_instance, tmpc, two_towers
+from piper_ray.engine.lattice.labelling import Labelling, _order_from
+from tests.instances import random_instance, two_towers
 from tests.kernel_support import case
 from tests.lengths import long_after
 from tests.solver_support import tables
@@ -59,22 +55,32 @@ def _paths(found: Labelling, charges_s: np.ndarray) -> dict[frozenset[int], list
     return stages
 
 
-@pytest.mark.parametrize("edges", [{}, {(0, v): 1 for v in range(1, 300)}], ids=["apart", "star"])
-def test_layers_side_by_side_are_put_in_order_at_once(
-    monkeypatch: pytest.MonkeyPatch, edges: dict[tuple[int, int], float]
-) -> None:
-    """By some looks at each vertex, of which there were as many as pairs."""
-    looks = 0
+@pytest.mark.parametrize("seed", range(4))
+def test_the_next_vertex_makes_the_smallest_frontier(seed: int) -> None:
+    """By a look at all vertices at each step."""
+    rng = np.random.default_rng(seed)
+    for size in range(1, 16):
+        ends = rng.integers(size, size=(rng.integers(2 * size), 2)).tolist()
+        neighbours = [sorted({x + y - v for x, y in ends if v in (x, y)} - {v}) for v in range(size)]
+        priority, weight = rng.integers(6, size=size).tolist(), int(rng.choice([4, 64, 1_000_000]))
+        start = int(rng.integers(size))
+        cost, order = _order_from(start, neighbours, priority, weight)
+        assert order[0] == start
+        assert sorted(order) == [*range(size)]
+        expected_cost, before = 0, set[int]()
+        for v in order:
+            near = {w for u in before for w in neighbours[u]} - before
+            grown = {u: len(_frontier({*before, u}, neighbours)) for u in range(size)}
+            ranks = {u: (weight * grown[u] - priority[u], -priority[u], u) for u in near}
+            if near:
+                assert v == min(near, key=lambda u: ranks[u])
+            before.add(v)
+            expected_cost += 3 ** grown[v]
+        assert cost == expected_cost
 
-    def counted(found: Iterable[object]) -> bool:
-        nonlocal looks
-        looks += 1
-        return any(found)
 
-    monkeypatch.setattr(labelling, "any", counted, raising=False)
-    instance = build({v: {1: [tmpc(1 + v % 7)]} for v in range(300)}, edges)
-    assert Labelling.of(build_graph(instance, without_contraction())) is not None
-    assert 300 <= looks < 10 * 300
+def _frontier(before: set[int], neighbours: list[list[int]]) -> set[int]:
+    return {v for v in before if not before.issuperset(neighbours[v])}
 
 
 def test_two_towers_have_few_states_however_high() -> None:

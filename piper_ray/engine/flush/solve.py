@@ -165,7 +165,7 @@ class _Problem:
         expected, limit_bytes = count_downsets(graph), request.options.memory_limit_bytes
         neighbours = len(borders.kinds) ** 2
         most = min(downsets_within(graph, len(variants) * neighbours, limit_bytes), _MOST_LISTED)
-        labelling = Labelling.of(graph) if expected is None or expected > _MOST_DOWNSETS else None
+        labelling = Labelling.of(graph) if _is_labelled_first(expected) else None
         is_wide = expected is None or expected > most or labelling is not None
         if is_wide:
             request.note(note_of_many(expected))
@@ -229,7 +229,7 @@ class _Problem:
         workload, graph = self.workload, self.workload.lattice.graph
         if self.chain is None:
             return SearchSpace(workload.arrays)
-        labelling = self.labelling or Labelling.of(graph)
+        labelling = self.labelling if _is_labelled_first(self.downsets) else Labelling.of(graph)
         paths = None if labelling is None else build_paths(workload, labelling)
         if not self.is_wide:
             return SearchSpace(workload.arrays, is_large=True, paths=paths)
@@ -340,6 +340,11 @@ def instance_under(schedule: Schedule, instance: Instance, tell: Callable[[str],
     """Returns the instance with separate forward and backward passes, unless the schedule is Piper's, which uses their
     sum."""
     return instance if schedule == PAPERS_SCHEDULE else with_passes(instance, tell)
+
+
+def _is_labelled_first(downsets: int | None) -> bool:
+    """Whether a graph with so many downsets (None: too many to count) is labelled before its lattice is made."""
+    return downsets is None or downsets > _MOST_DOWNSETS
 
 
 def _chain_of(graph: LayerGraph) -> GrownLattice:

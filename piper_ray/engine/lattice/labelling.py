@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from typing import NamedTuple
 
 import numpy as np
@@ -89,34 +90,42 @@ def _order_from(
     steps.
 
     The next vertex is the one of highest priority, after subtracting ``weight`` for each vertex by which the frontier
-    grows.
+    grows; of equals the one of highest priority, then the first.
     """
-    left = [len(of_vertex) for of_vertex in neighbours]
-    frontier: set[int] = set()
+    left = [len(of_vertex) for of_vertex in neighbours]  # neighbours that are not in the order yet
+    closes = [0] * len(neighbours)  # vertices that leave the frontier when this one comes
     todo = set(range(len(neighbours)))
     # With an empty frontier any vertex can come next: first those without neighbours.
     apart = iter(sorted(todo, key=lambda v: (bool(neighbours[v]), v)))
     order: list[int] = []
-    cost = 0
-    near = {start}
+    cost, frontier = 0, 0
+
+    def ranked(u: int) -> tuple[int, int, int]:
+        return weight * ((left[u] > 0) - closes[u]) - priority[u], -priority[u], u
+
+    near = [ranked(start)]  # a heap; a vertex has an entry for each rank that it had
     while todo:
-        best, v = (1 << 60), -1
-        least_size = len(frontier) - sum(1 for w in frontier if left[w] == 1)
-        for u in sorted(near, key=lambda u: -priority[u]) if near else [next(u for u in apart if u in todo)]:
-            stays = any(w in todo for w in neighbours[u])
-            size = len(frontier) + stays - sum(1 for w in neighbours[u] if w in frontier and left[w] == 1)
-            if weight * size - priority[u] < best:
-                best, v = weight * size - priority[u], u
-            if size == least_size:  # no other vertex of that size has a higher priority
-                break
+        while near and (near[0][2] not in todo or near[0] != ranked(near[0][2])):
+            heappop(near)
+        v = heappop(near)[2] if near else next(u for u in apart if u in todo)
         todo.remove(v)
         order.append(v)
-        frontier.add(v)
+        frontier += left[v] > 0
+        changed = set[int]()
         for w in neighbours[v]:
             left[w] -= 1
-        frontier = {w for w in frontier if left[w] > 0}
-        near = {w for u in frontier for w in neighbours[u] if w in todo}
-        cost += 3 ** min(len(frontier), 30)
+            if w in todo:
+                changed.add(w)
+            elif left[w] == 0:
+                frontier -= 1
+        for w in (v, *neighbours[v]):
+            if w not in todo and left[w] == 1:
+                last = next(u for u in neighbours[w] if u in todo)
+                closes[last] += 1
+                changed.add(last)
+        for u in changed:
+            heappush(near, ranked(u))
+        cost += 3 ** min(frontier, 30)
     return cost, order
 
 
