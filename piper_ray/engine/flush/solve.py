@@ -215,8 +215,8 @@ class _Problem:
         return None if found is None else self._on(listed_lattice(graph, found))
 
     @property
-    def are_plans_late(self) -> bool:
-        """Whether the first plan takes so long that bounds come before it."""
+    def is_chain_long(self) -> bool:
+        """Whether a search of the chain takes so long that bounds come before it."""
         return self.workload.lattice.graph.size > MANY_LAYERS or (self.is_wide and self.labelling is None)
 
     def _on(self, lattice: Lattice) -> FlushWorkload:
@@ -276,17 +276,21 @@ class _Problem:
     def run(self, search: FlushSearch, instance: Instance) -> None:
         """Runs a search to its end. On a large lattice, early plans are sought first."""
         are_bounded = self.workload.border_labelling is not None
-        if are_bounded and self.are_plans_late:
+        self._improve(search, instance, "borders", self.with_cheap_borders)
+        if are_bounded and self.is_chain_long:
             search.bound(self.workload)
-        for origin, workload in (("borders", self.with_cheap_borders), ("chain", self.chain)):
-            if workload is not None and search.ledger.stopped_by is None:
-                space = SearchSpace(workload.arrays, is_large=True)
-                search.improve(space, self.tasks(workload, instance), origin, FIRST_SHARE)
+        self._improve(search, instance, "chain", self.chain)
         if are_bounded and np.isfinite(search.ledger.upper_s) and search.ledger.stopped_by is None:
             search.bound(self.workload)
         if self.is_wide and self.space.paths is not None and search.ledger.stopped_by is None:
             search.improve(self.space.along_beams(), search.tasks, "beam", np.inf)
         search.ledger.run(search)
+
+    def _improve(self, search: FlushSearch, instance: Instance, origin: str, few: FlushWorkload | None) -> None:
+        """Looks for an early plan on a few downsets, if there are any."""
+        if few is not None and search.ledger.stopped_by is None:
+            space = SearchSpace(few.arrays, is_large=True)
+            search.improve(space, self.tasks(few, instance), origin, FIRST_SHARE)
 
     def plan(self, chosen: ChosenStages) -> Plan:
         workload = chosen.workload if isinstance(chosen, ChosenInNode) else self.workload
