@@ -41,8 +41,8 @@ def test_a_search_ends_with_what_it_has_and_with_what_to_do(large_s: float) -> N
 
 
 def test_so_does_one_among_the_downsets_that_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("piper_ray.engine.layers._MANY", 1)
-    monkeypatch.setattr("piper_ray.engine.layers._MANY_A_LAYER", 0)
+    monkeypatch.setattr("piper_ray.engine.preparation._MANY", 1)
+    monkeypatch.setattr("piper_ray.engine.preparation._MANY_A_LAYER", 0)
     found = piper_ray.solve(with_one_of(1e24), options=ONE_THREAD, schedule="2bw")
     assert (found.status, found.stopped_by) == (Status.FEASIBLE, StoppedBy.INEXACT)
     assert 0.0 < found.lower_bound_s <= 2.18

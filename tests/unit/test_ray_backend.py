@@ -160,8 +160,8 @@ class TestOneBackend:
     ) -> None:
         """A lattice of some downsets, whose levels are not all sizes; bounds and plans on the way to it too."""
         whole = {name: by_threads(name) for name in ("towers", "branches", "random 1", "random 5")}
-        monkeypatch.setattr("piper_ray.engine.layers._MANY", 20)
-        monkeypatch.setattr("piper_ray.engine.layers._MANY_A_LAYER", 1)
+        monkeypatch.setattr("piper_ray.engine.preparation._MANY", 20)
+        monkeypatch.setattr("piper_ray.engine.preparation._MANY_A_LAYER", 1)
         alone = {name: solve(INSTANCES[name], options=ONE_THREAD) for name in whole}
         assert any(found.stats.downsets < whole[name].stats.downsets for name, found in alone.items())
         send_every_level_to_workers(monkeypatch)
