@@ -40,9 +40,8 @@ def each_of(calls: Sequence[Callable[[Watch], _Result]], stop: Stop[Any], watch:
     count = min(usable_cores(), len(calls)) if sys.platform == "linux" else 1
     forks = [] if count < 2 else _forked(calls, count)
     try:
-        if stop.requested:  # a fork that knows of it would end its call at once, as if that were the result
-            return
-        for number in range(len(calls)):
+        # A fork that knows of the request would end its call at once, as if that were the result.
+        for number in () if stop.requested else range(len(calls)):
             while number not in made:
                 for one in forks:
                     if one.call is None and left:
