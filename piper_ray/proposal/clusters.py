@@ -45,7 +45,7 @@ def plans_of(
     """The best plan for each demand. Plans that are already known start the next search on the same GPUs; searches on
     other GPUs each have a process. Raises StopSearch."""
     asked, known, tell = list(demands), list[FoundPlans](), tell or (lambda _: None)
-    if len({(one.gpu, one.devices) for one in asked}) == len(asked):
+    if len(set(map(_gpus, asked))) == len(asked):
         for plan, notes in each_of([partial(_alone, demand, stop) for demand in asked], stop, watch):
             for text in notes:
                 tell(text)
@@ -58,6 +58,11 @@ def plans_of(
         yield plan
         if stop.requested:
             return
+
+
+def _gpus(demand: PlanDemand) -> tuple[tuple[str, str, int], ...]:
+    """The name, the GPU and the nodes of each kind or site."""
+    return tuple((name, gpu, one.nodes) for name, gpu, one in demand.kinds)
 
 
 def _alone(demand: PlanDemand, stop: Stop[Any], watch: Watch) -> tuple[ClusterPlan, list[str]]:
@@ -81,7 +86,7 @@ def _after(known: list[FoundPlans], demand: PlanDemand, stop: Stop[Any], tell: T
     If this demand only has less memory than an earlier one, the earlier bound holds here, and the earlier best plan, if
     it fits, is still the best.
     """
-    alike = [one for one in known if (one.demand.gpu, one.demand.devices) == (demand.gpu, demand.devices)]
+    alike = [one for one in known if _gpus(one.demand) == _gpus(demand)]
     roomier = [one for one in alike if replace(one.demand, headroom=demand.headroom) == demand]
     if roomier:
         before = roomier[-1]
