@@ -277,7 +277,7 @@ class _Problem:
         """Runs a search to its end. On a large lattice, early plans are sought first."""
         are_bounded = self.workload.border_labelling is not None
         self._improve(search, instance, "borders", self.with_cheap_borders)
-        if are_bounded and self.is_chain_long:
+        if are_bounded and self.is_chain_long and search.ledger.stopped_by is None:
             search.bound(self.workload)
         self._improve(search, instance, "chain", self.chain)
         if are_bounded and np.isfinite(search.ledger.upper_s) and search.ledger.stopped_by is None:
