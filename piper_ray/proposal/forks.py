@@ -54,17 +54,15 @@ def each_of(calls: Sequence[Callable[[Watch], _Result]], stop: Stop[Any], watch:
                         made[here] = result
                 for one in [working[pipe] for pipe in wait([*working], _POLL_S) if isinstance(pipe, Connection)]:
                     assert one.call is not None
-                    try:
-                        event, result = one.pipe.recv()
-                    except (EOFError, OSError):
+                    said = one.said()
+                    if said is None:
                         left.appendleft(one.call)
                         forks.remove(one)
                         one.end()
-                        continue
-                    if event is None:
-                        made[one.call], one.call = result, None
+                    elif said[0] is None:
+                        made[one.call], one.call = said[1], None
                     else:
-                        watch(event)
+                        watch(said[0])
                 if stop.requested:
                     yield from (made[done] for done in sorted(made))
                     return
@@ -86,6 +84,14 @@ class _Fork:
         self.call = number
         with contextlib.suppress(OSError):  # a fork that is lost is seen at its answer
             self.pipe.send(number)
+
+    def said(self) -> tuple[CellBegun | None, Any] | None:
+        """An event, or None and the result of the call; None: the fork is lost."""
+        try:
+            found: tuple[CellBegun | None, Any] = self.pipe.recv()
+        except (EOFError, OSError):
+            return None
+        return found
 
     def end(self) -> None:
         os.kill(self.process, signal.SIGKILL)
