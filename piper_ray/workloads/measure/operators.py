@@ -169,8 +169,9 @@ def traced_programs(
     *,
     exact: bool = False,
 ) -> list[TracedProgram]:
-    """The programs of a factory's model, equal ones once: items of a list of blocks and the modules beside it, or all
-    of it. arguments, inputs: as in ``profile``. exact: in numbers of 64 bits, without dropout.
+    """The programs of a factory's model, each once. If the model has a list of blocks, each block has a program, and so
+    has each module beside the list; else the whole model has one. arguments, inputs: as in ``profile``. exact: in
+    numbers of 64 bits, without dropout.
 
     Raises UsageError and InputError.
     """
