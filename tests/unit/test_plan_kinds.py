@@ -8,7 +8,7 @@ import re
 import subprocess
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import yaml
@@ -28,11 +28,13 @@ from piper_ray.model.instance import Batch, Instance
 from piper_ray.model.mode import ALL_REPLICAS
 from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import Schedule, ScheduleName
+from piper_ray.model.stop import Stop
 from piper_ray.planners.apart import KindsApart
 from piper_ray.proposal import cells as proposal_cells
+from piper_ray.proposal import clusters, forks
 from piper_ray.proposal.cells import CellSearch, Closing, Extent, cells_of
 from piper_ray.proposal.demand import FurtherKinds, PlanDemand
-from piper_ray.proposal.propose import propose
+from piper_ray.proposal.propose import FoundPlans, propose
 from piper_ray.report.apart import apart_document
 from piper_ray.runtimes.meshes import gpus_per_node_of
 from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName
@@ -73,6 +75,30 @@ def demand(config: Path, runtime: RuntimeName) -> PlanDemand:
     schedules = (ScheduleName.ONE_F_ONE_B,)
     asked = PlanDemand(read_model(str(config)), load_hardware(None), "A100-80", old, RUNTIMES[runtime], schedules)
     return replace(asked, further=FurtherKinds("A100-80", (("H100-SXM", "H100-SXM", new),), 20e9))
+
+
+def test_as_many_gpus_of_other_kinds_are_another_cluster(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No search begins with the plan of another one."""
+    monkeypatch.setattr(forks, "usable_cores", lambda: 1)
+    known = list[list[object]]()
+
+    def planned(asked: PlanDemand, before: list[object], *_: Any) -> clusters.ClusterPlan:
+        known.append([*before])
+        return clusters.ClusterPlan(asked, cast("FoundPlans", object()))
+
+    monkeypatch.setattr(clusters, "_planned", planned)
+    asked = demand(config, RuntimeName.FLAGSCALE)
+    assert asked.further is not None
+    ((name, gpu, new),) = asked.further.others
+    old = replace(asked.request, gpus_per_node=8)
+    both = [
+        replace(asked, request=replace(old, nodes=n), further=replace(asked.further, others=((name, gpu, one),)))
+        for n, one in ((1, replace(new, nodes=2)), (2, new))
+    ]
+    assert both[0].devices == both[1].devices
+    plans = list(clusters.plans_of(both, Stop()))
+    assert known == [[], []]
+    assert [plan.nodes for plan in plans] == [{"A100-80": 1, "H100-SXM": 2}, {"A100-80": 2, "H100-SXM": 1}]
 
 
 @pytest.mark.parametrize("runtime", long_after(0, [RuntimeName.MEGATRON, RuntimeName.FLAGSCALE]))
