@@ -282,7 +282,13 @@ def compare(
     instance, plan_files = workload.load(), compared.plan_files
     read = [_read_plan(instance, plan_file, launched) for plan_file in plan_files]
 
-    from piper_ray.report.comparison import comparison_document, print_comparison, print_difference, verdict
+    from piper_ray.report.comparison import (
+        comparison_document,
+        print_comparison,
+        print_difference,
+        print_layouts,
+        verdict,
+    )
     from piper_ray.report.document import to_text
     from piper_ray.report.summary import instance_lines
     from piper_ray.report.terminal import console, print_lines
@@ -300,6 +306,7 @@ def compare(
     screen = console()
     print_lines(screen, [*instance_lines(instance), ""])
     print_comparison(screen, instance, plans)
+    print_layouts(screen, instance, plans)
     screen.print()
     print_difference(screen, plans)
     print_lines(screen, ["", verdict(plans)])

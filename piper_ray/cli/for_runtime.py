@@ -15,7 +15,7 @@ from piper_ray.cli.options import option
 from piper_ray.cli.shared import ScheduleOptions
 from piper_ray.cli.telling import Unwritten, note, working
 from piper_ray.model.errors import PiperRayError, UsageError
-from piper_ray.model.figures import held_text, least_text, percent_text, plural, size_text, time_text
+from piper_ray.model.figures import least_text, percent_text, plural, size_text, time_text
 from piper_ray.model.one_mode import context_of
 from piper_ray.model.stop import StoppedBy
 from piper_ray.runtimes.meshes import domain_of, gpus_per_node_of, meshes_of, node_sizes
@@ -300,10 +300,11 @@ def find_apart(
 
 
 def print_alternatives(
-    console: Console, instance: Instance, found: Alternatives, tolerance: float, *, letters: bool
+    console: Console, instance: Instance, found: Alternatives, tolerance: float, layouts: int | None
 ) -> None:
-    """The table (letters: with layouts in Megatron's), and what separates each plan but the first from that."""
-    from piper_ray.report.comparison import ComparedPlan, print_comparison, reasons
+    """The plans, and what separates each from the first one. layouts: of so many plans, in Megatron's letters; None:
+    of all."""
+    from piper_ray.report.comparison import ComparedPlan, print_against_first, print_comparison, print_layouts
     from piper_ray.report.terminal import print_lines
 
     plans = [ComparedPlan(str(number), one.plan, one.simulation) for number, one in enumerate(found.found, start=1)]
@@ -312,23 +313,16 @@ def print_alternatives(
     )
     if not plans:
         return
-    print_comparison(console, instance, plans, letters=letters)
+    print_comparison(console, instance, plans)
+    if len(plans) > 1:
+        print_against_first(console, plans, [one.spare_bytes for one in found.found])
+    print_layouts(console, instance, plans[:layouts])
     lines = []
     if found.tied > 1:
         lines.append(
             f"1 to {found.tied} are within {percent_text(tolerance)} of each other: fewest devices first, then the "
             "simplest layout, then the most memory to spare"
         )
-    first = plans[0].simulation
-    for one, alternative in zip(plans[1:], found.found[1:], strict=True):
-        slower = one.simulation.step_s / first.step_s - 1.0
-        if slower >= 0.0:
-            words = ", ".join(reasons(one.simulation, first)) or "nothing"
-            text = f"{one.name}: {_percent(slower)} slower than 1, which has {words}"
-        else:
-            words = ", ".join(reasons(first, one.simulation)) or "nothing"
-            text = f"{one.name}: {_percent(first.step_s / one.simulation.step_s - 1.0)} faster than 1, with {words}"
-        lines.append(f"{text}; {held_text(alternative.spare_bytes)} to spare")
     if found.left_from_s is not None:
         least = least_text(found.left_from_s)
         lines.append(f"time limit: no shape that is left takes less than {least}/microbatch")

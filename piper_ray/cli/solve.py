@@ -338,7 +338,7 @@ def solve(
             print_layers(screen, instance, solution.plan, solution.schedule, most)
         if simulation is not None and flushed:
             screen.print()
-            print_simulation(screen, instance, simulation, most)
+            print_simulation(screen, instance, simulation, most, headed=False)
     more: dict[str, object] = {}
     if own_runtime is not None and not in_haste:
         free = own_runtime.without_rules(instance, solution, options)
@@ -349,8 +349,9 @@ def solve(
     if wanted.plans > 1 and not in_haste:
         others = for_runtime.find_alternatives(instance, restrictions, asked, wanted, options, alone)
         screen.print()
-        letters = own_runtime is None or own_runtime.runtime.letters
-        for_runtime.print_alternatives(screen, instance, others, wanted.tolerance, letters=letters)
+        has_letters = own_runtime is None or own_runtime.runtime.letters
+        layouts = 0 if not has_letters else None if written.verbose else 1
+        for_runtime.print_alternatives(screen, instance, others, wanted.tolerance, layouts)
         more["alternatives"] = for_runtime.alternatives_document(instance, others)
         if out is not None:
             for_runtime.write_alternatives(out, instance, others, unwritten)

@@ -33,6 +33,11 @@ class Scale:
         """The figure without its unit."""
         return f"{value / self.size:.{self.decimals}f}"
 
+    def change_text(self, value: float) -> str:
+        """A difference without its unit: ``+0.12``, ``-3.40``, ``0.00``."""
+        text = f"{value / self.size:+.{self.decimals}f}"
+        return text if float(text) else text[1:]
+
     def with_unit(self, value: float) -> str:
         """The figure with its unit: ``703.591 us``."""
         return f"{self.text(value)} {self.unit}"

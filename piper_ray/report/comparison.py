@@ -143,16 +143,34 @@ def print_difference(console: Console, plans: Sequence[ComparedPlan]) -> None:
     pairs.append(("step", yours.simulation.step_s, best.simulation.step_s))
     scale = time_scale(yours.simulation.step_s, NEAR_DIGITS)  # one more, as parts are small
     columns = [Column(f"{scale.unit} of a step"), *(Column(x.name, right=True) for x in (yours, best))]
-    rows = [
-        [words, scale.text(a), scale.text(b), f"{'+' if b > a else ''}{scale.text(b - a)}"] for words, a, b in pairs
-    ]
+    rows = [[words, scale.text(a), scale.text(b), scale.change_text(b - a)] for words, a, b in pairs]
     print_table(console, [*columns, Column("difference", right=True)], rows)
 
 
-def print_comparison(
-    console: Console, instance: Instance, plans: Sequence[ComparedPlan], *, letters: bool = True
-) -> None:
-    """A table, below it the layouts of several stages in Megatron's letters, if Megatron trains and ``letters``."""
+_HEADS = {"compute_s": "work", "communication_s": "transfers", "uneven_s": "uneven", "drain_s": "draining"}
+
+
+def print_against_first(console: Console, plans: Sequence[ComparedPlan], spare_bytes: Sequence[float]) -> None:
+    """What a step of each plan takes beyond one of the first plan, by its parts. spare_bytes: each plan's least."""
+    first, *others = plans
+    own, scale = parts_of(first.simulation), time_scale(first.simulation.step_s, NEAR_DIGITS)
+    columns = [
+        Column(f"{scale.unit}, against {first.name}", right=True),
+        *(Column(head, right=True) for head in ("step", *_HEADS.values(), "memory left")),
+    ]
+    rows = []
+    for one, left_bytes in zip(others, spare_bytes[1:], strict=True):
+        parts = parts_of(one.simulation)
+        more_s = [
+            one.simulation.step_s - first.simulation.step_s,
+            *(getattr(parts, name) - getattr(own, name) for name in _HEADS),
+        ]
+        rows.append([one.name, *map(scale.change_text, more_s), held_text(left_bytes)])
+    print_table(console, columns, rows)
+
+
+def print_comparison(console: Console, instance: Instance, plans: Sequence[ComparedPlan]) -> None:
+    """What a step of each plan takes, in a table."""
     columns = [Column("plan", wrap=_NAME_WRAP), *map(Column, ("step", "schedule")), Column("shape", wrap=_NAME_WRAP)]
     columns += [Column(head, right=True) for head in ("devices", "bubble", "uneven", "memory")]
     rows = []
@@ -170,9 +188,13 @@ def print_comparison(
             ids_text(instance, one.plan),
         ])  # fmt: skip
     print_fitting(console, [*columns, Column("layers run as")], rows)
+
+
+def print_layouts(console: Console, instance: Instance, plans: Sequence[ComparedPlan]) -> None:
+    """Layouts of several stages in Megatron's letters, if Megatron trains."""
     others = {runtime.software for runtime in RUNTIMES.values() if not runtime.letters}
     is_megatron = instance.model is not None and instance.model.software not in others
-    for one in plans if letters and is_megatron else ():
+    for one in plans if is_megatron else ():
         layout = plan_layout(instance, one.plan) if len(one.plan.stages) > 1 else None
         if layout is not None:
             print_lines(console, [f"Megatron's layout of {one.name}: {layout}"])

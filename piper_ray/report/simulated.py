@@ -38,8 +38,11 @@ _MOST_CHUNKS = 4
 """More would make the column of microbatches in flight too wide."""
 
 
-def print_simulation(console: Console, instance: Instance, simulation: Simulation, most: int | None = None) -> None:
-    """Prints the simulation at the console's width. most: rows of ranks; None for all."""
+def print_simulation(
+    console: Console, instance: Instance, simulation: Simulation, most: int | None = None, *, headed: bool = True
+) -> None:
+    """Prints the simulation at the console's width. most: rows of ranks; None for all. headed: with the schedule and
+    the step, where no line above has them."""
     columns = [Column(_HEADS[0]), Column(_HEADS[1], wrap=18), *(Column(head, right=True) for head in _HEADS[2:])]
     print_table(console, columns, list(_rows(simulation)), most)
     if simulation.schedule.v > 1:
@@ -47,7 +50,8 @@ def print_simulation(console: Console, instance: Instance, simulation: Simulatio
         chunks = "+".join(f"chunk {number}" for number in range(1, v + 1)) if v <= _MOST_CHUNKS else "of all its chunks"
         print_lines(console, [f"in flight: the most microbatches whose activations a rank keeps, {chunks}"])
     console.print()
-    print_lines(console, summary_lines(instance, simulation))
+    lines = summary_lines(instance, simulation)
+    print_lines(console, lines if headed else [line.strip() for line in lines[2:]])
 
 
 def summary_lines(instance: Instance, simulation: Simulation) -> list[str]:
@@ -59,7 +63,8 @@ def summary_lines(instance: Instance, simulation: Simulation) -> list[str]:
     lines = [f"{schedule.text}: {_WHAT[schedule.name]}", f"step {step}: {rates}"]
     if not simulation.steady:
         lines[-1] += " (no period was found: the average of a long run)"
-    lines += [f"  {text}" for text in findings(simulation)]
+    unused = {*_unused(simulation)}  # the table has them
+    lines += [f"  {text}" for text in findings(simulation) if text not in unused]
     lines += [f"note: {text}" for text in simulation.notes]
     return lines
 
@@ -118,7 +123,8 @@ def findings(simulation: Simulation) -> tuple[str, ...]:
         *_bound(simulation),
         *_bubble(simulation),
         *_communication(simulation),
-        *_memory(simulation),
+        *_missing(simulation),
+        *_unused(simulation),
         *_versions(simulation),
     )
 
@@ -205,13 +211,20 @@ def _communication(simulation: Simulation) -> Iterator[str]:
         )
 
 
-def _memory(simulation: Simulation) -> Iterator[str]:
-    """What is missing everywhere; of what is unused, by neighbouring ranks with about as much, the largest amounts."""
-    limit_bytes = simulation.memory_limit_bytes
-    unused = [rank.memory_limit_bytes - rank.peak_memory_bytes for rank in simulation.ranks]
+def _unused_bytes(simulation: Simulation) -> list[float]:
+    return [rank.memory_limit_bytes - rank.peak_memory_bytes for rank in simulation.ranks]
+
+
+def _missing(simulation: Simulation) -> Iterator[str]:
+    limit_bytes, unused = simulation.memory_limit_bytes, _unused_bytes(simulation)
     for short, ranks in _runs([x < -1e-9 * limit_bytes for x in unused]):
         if short:
             yield f"{held_text(-min(unused[rank] for rank in ranks))} too little memory on {ranks_text(ranks)}"
+
+
+def _unused(simulation: Simulation) -> Iterator[str]:
+    """The largest amounts, of neighbouring ranks with about as much."""
+    limit_bytes, unused = simulation.memory_limit_bytes, _unused_bytes(simulation)
     alike = [
         (min(unused[rank] for rank in ranks), ranks)
         for step, ranks in _runs(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -91,8 +92,7 @@ def test_plans_of_several_shapes(source: Path, tmp_path: Path) -> None:
     good("verify", source, tmp_path / "plan-2.json")
     assert (tmp_path / "plan-3.json").exists()
     assert "the best 3 plans of different degrees and chunks" in result.stderr
-    assert "\n2: " in result.stderr
-    assert "than 1" in result.stderr
+    assert re.search(r"against 1 +step +work +transfers +uneven +draining +memory left\n +2 +[+-]", result.stderr)
 
 
 def test_nothing_is_slower_without_rules(source: Path) -> None:
