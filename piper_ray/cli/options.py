@@ -76,29 +76,45 @@ class Without:
 
 def flat(command: Callable[..., None]) -> Callable[..., None]:
     """The command with a parameter for each field of the dataclasses that it takes, in their order. A dataclass's
-    ``panel`` is the heading of its options in the help."""
+    ``panel`` is the heading of its options in the help. A dataclass of such dataclasses stands for all their fields."""
     parameters: list[Parameter] = []
-    groups: dict[str, tuple[Callable[..., object], list[str]]] = {}
+    groups: dict[str, _Maker] = {}
     hints = get_type_hints(command, include_extras=True)
     for parameter in signature(command).parameters.values():
         hint = hints[parameter.name]
-        kind, *marks = get_args(hint) if get_origin(hint) is Annotated else [hint]
-        if not is_dataclass(kind):
-            parameters.append(parameter.replace(kind=Parameter.KEYWORD_ONLY, annotation=kind))
-            continue
-        left_out = {name for mark in marks for name in mark.names}
-        own = _declared(kind, left_out)
-        parameters += own
-        groups[parameter.name] = kind, [each.name for each in own]  # type: ignore[assignment]
+        if _is_group(hint):
+            own, groups[parameter.name] = _flattened(hint)
+            parameters += own
+        else:
+            parameters.append(parameter.replace(kind=Parameter.KEYWORD_ONLY, annotation=hint))
 
     @wraps(command)
     def with_groups(**values: Any) -> None:
-        made = {name: kind(**{each: values.pop(each) for each in own}) for name, (kind, own) in groups.items()}
+        made = {name: make(values) for name, make in groups.items()}
         command(**values, **made)
 
     with_groups.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     with_groups.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return with_groups
+
+
+_Maker = Callable[[dict[str, Any]], object]
+"""Makes a dataclass of the values of its options, which it takes out."""
+
+
+def _is_group(hint: Any) -> bool:
+    return is_dataclass(get_args(hint)[0] if get_origin(hint) is Annotated else hint)
+
+
+def _flattened(hint: Any) -> tuple[list[Parameter], _Maker]:
+    kind, *marks = get_args(hint) if get_origin(hint) is Annotated else [hint]
+    within = {name: inner for name, inner in get_type_hints(kind, include_extras=True).items() if _is_group(inner)}
+    if within:
+        parts = {name: _flattened(inner) for name, inner in within.items()}
+        parameters = [parameter for own, _ in parts.values() for parameter in own]
+        return parameters, lambda values: kind(**{name: make(values) for name, (_, make) in parts.items()})
+    own = _declared(kind, {name for mark in marks for name in mark.names})
+    return own, lambda values: kind(**{each.name: values.pop(each.name) for each in own})
 
 
 def _declared(kind: Any, left_out: Collection[str]) -> list[Parameter]:

@@ -200,32 +200,21 @@ class _Question:
         return [one.changed(lambda request: replace(request, calibration=found.calibration)) for one in demands]
 
 
-def plan(
-    context: typer.Context,
-    modelled: PlanClusterOptions,
-    written: WrittenOptions,
-    trained: TrainedOptions,
-    room: MemoryRoomOptions,
-    offered: PlanOfferOptions,
-    running: PlanRunningOptions,
-    charged: PlanStepOptions,
-    launched: LaunchOptions,
-) -> None:
+def plan(context: typer.Context, asked: _Question) -> None:
     """Plan the training of MODEL on a cluster, and write its launch files.
 
     One search over microbatch sizes, schedules, parallelism, sharding and recomputation, with one bound: no plan is
     faster by more than the gap.
     """
-    asked = _Question(modelled, written, trained, room, offered, running, charged, launched)
     asked.refuse_mistakes()
-    model, hardware = modelled.read()
-    for chosen in filter(None, (hardware.choice_note(gpu) for gpu in dict(modelled.clusters))):
+    model, hardware = asked.modelled.read()
+    for chosen in filter(None, (hardware.choice_note(gpu) for gpu in dict(asked.modelled.clusters))):
         note(chosen)
     command = command_text(context, hidden=("json", "out", "verbose"))
     if asked.is_table:
         _plan_clusters(asked, model, hardware)
     else:
-        demand = asked.demand(model, hardware, *modelled.clusters[0])
+        demand = asked.demand(model, hardware, *asked.modelled.clusters[0])
         _plan_one(asked, asked.calibrated([demand])[0], command)
 
 

@@ -12,7 +12,18 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import typer
 
 import piper_ray
-from piper_ray import Instance, SimulationOptions, Solution, Status, Stop, StoppedBy
+from piper_ray import (
+    Instance,
+    Plan,
+    ScheduleName,
+    SimulationOptions,
+    Solution,
+    SolveOptions,
+    Status,
+    StepTerms,
+    Stop,
+    StoppedBy,
+)
 from piper_ray.cli import for_runtime, outliving, shared
 from piper_ray.cli.certificates import CertificateOutput, refuse_uncertifiable, write_own_certificate
 from piper_ray.cli.interrupts import current
@@ -28,6 +39,8 @@ from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import FLUSHED, Schedule
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from piper_ray.engine.evaluation.backend import Backend
     from piper_ray.simulate.result import Simulation
 
@@ -195,184 +208,245 @@ def tell_of(solution: Solution) -> None:
         outliving.tell(replace(solution, stats=replace(solution.stats, pairs=None)))
 
 
-def left_solution(heritage: outliving.Left, checkpoint: str | None) -> Solution:
+def left_solution(heritage: outliving.Left, asked: SolveCommand) -> Solution:
     """The last of a process that was ended. Ends this one with what happened if there is none."""
     found: Solution | None = heritage.answer
     if found is None:
-        say(f"{heritage.cause}; nothing had been found yet{going_on(checkpoint)}")
+        say(f"{heritage.cause}; nothing had been found yet{asked.going_on()}")
         raise typer.Exit(heritage.exit_code)
     is_final = found.status in (Status.OPTIMAL, Status.INFEASIBLE)
     return found if is_final else replace(found, stopped_by=StoppedBy.PROCESS_LOST)
 
 
-def going_on(checkpoint: str | None) -> str:
-    """Words that say how to go on."""
-    return "" if checkpoint is None else "; the same command goes on from the checkpoint"
+@dataclass(frozen=True)
+class SolveCommand:
+    """All options of one call."""
+
+    workload: shared.WorkloadOptions
+    written: PlanOutput
+    told_as: shared.JsonOption
+    kept: shared.RestrictionOptions
+    scheduled: shared.ScheduleOptions
+    charged: shared.StepOptions
+    contracted: shared.ContractOption
+    ends: shared.SearchOptions
+    planned_by: PlannerOption
+    cluster: ClusterOptions
+    wanted: for_runtime.RuntimeOptions
+    proved: CertificateOutput
+
+    def most(self, rows: int) -> int | None:
+        """So many rows of a table; with --verbose all."""
+        return None if self.written.verbose else rows
+
+    def going_on(self) -> str:
+        """Words that say how to go on after the process was ended."""
+        return "" if self.cluster.checkpoint is None else "; the same command goes on from the checkpoint"
 
 
-def solve(
-    context: typer.Context,
-    workload: shared.WorkloadOptions,
-    written: PlanOutput,
-    told_as: shared.JsonOption,
-    kept: shared.RestrictionOptions,
-    scheduled: shared.ScheduleOptions,
-    charged: shared.StepOptions,
-    contracted: shared.ContractOption,
-    ends: shared.SearchOptions,
-    planned_by: PlannerOption,
-    cluster: ClusterOptions,
-    wanted: for_runtime.RuntimeOptions,
-    proved: CertificateOutput,
-) -> None:
+def solve(context: typer.Context, asked: SolveCommand) -> None:
     """Find the fastest plan for INPUT, and prove it.
 
     Ctrl-C stops the search and prints the best plan so far with its gap.
     """
-    json, out, certificate, checkpoint = told_as.json, written.out, proved.certificate, cluster.checkpoint
-    if cluster.supervise:
+    checkpoint, planner, out = asked.cluster.checkpoint, asked.planned_by.planner, asked.written.out
+    if asked.cluster.supervise:
         if checkpoint is None:
             raise UsageError("--supervise needs --checkpoint, which keeps the state from which a new start goes on")
         from piper_ray.cli.supervise import supervise, without_supervise
 
         raise typer.Exit(supervise(without_supervise(sys.argv[1:]), checkpoint))
-    options = ends.options(contracted.contract, checkpoint)
-    restrictions = kept.restrictions()
-    step = charged.terms()
+    options, restrictions = asked.ends.options(asked.contracted.contract, checkpoint), asked.kept.restrictions()
+    step = asked.charged.terms()
     if out is not None:
         refuse_unwritable("--out", out)
-    if planned_by.planner != EXACT:
-        refuse_search_options(planned_by.planner, given(context))
-        instance = workload.load()
-        planned_for = Schedule.first_of(scheduled.schedule, instance.schedule)
-        raise typer.Exit(solve_by_baseline(instance, planned_for, restrictions, planned_by.planner, out, json=json))
-    instance = workload.load()
-    own_runtime = None
-    if wanted.runtime is None:
-        asked = scheduled.asked(instance.schedule)
-    else:
-        own_runtime = for_runtime.RuntimeSolve.of(wanted, instance, scheduled, restrictions)
-        asked, restrictions = own_runtime.schedule, own_runtime.restrictions
-    for_runtime.refuse_alternatives(wanted, asked)
-    if written.apart and not (instance.cluster.kinds and Schedule.of(asked).name in FLUSHED):
-        raise UsageError("--apart is for devices of several kinds, under 1f1b and gpipe")
-    if certificate is not None:
-        refuse_uncertifiable(certificate, instance, Schedule.of(asked), restrictions, options)
+    if planner != EXACT:
+        refuse_search_options(planner, given(context))
+        instance = asked.workload.load()
+        schedule = Schedule.first_of(asked.scheduled.schedule, instance.schedule)
+        raise typer.Exit(solve_by_baseline(instance, schedule, restrictions, planner, out, json=asked.told_as.json))
+    problem = _Problem.of(asked, asked.workload.load(), restrictions, options, step)
 
-    from piper_ray.cost.schedules import most_chunks
-    from piper_ray.report.apart import apart_document, apart_lines
-    from piper_ray.report.log import SolverLog
-    from piper_ray.report.simulated import print_simulation
-    from piper_ray.report.summary import (
-        borders_note,
-        print_layers,
-        print_outcome,
-        print_plan,
-        print_simulated,
-        schedule_line,
-    )
-    from piper_ray.report.terminal import console, print_lines
+    from piper_ray.report.terminal import console
 
-    screen = console(stderr=json)
-    heritage = outliving.left()
-    if heritage is not None:
-        solution = left_solution(heritage, checkpoint)
-    else:
-        with SolverLog(screen, options.time_limit_s, verbose=written.verbose) as log:
-            log.begin(instance)
-            log.line(schedule_line(Schedule.of(asked), most_chunks(asked)))
-
-            def search(stop: Stop[Solution]) -> Solution:
-                with cluster.backend(ends.threads) as backend:
-
-                    def solve_one(one: Instance) -> Solution:
-                        is_first = one is instance
-                        return piper_ray.solve(
-                            one,
-                            restrictions=restrictions,
-                            options=options if is_first else replace(options, resume=None),
-                            backend=backend,
-                            listener=told(log, stop),
-                            stop=stop if is_first else stop.part(),
-                            schedule=asked,
-                            step=step,
-                        )
-
-                    if own_runtime is None:
-                        found = solve_one(instance)
-                    else:
-                        found = own_runtime.with_room(instance, solve_one, stop)
-                    stop.conclude(found)  # a cluster may be slow to let go
-                    tell_of(found)
-                return found
-
-            with others_on_stderr(json):
-                solution = current().run(search)
+    screen, heritage = console(stderr=asked.told_as.json), outliving.left()
+    if heritage is None:
+        solution = problem.search(screen)
         outliving.end()
-    in_haste = solution.stopped_by is not None and solution.stopped_by.in_haste
-    alone, apart = solution, None
-    if written.apart and not in_haste:
-        apart = for_runtime.find_apart(instance, kept.restrictions(), Schedule.of(asked), step, options)
-        if apart is not None and own_runtime is None:  # no runtime launches such plans
-            solution = apart.instead_of(solution, instance.microbatches)
-    with working("simulating the plan"):
-        simulation = simulate_own_plan(instance, solution)
-    evaluation = check_own_plan(instance, solution, restrictions, simulation)
+    else:
+        solution = left_solution(heritage, asked)
     unwritten = Unwritten()
-    if out is not None:  # first: stdout may be a pipe that nobody reads at the moment
-        with unwritten.noted():
-            _write_plan(out, instance, solution, evaluation)
-    screen.print()
-    print_outcome(screen, instance, solution)
-    if simulation is not None:
-        print_simulated(screen, instance, solution, simulation)
-    if not json and solution.plan is not None:
-        screen.print()
-        most = None if written.verbose else _MOST_ROWS
-        flushed = simulation is not None and not simulation.schedule.asynchronous
-        if evaluation is not None and (written.verbose or not flushed):
-            print_plan(screen, instance, solution.plan, evaluation, most)
-            if (text := borders_note(instance.cluster, solution.plan, solution.schedule)) is not None:
-                note(text)
-        else:
-            print_layers(screen, instance, solution.plan, solution.schedule, most)
-        if simulation is not None and flushed:
-            screen.print()
-            print_simulation(screen, instance, simulation, most, headed=False)
-    more: dict[str, object] = {}
-    if own_runtime is not None and not in_haste:
-        free = own_runtime.without_rules(instance, solution, options)
-        print_lines(screen, own_runtime.receives_lines(instance, solution, simulation))
-        places = own_runtime.rank_lines(instance, solution, None if written.verbose else _MOST_PLACES)
-        print_lines(screen, [own_runtime.cost_text(solution, free), *places])
-        more["runtime"] = own_runtime.document(solution, free)
-    if wanted.plans > 1 and not in_haste:
-        others = for_runtime.find_alternatives(instance, restrictions, asked, wanted, options, alone)
-        screen.print()
-        has_letters = own_runtime is None or own_runtime.runtime.letters
-        layouts = 0 if not has_letters else None if written.verbose else 1
-        for_runtime.print_alternatives(screen, instance, others, wanted.tolerance, layouts)
-        more["alternatives"] = for_runtime.alternatives_document(instance, others)
-        if out is not None:
-            for_runtime.write_alternatives(out, instance, others, unwritten)
-    if written.apart and not in_haste:
-        print_lines(screen, apart_lines(instance, apart, alone))
-        more["apart"] = apart_document(apart)
-    if certificate is not None:
-        print_lines(screen, write_own_certificate(certificate, instance, alone, restrictions, options, unwritten))
-    if json:
-        from piper_ray.report.document import solution_document, to_text
-
-        # Last, and in one piece: a solve that dies and is started again prints one document.
-        document = solution_document(instance, restrictions, options, solution, evaluation, simulation)
-        typer.echo(to_text(document | more), nl=False)
+    problem.answer(screen, solution, unwritten)
     unwritten.report()
     code = exit_code(solution)
     if heritage is not None and solution.stopped_by is StoppedBy.PROCESS_LOST:
-        say(heritage.cause + going_on(checkpoint))
+        say(heritage.cause + asked.going_on())
         code = heritage.exit_code
     if code != EXIT_SOLVED:
         raise typer.Exit(code)
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """What is to be solved. restrictions: also those of the runtime, if there is one."""
+
+    asked: SolveCommand
+    instance: Instance
+    schedule: Schedule | ScheduleName
+    restrictions: Restrictions
+    options: SolveOptions
+    step: StepTerms
+    runtime: for_runtime.RuntimeSolve | None
+
+    @classmethod
+    def of(
+        cls, asked: SolveCommand, instance: Instance, kept: Restrictions, options: SolveOptions, step: StepTerms
+    ) -> _Problem:
+        """Raises UsageError for options that do not go together. kept: the user's own restrictions."""
+        wanted, certificate = asked.wanted, asked.proved.certificate
+        runtime = None
+        if wanted.runtime is None:
+            schedule, restrictions = asked.scheduled.asked(instance.schedule), kept
+        else:
+            runtime = for_runtime.RuntimeSolve.of(wanted, instance, asked.scheduled, kept)
+            schedule, restrictions = runtime.schedule, runtime.restrictions
+        for_runtime.refuse_alternatives(wanted, schedule)
+        if asked.written.apart and not (instance.cluster.kinds and Schedule.of(schedule).name in FLUSHED):
+            raise UsageError("--apart is for devices of several kinds, under 1f1b and gpipe")
+        if certificate is not None:
+            refuse_uncertifiable(certificate, instance, Schedule.of(schedule), restrictions, options)
+        return cls(asked, instance, schedule, restrictions, options, step, runtime)
+
+    def search(self, screen: Console) -> Solution:
+        """Solves it, and shows how the search goes."""
+        from piper_ray.cost.schedules import most_chunks
+        from piper_ray.report.log import SolverLog
+        from piper_ray.report.summary import schedule_line
+
+        with SolverLog(screen, self.options.time_limit_s, verbose=self.asked.written.verbose) as log:
+            log.begin(self.instance)
+            log.line(schedule_line(Schedule.of(self.schedule), most_chunks(self.schedule)))
+            with others_on_stderr(self.asked.told_as.json):
+                return current().run(lambda stop: self._solved(log, stop))
+
+    def _solved(self, listener: Listener, stop: Stop[Solution]) -> Solution:
+        with self.asked.cluster.backend(self.asked.ends.threads) as backend:
+
+            def solve_one(one: Instance) -> Solution:
+                is_first = one is self.instance
+                return piper_ray.solve(
+                    one,
+                    restrictions=self.restrictions,
+                    options=self.options if is_first else replace(self.options, resume=None),
+                    backend=backend,
+                    listener=told(listener, stop),
+                    stop=stop if is_first else stop.part(),
+                    schedule=self.schedule,
+                    step=self.step,
+                )
+
+            if self.runtime is None:
+                found = solve_one(self.instance)
+            else:
+                found = self.runtime.with_room(self.instance, solve_one, stop)
+            stop.conclude(found)  # a cluster may be slow to let go
+            tell_of(found)
+        return found
+
+    def answer(self, screen: Console, alone: Solution, unwritten: Unwritten) -> None:
+        """Writes the plan, and prints the answer with all else that was asked for. alone: what the search found."""
+        from piper_ray.report.apart import apart_document, apart_lines
+        from piper_ray.report.summary import print_outcome, print_simulated
+        from piper_ray.report.terminal import print_lines
+
+        asked, instance, out = self.asked, self.instance, self.asked.written.out
+        in_haste = alone.stopped_by is not None and alone.stopped_by.in_haste
+        solution, apart = alone, None
+        if asked.written.apart and not in_haste:
+            apart = for_runtime.find_apart(
+                instance, asked.kept.restrictions(), Schedule.of(self.schedule), self.step, self.options
+            )
+            if apart is not None and self.runtime is None:  # no runtime launches such plans
+                solution = apart.instead_of(solution, instance.microbatches)
+        with working("simulating the plan"):
+            simulation = simulate_own_plan(instance, solution)
+        evaluation = check_own_plan(instance, solution, self.restrictions, simulation)
+        if out is not None:  # first: stdout may be a pipe that nobody reads at the moment
+            with unwritten.noted():
+                _write_plan(out, instance, solution, evaluation)
+        screen.print()
+        print_outcome(screen, instance, solution)
+        if simulation is not None:
+            print_simulated(screen, instance, solution, simulation)
+        if not asked.told_as.json and solution.plan is not None:
+            screen.print()
+            self._print_plan(screen, solution.plan, solution.schedule, evaluation, simulation)
+        more: dict[str, object] = {}
+        if self.runtime is not None and not in_haste:
+            more["runtime"] = self._of_runtime(screen, self.runtime, solution, simulation)
+        if asked.wanted.plans > 1 and not in_haste:
+            screen.print()
+            more["alternatives"] = self._alternatives(screen, alone, unwritten)
+        if asked.written.apart and not in_haste:
+            print_lines(screen, apart_lines(instance, apart, alone))
+            more["apart"] = apart_document(apart)
+        if (certificate := asked.proved.certificate) is not None:
+            own = write_own_certificate(certificate, instance, alone, self.restrictions, self.options, unwritten)
+            print_lines(screen, own)
+        if asked.told_as.json:
+            from piper_ray.report.document import solution_document, to_text
+
+            # Last, and in one piece: a solve that dies and is started again prints one document.
+            document = solution_document(instance, self.restrictions, self.options, solution, evaluation, simulation)
+            typer.echo(to_text(document | more), nl=False)
+
+    def _print_plan(
+        self,
+        screen: Console,
+        plan: Plan,
+        schedule: Schedule,
+        evaluation: Evaluation | None,
+        simulation: Simulation | None,
+    ) -> None:
+        from piper_ray.report.simulated import print_simulation
+        from piper_ray.report.summary import borders_note, print_layers, print_plan
+
+        most = self.asked.most(_MOST_ROWS)
+        flushed = simulation is not None and not simulation.schedule.asynchronous
+        if evaluation is not None and (most is None or not flushed):
+            print_plan(screen, self.instance, plan, evaluation, most)
+            if (text := borders_note(self.instance.cluster, plan, schedule)) is not None:
+                note(text)
+        else:
+            print_layers(screen, self.instance, plan, schedule, most)
+        if simulation is not None and flushed:
+            screen.print()
+            print_simulation(screen, self.instance, simulation, most, headed=False)
+
+    def _of_runtime(
+        self, screen: Console, runtime: for_runtime.RuntimeSolve, solution: Solution, simulation: Simulation | None
+    ) -> dict[str, object]:
+        """Prints what the runtime's rules cost and where ranks are. Returns the document's part on it."""
+        from piper_ray.report.terminal import print_lines
+
+        free = runtime.without_rules(self.instance, solution, self.options)
+        print_lines(screen, runtime.receives_lines(self.instance, solution, simulation))
+        places = runtime.rank_lines(self.instance, solution, self.asked.most(_MOST_PLACES))
+        print_lines(screen, [runtime.cost_text(solution, free), *places])
+        return runtime.document(solution, free)
+
+    def _alternatives(self, screen: Console, alone: Solution, unwritten: Unwritten) -> list[dict[str, object]]:
+        """Finds, prints and writes the next best plans. Returns the document's part on them."""
+        asked, instance = self.asked, self.instance
+        others = for_runtime.find_alternatives(
+            instance, self.restrictions, self.schedule, asked.wanted, self.options, alone
+        )
+        has_letters = self.runtime is None or self.runtime.runtime.letters
+        layouts = asked.most(1) if has_letters else 0
+        for_runtime.print_alternatives(screen, instance, others, asked.wanted.tolerance, layouts)
+        if asked.written.out is not None:
+            for_runtime.write_alternatives(asked.written.out, instance, others, unwritten)
+        return for_runtime.alternatives_document(instance, others)
 
 
 def simulate_own_plan(instance: Instance, solution: Solution) -> Simulation | None:
