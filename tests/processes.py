@@ -59,7 +59,7 @@ def run(session: pytest.Session, groups: Sequence[Group], processes: int) -> Non
             process.join()
 
 
-@dataclass
+@dataclass(eq=False)  # pytest keeps plugins in sets
 class _Reporter:
     config: pytest.Config
     channel: Connection

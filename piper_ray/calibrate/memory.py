@@ -54,8 +54,9 @@ def memory_of_ranks(
     None: all."""
     ranks = rank_layouts(plan, layout, sharding, recomputed)
     lists = flush_lists(plan.schedule, len(ranks), layout.microbatches)
+    names = {kind.value: kind.name for kind in ActionKind}
     return [
-        memory_of_rank(rank, [(ActionKind(kind).name, int(chunk)) for kind, chunk, _ in actions], traits)
+        memory_of_rank(rank, [(names[kind], chunk) for kind, chunk, _ in actions.tolist()], traits)
         for rank, actions in zip(ranks, lists, strict=True)
     ]
 

@@ -22,7 +22,6 @@ import piper_ray
 from piper_ray import dump
 from piper_ray.cli import outliving
 from piper_ray.evaluate import evaluate
-from piper_ray.model.events import IncumbentFound
 from tests.cli_cases import ROOT, run, write_small
 from tests.faults.surroundings import TO_WORKERS
 from tests.instances import two_towers
@@ -229,6 +228,7 @@ def _on_ray(base: Path, tmp_path: Path) -> dict[str, str]:
     return {**environment, **paths, "RAY_gcs_rpc_server_reconnect_timeout_s": "2"}
 
 
+@pytest.mark.long
 def test_the_end_of_a_real_ray_leaves_plan_and_bound(base: Path, tmp_path: Path) -> None:
     """Of its GCS; the tests below end a raylet."""
     instance = two_towers(400, devices=48, microbatches=96, memory_bytes=600.0)
@@ -261,50 +261,6 @@ def test_the_end_of_a_real_ray_leaves_plan_and_bound(base: Path, tmp_path: Path)
     assert document["lower_bound_s"] > 0
     if document["stopped_by"] == "process lost":
         assert f"Ray's GCS on this machine (process {pid}) died" in errors
-
-
-_FROM_PYTHON = """
-import sys
-import piper_ray
-from piper_ray.model.events import EvaluationFinished
-def listener(event):
-    if isinstance(event, EvaluationFinished):
-        print("evaluated", file=sys.stderr, flush=True)
-        sys.stdin.read()  # until the raylet is killed
-with piper_ray.RayBackend("local", workers=1) as backend:
-    piper_ray.solve(sys.argv[1], backend=backend, checkpoint=sys.argv[2], listener=listener)
-"""
-
-
-@pytest.mark.long
-def test_from_python_the_end_of_a_real_ray_leaves_the_checkpoint(base: Path, tmp_path: Path) -> None:
-    instance, kept = two_towers(200, devices=48, microbatches=96, memory_bytes=300.0), tmp_path / "kept"
-    dump(instance, tmp_path / "long.json")
-    with subprocess.Popen(
-        [sys.executable, "-c", _FROM_PYTHON, str(tmp_path / "long.json"), str(kept)],
-        stdin=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=_on_ray(base, tmp_path),
-    ) as process:
-        try:
-            wait_for(process, "evaluated")
-            os.kill(_of_session(base, "raylet"), signal.SIGKILL)
-            process.communicate(timeout=2 * HANG_S)
-        finally:
-            process.kill()
-    assert process.returncode == 1
-    told: list[str] = []
-    stop: piper_ray.Stop[piper_ray.Solution] = piper_ray.Stop()
-
-    def listener(event: object) -> None:
-        told.append(str(getattr(event, "text", "")))
-        if isinstance(event, IncumbentFound):
-            stop.request()
-
-    found = piper_ray.solve(instance, checkpoint=kept, listener=listener, stop=stop)
-    assert any("on record" in text for text in told), told
-    assert found.plan is not None
 
 
 @pytest.mark.long

@@ -76,7 +76,7 @@ def test_figures_are_those_of_simulate(files: tuple[Path, Path], tmp_path: Path,
         assert text in found.texts["findings"] + found.texts["assumptions"]
 
 
-@pytest.mark.parametrize("schedule", ["2bw", "1f1b"])
+@pytest.mark.parametrize("schedule", long_after(1, ["2bw", "1f1b"]))
 def test_figures_are_those_of_solve(tmp_path: Path, schedule: str) -> None:
     source, solution = write_small(tmp_path), tmp_path / "solution.json"
     document = _document("solve", source, "--schedule", schedule, "--out", tmp_path / "plan.json")

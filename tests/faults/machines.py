@@ -8,10 +8,12 @@ import signal
 import subprocess
 import sys
 import time
+from ast import literal_eval
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from select import select
 from typing import Any
 
 from tests.faults.isolation import Isolation, isolated
@@ -46,6 +48,7 @@ class Machines:
         self.count = isolation.size - 1
         self.address = f"{isolation.ip(HEAD)}:{_PORT}"
         self._setups: dict[int, Setup] = {}
+        self._asked: subprocess.Popen[str] | None = None
 
     def cut(self, machine: int) -> None:
         """Silently: no packet comes or goes."""
@@ -66,7 +69,7 @@ class Machines:
         variables = " ".join(shlex.quote(f"{name}={value}") for name, value in setup.environment.items())
         ray = (
             f"env {variables} ray start {role} {setup.ray_options} --node-ip-address={self._isolation.ip(machine)} "
-            f"--object-store-memory={_OBJECT_STORE_BYTES} --disable-usage-stats --block"
+            f"--object-store-memory={_OBJECT_STORE_BYTES} --disable-usage-stats --include-log-monitor=false --block"
         )
         log_bytes = self._log_bytes() if machine == HEAD else 0
         self._setups[machine] = setup
@@ -118,6 +121,7 @@ class Machines:
 
     def kill_services_of_head(self) -> None:
         """SIGKILL to what holds the cluster together. Returns when it has been started again, with no memory of it."""
+        self.forget()
         log_bytes = self._log_bytes()
         self.kill_process(HEAD, "/gcs_server ")
         self._wait_for_head(log_bytes)
@@ -150,19 +154,33 @@ class Machines:
         until(lambda: self.ask(left) == "{} []", "no actor lives and all resources are free")
 
     def ask(self, program: str) -> str:
-        """What a short Ray program prints, which is run on the head with its connection made."""
-        with self.program(program) as process:
-            out, errors = process.communicate(timeout=LONG_S)
-        assert process.returncode == 0, errors
-        return out.strip()
+        """What a short Ray program prints. One process on the head runs them all, as long as its connection holds."""
+        if self._asked is None or self._asked.poll() is not None:
+            self._asked = self._connected(_ANSWER)
+        process = self._asked
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(f"{program!r}\n")
+        process.stdin.flush()
+        assert select([process.stdout], [], [], LONG_S)[0], f"no answer to {program}"
+        return str(literal_eval(process.stdout.readline()))
 
     @contextmanager
     def program(self, program: str) -> Iterator[subprocess.Popen[str]]:
-        """The same, while it runs. It ends when its stdin does."""
+        """A Ray program on the head, with its connection made. It ends when its stdin does."""
+        with self._connected(program) as process:
+            yield process
+
+    def forget(self) -> None:
+        """Ends the connection of ``ask``."""
+        if self._asked is not None:
+            self._asked.communicate(timeout=LONG_S)
+            self._asked = None
+
+    def _connected(self, program: str) -> subprocess.Popen[str]:
         source = f"import ray\nray.init('{self.address}', log_to_driver=False, logging_level='ERROR')\n{program}"
         pipe = subprocess.PIPE
-        with self.popen(HEAD, [sys.executable, "-c", source], stdin=pipe, stdout=pipe, stderr=pipe) as process:
-            yield process
+        return self.popen(HEAD, [sys.executable, "-c", source], stdin=pipe, stdout=pipe)
 
     def name(self, machine: int) -> str:
         """As the user reads it."""
@@ -206,8 +224,20 @@ _RAY = {
     "RAY_AUTH_MODE": "disabled",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1",
+    "RAY_prestart_worker_first_driver": "false",
 }
-"""A lost machine is missed within seconds; Ray's own settings are in test_default_health_checks.py."""
+"""A lost machine is missed within seconds; Ray's own settings are in test_default_health_checks.py. No process starts
+before somebody needs it."""
+
+
+_ANSWER = """
+import contextlib, io, sys
+from ast import literal_eval
+for line in sys.stdin:
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(literal_eval(line))
+    print(repr(printed.getvalue().strip()), flush=True)
+"""
 
 
 @contextmanager
@@ -219,7 +249,10 @@ def machines(count: int, environment: Mapping[str, str] | None = None) -> Iterat
         for machine in range(1 + count):
             cluster.start(machine)
         cluster.wait_for_machines(*range(1, count + 1))
-        yield cluster
+        try:
+            yield cluster
+        finally:
+            cluster.forget()
 
 
 def until(holds: Callable[[], object], what: str, within_s: float = LONG_S) -> None:

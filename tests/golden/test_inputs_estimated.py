@@ -62,7 +62,7 @@ def test_the_header_s_command_makes_the_file(name: str, tmp_path: Path, monkeypa
     assert (tmp_path / "inputs" / f"{name}.toml").read_text(encoding="utf-8") == text
 
 
-@pytest.mark.parametrize(("name", "few", "many", "balance"), long_after(3, MODELS), ids=[row[0] for row in MODELS])
+@pytest.mark.parametrize(("name", "few", "many", "balance"), long_after(1, MODELS), ids=[row[0] for row in MODELS])
 def test_planned_at_two_sizes(name: str, few: int, many: int, balance: float) -> None:
     times = []
     for devices in (few, many):

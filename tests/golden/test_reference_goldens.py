@@ -42,7 +42,7 @@ def test_random_records() -> None:
     assert exact_is_better == 4
 
 
-@pytest.mark.parametrize("golden", long_after(8, BY_TIME), ids=lambda golden: golden.name)
+@pytest.mark.parametrize("golden", long_after(4, BY_TIME), ids=lambda golden: golden.name)
 def test_published_records(golden: PublishedGolden) -> None:
     greedy = paper_table(golden.instance, choice=TmpcChoice.GREEDY)
     assert_same_time(greedy.time_per_sample_s, golden.time_per_sample_s, golden.name)

@@ -65,7 +65,7 @@ def is_feasible(instance: Instance, memory_bytes: float) -> bool:
     return solve(instance.replace(memory_bytes=memory_bytes), options=ONE_THREAD).status is Status.OPTIMAL
 
 
-@pytest.mark.parametrize("golden", long_after(24, PUBLISHED), ids=lambda golden: golden.name)
+@pytest.mark.parametrize("golden", long_after(8, PUBLISHED), ids=lambda golden: golden.name)
 def test_published_records(golden: PublishedGolden) -> None:
     solution = solve(golden.instance, options=ONE_THREAD)
     if golden.time_per_sample_s is None:
@@ -79,7 +79,7 @@ def test_published_records(golden: PublishedGolden) -> None:
         assert solution.time_per_sample_s <= golden.time_per_sample_s * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("golden", long_after(5, WITH_QUICK_TABLE), ids=lambda golden: golden.name)
+@pytest.mark.parametrize("golden", long_after(2, WITH_QUICK_TABLE), ids=lambda golden: golden.name)
 def test_published_records_against_the_exact_table(golden: PublishedGolden) -> None:
     """Which is at or below the published value, and whose plan is worth what it says."""
     exact = paper_table(golden.instance)

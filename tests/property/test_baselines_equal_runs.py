@@ -144,6 +144,7 @@ def test_constraints_on_the_whole_plan_leave_the_best_of_the_rest() -> None:
     assert feasible >= 10
 
 
+@pytest.mark.long
 def test_equal_runs_of_random_graphs() -> None:
     feasible = 0
     for seed in range(120):

@@ -54,13 +54,13 @@ def assert_best(instance: Instance, schedule: Schedule, restrictions: Restrictio
     return found
 
 
-@pytest.mark.parametrize("schedule", long_after(4, SCHEDULES), ids=str)
+@pytest.mark.parametrize("schedule", long_after(2, SCHEDULES), ids=str)
 def test_random_graphs(schedule: Schedule) -> None:
     found = [assert_best(small(seed), schedule).status for seed in range(10)]
     assert found.count(Status.OPTIMAL) >= 2
 
 
-@pytest.mark.parametrize("rule", ["all-or-none", "first-k", "one-for-all"])
+@pytest.mark.parametrize("rule", long_after(1, ["all-or-none", "first-k", "one-for-all"]))
 def test_chunks_decide_on_recomputation_each_for_itself(rule: str) -> None:
     rules = Restrictions(recompute=rule)
     kept = 0
@@ -81,7 +81,7 @@ def test_on_one_rank_several_chunks_may_pay_where_each_decides() -> None:
     assert (found.schedule.v, found.time_per_sample_s) == (2, 14.0)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES[1::3], ids=str)
+@pytest.mark.parametrize("schedule", long_after(1, SCHEDULES[1::3]), ids=str)
 def test_where_none_fits_the_least_memory_that_would_do_is_said(schedule: Schedule) -> None:
     told = 0
     for seed in range(12):
@@ -97,7 +97,7 @@ def test_where_none_fits_the_least_memory_that_would_do_is_said(schedule: Schedu
     assert told >= 4
 
 
-@pytest.mark.parametrize("schedule", long_after(2, SCHEDULES[1::2]), ids=str)
+@pytest.mark.parametrize("schedule", long_after(1, SCHEDULES[1::2]), ids=str)
 def test_no_bound_of_a_search_within_a_time_is_above_the_best_plan(
     schedule: Schedule, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,10 +63,10 @@ def assert_best(instance: Instance, schedule: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize("part", long_after(0, range(2)))
-def test_kept_instances(part: int) -> None:
-    """Found by trying and simulating every plan, elsewhere; in Piper's JSON with kinds."""
-    for record in goldens("kinds")[part::2]:
+@pytest.mark.long
+def test_kept_instances() -> None:
+    """Each other one, found by trying and simulating every plan, elsewhere; in Piper's JSON with kinds."""
+    for record in goldens("kinds")[::2]:
         found = piper_ray.solve(record["instance"], schedule="1f1b", threads=1)
         if record["value_s"] is None:
             assert found.status is Status.INFEASIBLE
@@ -142,6 +142,7 @@ def with_kinds_reversed(made: Instance) -> Instance:
     return replace(made, layers=tuple(layers), cluster=Cluster.of_kinds(kinds[::-1], between_bytes_per_s or 0.0))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what", long_after(2, ["devices", "memory", "link", "between"]))
 def test_more_of_anything_is_never_slower(what: str) -> None:
     for seed in range(15):

@@ -49,12 +49,13 @@ def test_two_kinds(seeds: range) -> None:
     assert sum([assert_best(made) for made in small(seeds)]) > 10
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seeds", long_after(1, [range(start, start + 9) for start in range(0, 18, 9)]), ids=str)
 def test_three_kinds(seeds: range) -> None:
     assert sum([assert_best(made) for made in small(seeds, kinds=3)]) > 3
 
 
-@pytest.mark.parametrize("kinds", [2, 3])
+@pytest.mark.parametrize("kinds", long_after(1, [2, 3]))
 def test_certificates_prove_the_optimum_and_no_more(kinds: int) -> None:
     """Seed 4 of two kinds is proved in parts, by the kind of a layer. Without a row or a part nothing is."""
     parts = 0
@@ -100,6 +101,7 @@ def test_nodes_with_a_link_of_their_own() -> None:
         assert_best(replace(made, cluster=cluster).checked_as(made))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rule", [SameDegrees(), SameDegreesByKind()], ids=repr)
 def test_one_d_for_all_stages(rule: SameDegrees | SameDegreesByKind) -> None:
     assert sum([assert_best(made, Restrictions(constraints=[rule])) for made in small(range(20))]) > 5

@@ -70,6 +70,7 @@ def assert_valued_alike(instance: Instance, found: Solution, schedule: str) -> N
         assert simulated.time_per_sample_s == pytest.approx(value_s, rel=1e-9)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seeds", long_after(1, [range(start, start + 20) for start in range(0, 40, 20)]), ids=str)
 def test_plans_that_never_flush(seeds: range) -> None:
     for seed in seeds:
@@ -102,6 +103,7 @@ def test_plans_with_a_flush(seeds: range, schedule: str) -> None:
         assert_valued_alike(instance, found, schedule)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "schedule",
     long_after(1, [Schedule(ScheduleName.INTERLEAVED, 2), Schedule(ScheduleName.ZB_H1), Schedule(ScheduleName.ZB_V)]),
@@ -195,7 +197,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("schedule", long_after(4, ["2bw", "1f1b"]))
+@pytest.mark.parametrize("schedule", long_after(2, ["2bw", "1f1b"]))
 @pytest.mark.parametrize("name", OPTIONS)
 def test_constraints_are_kept_on_every_level(name: str, schedule: str) -> None:
     """What is found is what one link gives where all links are equal, and valued at its own links elsewhere."""
@@ -284,6 +286,7 @@ def test_a_plan_of_a_search_that_ended_early_is_valued_where_it_lies(
         assert found.lower_bound_s <= whole.time_per_sample_s
 
 
+@pytest.mark.long
 def test_all_who_charge_a_ring_charge_the_same() -> None:
     """The cluster, the referee and the simulation, each with a way of its own, and the rule in words: for degrees too
     that divide no group."""
@@ -442,6 +445,7 @@ def test_borders_on_several_kinds_have_the_links_of_where_their_devices_lie() ->
     assert within > 100
 
 
+@pytest.mark.long
 def test_rings_have_the_links_of_where_their_replicas_lie() -> None:
     """64 of 72: eight replicas of eight devices share a domain, whatever else divides it. All who charge a ring charge
     the same, and none less than where its devices lie, put down one by one."""

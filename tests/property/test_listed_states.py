@@ -105,6 +105,7 @@ def test_random_graphs(bucket: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert left_out >= 25
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "instance",
     long_after(

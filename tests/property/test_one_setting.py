@@ -210,7 +210,7 @@ def test_no_plan_of_a_setting_is_faster_than_its_bound(seed: int, schedule: str 
         assert worth.least_s <= found.time_per_sample_s
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+@pytest.mark.parametrize("schedule", long_after(1, ["1f1b", "gpipe"]))
 def test_stages_in_order_rule_out_only_what_no_plan_takes(schedule: str) -> None:
     """Against solves of each setting, within the time of its best plan and within a little less."""
     rules, under, feasible, ruled_out = Restrictions(constraints=[SameDegrees()]), Schedule.of(schedule), 0, 0
@@ -271,7 +271,7 @@ def test_all_settings_together_are_each_by_itself(seed: int) -> None:
             assert mine.tmpcs == {t: left for t, row in layer.tmpcs.items() if (left := tmpcs_under(row, setting))}
 
 
-@pytest.mark.parametrize("name", long_after(2, ["1f1b", "gpipe", "interleaved", "2bw"]))
+@pytest.mark.parametrize("name", long_after(1, ["1f1b", "gpipe", "interleaved", "2bw"]))
 def test_settings_valued_together_by_kinds_of_layers_are_each_by_itself(name: str) -> None:
     """Of a mixture, whose layers are of few kinds, and of chains without two layers alike."""
     rule = OneMode(context=True, experts=True)

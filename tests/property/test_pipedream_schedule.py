@@ -62,7 +62,7 @@ def small(seed: int) -> Instance:
 @pytest.mark.parametrize(
     "restrictions",
     long_after(
-        4,
+        2,
         [
             *(Restrictions(recompute=rule) for rule in Recompute if rule is not Recompute.AUTO),
             Restrictions(constraints=[SameDegrees()]),

@@ -62,7 +62,7 @@ def _assert_same_memory(rng: random.Random, timeline: Timeline, twin: Pipeline) 
         assert memory_steps(timeline, figures, rank).peak_bytes == expected
 
 
-@pytest.mark.parametrize("name", long_after(3, FLUSHED))
+@pytest.mark.parametrize("name", long_after(1, FLUSHED))
 @pytest.mark.parametrize("overlapped", [False, True])
 def test_flushed(name: ScheduleName, overlapped: bool) -> None:
     rng = random.Random(f"{name.value} {overlapped}")
@@ -144,7 +144,7 @@ def test_buffers_of_what_comes_in_ahead() -> None:
         assert [stage.fixed_bytes - 10.0 for stage in found] == [*held, 0.0, 0.0]
 
 
-@pytest.mark.parametrize("in_turn", [False, True])
+@pytest.mark.parametrize("in_turn", long_after(1, [False, True]))
 def test_replicas_of_uneven_degrees(in_turn: bool) -> None:
     rng = random.Random(f"uneven {in_turn}")
     schedule = Schedule(ScheduleName.TWO_BW if in_turn else ScheduleName.GPIPE)

@@ -47,7 +47,7 @@ def test_more_devices_and_degrees(instance: Instance) -> None:
     assert_solved_as_by_brute_force(instance)
 
 
-@pytest.mark.parametrize("seed", long_after(2, range(3)))
+@pytest.mark.parametrize("seed", long_after(1, range(3)))
 def test_random_instances(seed: int) -> None:
     for number in range(30):
         assert_solved_as_by_brute_force(random_instance(1000 * seed + number))

@@ -122,6 +122,7 @@ def test_fronts_are_those_of_the_recurrence(bucket: int, monkeypatch: pytest.Mon
     assert widest >= 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("bucket", long_after(1, range(2)))
 def test_limits_from_both_sides_keep_all_that_leads_to_a_plan(bucket: int, monkeypatch: pytest.MonkeyPatch) -> None:
     send_every_level_to_the_backend(monkeypatch)

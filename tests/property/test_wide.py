@@ -60,7 +60,7 @@ def test_brute_force(bucket: int, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "instance",
     long_after(
-        7,
+        3,
         [
             two_towers(9, devices=8, memory_bytes=60.0),
             two_towers(12, devices=16),

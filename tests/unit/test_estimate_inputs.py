@@ -51,7 +51,7 @@ def test_names_are_known_in_any_case() -> None:
     assert {read_model(name).name for name in model_names()} == set(model_names())
 
 
-@pytest.mark.parametrize("name", long_after(12, model_names()))
+@pytest.mark.parametrize("name", long_after(6, model_names()))
 def test_every_known_model_can_be_estimated(name: str) -> None:
     result = estimate(read_model(name), load_hardware(), "H100-SXM", EstimateRequest(nodes=4))
     assert result.instance.devices == 32

@@ -61,6 +61,7 @@ def test_no_plan_of_a_task_takes_less_than_its_prices_say(schedule: FlushSchedul
     assert closer > compared / 4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("schedule", long_after(1, FlushSchedule.flushed()))
 def test_with_any_prices_a_task_has_the_same_plan(schedule: FlushSchedule) -> None:
     """Good ones, and others that only lie on paths."""

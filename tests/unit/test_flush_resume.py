@@ -50,7 +50,7 @@ def figures(solution: Solution) -> tuple[object, ...]:
     return solution.status, solution.time_per_sample_s, solution.lower_bound_s, plan, degrees, solution.stopped_by
 
 
-@pytest.mark.parametrize("stopped", long_after(2, [True, False]), ids=["stopped", "killed"])
+@pytest.mark.parametrize("stopped", long_after(1, [True, False]), ids=["stopped", "killed"])
 @pytest.mark.parametrize("schedule", long_after(1, ["1f1b", "gpipe"]))
 @pytest.mark.parametrize("instance", INSTANCES)
 def test_resumed_at_every_moment(instance: Instance, schedule: str, stopped: bool, tmp_path: Path) -> None:

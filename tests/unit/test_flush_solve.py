@@ -308,12 +308,11 @@ def test_fewer_microbatches_than_stages(microbatches: int) -> None:
 
 
 _PROVED = [
-    (name, schedule)
-    for name, schedule in zip(("gpt3-175b", "llama3-405b", "mixtral-8x22b", "t5-11b"), cycle(FlushSchedule.flushed()))
+    (name, schedule) for name, schedule in zip(("gpt3-175b", "t5-11b", "mixtral-8x22b"), cycle(FlushSchedule.flushed()))
 ]
 
 
-@pytest.mark.parametrize(("name", "schedule"), long_after(1, _PROVED))
+@pytest.mark.parametrize(("name", "schedule"), long_after(0, _PROVED))
 def test_the_large_inputs_are_proved(name: str, schedule: FlushSchedule) -> None:
     instance = instance_of(str(INPUTS / f"{name}.toml"))
     solution = solve_flush(instance, schedule)

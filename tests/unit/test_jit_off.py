@@ -39,7 +39,7 @@ def cases() -> list[tuple[Instance, Restrictions]]:
     )
     free = Restrictions()
     return [
-        *((golden.instance, free) for golden in islice(random_goldens(), 12)),
+        *((golden.instance, free) for golden in islice(random_goldens(), 6)),
         (bert32, free),
         (bert32.replace(devices=64), Restrictions(recompute=Recompute.ALL_OR_NONE)),
         (bert32.replace(memory_bytes=GIB), free),

@@ -199,6 +199,7 @@ def random_prices(relaxation: Relaxation, rng: np.random.Generator) -> Prices:
     return Prices(path / path.sum(), memory, units, filled)
 
 
+@pytest.mark.long
 def test_no_plan_that_is_better_than_the_target_takes_less_than_its_least_priced_sum() -> None:
     random, rng, above = np.random.default_rng(4), Random(4), 0
     for _, task, relaxation in relaxations(range(30)):
@@ -264,6 +265,7 @@ def test_the_least_priced_sum_is_the_cheapest_place_and_option_of_each_layer() -
         assert found == pytest.approx(wanted, rel=1e-9, abs=1e-9)
 
 
+@pytest.mark.long
 def test_the_prices_of_the_program_are_the_best_ones_and_its_shares_are_all_layers() -> None:
     random, raised = np.random.default_rng(7), 0
     for _, task, relaxation in relaxations(range(30)):
@@ -283,6 +285,7 @@ def test_the_prices_of_the_program_are_the_best_ones_and_its_shares_are_all_laye
     assert raised > 5
 
 
+@pytest.mark.long
 def test_windows_hold_all_plans_whose_chunks_have_so_many_layers() -> None:
     """And of chains, where limits leave one plan, nothing else."""
     rng, narrowed = Random(9), 0
@@ -321,6 +324,7 @@ def is_in(case: Case, task: Task, relaxation: Relaxation, plan: tuple[IndexArray
     )
 
 
+@pytest.mark.long
 def test_cases_hold_every_plan_that_is_better_than_the_target_and_their_bounds_are_below_it() -> None:
     rng, told_apart, tightened, by_layers = Random(8), 0, 0, 0
     for _, task, relaxation in relaxations(range(30)):

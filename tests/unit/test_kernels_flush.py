@@ -202,7 +202,7 @@ def test_merged_choices_are_as_good_as_any() -> None:
     assert merged > 20
 
 
-@pytest.mark.parametrize("schedule", list(FlushSchedule))
+@pytest.mark.parametrize("schedule", long_after(1, FlushSchedule))
 def test_one_row_stands_for_choices_that_are_close(schedule: FlushSchedule) -> None:
     """Some layers must recompute, which hardly changes their forward pass: no exact choice is less than the one row."""
     rng = Random(7)

@@ -85,6 +85,7 @@ def test_no_room_and_a_wish_to_stop_leave_stages_out() -> None:
         assert not _placed(workload.arrays, task, bounds, np.array([batch_s, wish]), most)[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("schedule", long_after(1, FlushSchedule.flushed()))
 def test_tightened_tables_bound_no_plan_too_high(schedule: FlushSchedule, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(way_program, "_FEW_STAGES", 0)

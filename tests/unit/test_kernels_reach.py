@@ -147,6 +147,7 @@ def test_answers_are_those_of_the_whole_lattice(seed: int) -> None:
             assert reached == whole
 
 
+@pytest.mark.long
 def test_more_vertices_than_a_word_has_bits() -> None:
     instance = two_towers(40, devices=16, memory_bytes=200.0)
     problem, _ = covered(instance)

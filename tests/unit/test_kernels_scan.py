@@ -239,7 +239,7 @@ def opened_plainly(scan: Scan, i: int) -> dict[int, tuple[int, int]]:
     return expected
 
 
-@pytest.mark.parametrize("name", long_after(2, INSTANCES))
+@pytest.mark.parametrize("name", long_after(1, INSTANCES))
 def test_refined_bounds_by_their_formula(name: str) -> None:
     """Between the formula in exact arithmetic and the same with a hair more time and memory."""
     made = case(INSTANCES[name])

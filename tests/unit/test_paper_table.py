@@ -77,6 +77,7 @@ def test_random_instances(seeds: range) -> None:
     assert sum(result.plan is None for result in results) >= len(seeds) / 20
 
 
+@pytest.mark.long
 def test_tmpc_choices_of_long_stages() -> None:
     # On one device there is one stage, and all that is left to find is its TMPCs.
     results = [
@@ -86,7 +87,7 @@ def test_tmpc_choices_of_long_stages() -> None:
     assert sum(result.plan is not None for result in results) >= 15
 
 
-@pytest.mark.parametrize("restrictions", RESTRICTIONS, ids=repr)
+@pytest.mark.parametrize("restrictions", long_after(2, RESTRICTIONS), ids=repr)
 def test_restrictions(restrictions: Restrictions) -> None:
     changed = 0
     for seed in range(1000, 1040):

@@ -139,6 +139,7 @@ def alone_s(asked: PlanDemand) -> float:
     return min(found)
 
 
+@pytest.mark.long
 def test_one_search_finds_what_a_solve_of_each_cell_gives(tmp_path: Path) -> None:
     """At no gap, with chunks too, the best plan, its bound, and the order of the plans that are listed."""
     asked = replace(demand(tmp_path), schedules=(ScheduleName.ONE_F_ONE_B, ScheduleName.INTERLEAVED))

@@ -155,6 +155,7 @@ def two_workers(local_ray: None) -> Iterator[RayBackend]:  # noqa: ARG001 - the 
 class TestOneBackend:
     """What leaves its workers as they are."""
 
+    @pytest.mark.long
     def test_same_answer_on_the_downsets_that_count(
         self, monkeypatch: pytest.MonkeyPatch, two_workers: RayBackend
     ) -> None:

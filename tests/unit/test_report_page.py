@@ -203,6 +203,7 @@ def test_other_planners_are_simulated_under_the_same_schedule(schedule: str) -> 
             assert f"no plan: {planners.plan(instance, name, schedule=schedule).note}" in found.texts["comparison"]
 
 
+@pytest.mark.long
 def test_terms_of_a_step_are_those_that_the_plan_was_made_with() -> None:
     instance, plan = chain([3.0, 3.0], microbatches=8, weights_bytes=GIB), cut([1, 1], 2)
     step = StepTerms(AllReduce.RING, 0.25, 0.5)

@@ -85,7 +85,7 @@ def test_no_more_versions_are_kept_than_passes_need(found: list[dict[str, Any]],
 
 
 @pytest.mark.parametrize(
-    "degrees", long_after(6, map(list, [*product((1, 2, 3), repeat=2), *product((1, 4), repeat=3)]))
+    "degrees", long_after(3, map(list, [*product((1, 2, 3), repeat=2), *product((1, 4), repeat=3)]))
 )
 def test_ranks_never_wait_for_each_other_under_the_rule(degrees: list[int]) -> None:
     borders = tuple(range(1, len(degrees)))

@@ -47,6 +47,7 @@ def test_schemes_are_found_once(entry: Path, monkeypatch: pytest.MonkeyPatch) ->
         schemes_of(_OF, 2, (4.0,), lambda _: None)
 
 
+@pytest.mark.long
 def test_what_does_not_hold_is_found_again(entry: Path) -> None:
     text = entry.read_text()
     documents = json.loads(text.partition("\n")[2])

@@ -180,7 +180,7 @@ DAMAGES = [
 ]
 
 
-@pytest.mark.parametrize("damaged", long_after(5, DAMAGES))
+@pytest.mark.parametrize("damaged", long_after(2, DAMAGES))
 def test_other_damage_is_noticed_too(storage: Path, damaged: Callable[[Path], None]) -> None:
     truth = rows_of(storage)
     damaged(storage)
@@ -212,7 +212,7 @@ bandwidth = 4
     return source, folder / "d", content(folder / "d")
 
 
-@pytest.mark.parametrize("damaged", long_after(5, DAMAGES), ids=lambda damage: damage.__name__)
+@pytest.mark.parametrize("damaged", long_after(2, DAMAGES), ids=lambda damage: damage.__name__)
 def test_what_is_lost_is_told_and_solved_again(
     swept: tuple[Path, Path, Rows], tmp_path: Path, damaged: Callable[[Path], None]
 ) -> None:

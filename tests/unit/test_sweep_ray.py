@@ -34,6 +34,7 @@ def undisturbed(folder: Path) -> tuple[Path, list[dict[str, Any]]]:
     return source, content(folder / "here")
 
 
+@pytest.mark.long
 def test_plans_on_ray_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A config is sent with the model: workers need not find it."""
     source = write_plans(tmp_path)

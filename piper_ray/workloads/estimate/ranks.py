@@ -127,16 +127,13 @@ class _Work:
     working: float
     moment: str
 
-    @property
-    def kept_bytes(self) -> float:
-        return sum(self.kept.values())
-
 
 def memory_of_rank(layout: RankLayout, passes: Iterable[tuple[str, int]], runtime: Traits) -> RankMemory:
     """The memory of a rank. passes: the passes in order, each with its chunk: "F" and "B", or "I" and "W" for the two
     halves of a backward pass."""
     reduced = _reduced_bytes(layout, runtime)
     works = [_work(chunk, runtime, reduced) for chunk in layout.chunks]
+    kept_bytes = [sum(work.kept.values()) for work in works]
     in_flight = [0] * len(works)
     held = worst = working = 0.0
     at, moment = list(in_flight), ""
@@ -144,14 +141,14 @@ def memory_of_rank(layout: RankLayout, passes: Iterable[tuple[str, int]], runtim
         work = works[chunk]
         if kind == "F":
             in_flight[chunk] += 1
-            held += work.kept_bytes
+            held += kept_bytes[chunk]
             continue
         if held + work.working > worst:
             worst, at, moment = held + work.working, list(in_flight), work.moment
             working = work.working
         if kind != "I":
             in_flight[chunk] -= 1
-            held -= work.kept_bytes
+            held -= kept_bytes[chunk]
     states, step_bytes = _states(layout, runtime)
     items = {**states, **_fixed(layout, runtime)}
     if step_bytes > worst:
