@@ -101,7 +101,7 @@ def _scope_of(path: Path) -> str:
     if path.parent.name == "faults":
         return "machines"
     text = path.read_text("utf-8")
-    return next((scope for word, scope in _SHARED.items() if word in text), path.relative_to(_ROOT).as_posix())
+    return next((scope for word, scope in _SHARED.items() if word in text), str(path).removeprefix(f"{_ROOT}/"))
 
 
 def pytest_runtestloop(session: pytest.Session) -> bool | None:

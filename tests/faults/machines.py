@@ -231,12 +231,13 @@ before somebody needs it."""
 
 
 _ANSWER = """
-import contextlib, io, sys
+import sys
 from ast import literal_eval
+answers, sys.stdout = sys.stdout, sys.stderr  # Ray tells of nodes at any time
 for line in sys.stdin:
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        exec(literal_eval(line))
-    print(repr(printed.getvalue().strip()), flush=True)
+    said = []
+    exec(literal_eval(line), {'ray': ray, 'print': lambda *what: said.extend(map(str, what))})
+    print(repr(' '.join(said)), file=answers, flush=True)
 """
 
 
