@@ -172,9 +172,10 @@ class Machines:
             yield process
 
     def forget(self) -> None:
-        """Ends the connection of ``ask``."""
+        """Ends the connection of ``ask``; its process ends as its stdin does."""
         if self._asked is not None:
-            self._asked.communicate(timeout=LONG_S)
+            with self._asked as process:
+                process.kill()
             self._asked = None
 
     def _connected(self, program: str) -> subprocess.Popen[str]:
