@@ -155,9 +155,9 @@ class Machines:
 
     def ask(self, program: str) -> str:
         """What a short Ray program prints. One process on the head runs them all, as long as its connection holds."""
-        if self._asked is None or self._asked.poll() is not None:
-            self._asked = self._connected(_ANSWER)
-        process = self._asked
+        if self._asked is not None and self._asked.poll() is not None:
+            self.forget()
+        process = self._asked = self._asked or self._connected(_ANSWER)
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write(f"{program!r}\n")
