@@ -11,19 +11,18 @@ import signal
 import sys
 from collections.abc import Generator
 from functools import cache
-from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.processes import run
 from tests.ray_support import RAY_ENVIRONMENT, local_ray
 
 __all__ = ["local_ray"]
 
 os.environ.update(RAY_ENVIRONMENT)  # before any test imports Ray, which reads it then
-os.environ.pop("COLUMNS", None)  # what is printed would fold
+os.environ.pop("COLUMNS", None)  # which pytest's processes have: what is printed would fold
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so it is for a shell's background jobs, and for what they start
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -39,7 +38,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--all", action="store_true", help="run the tests marked long too, and more of Hypothesis' examples"
     )
-    parser.addoption("--processes", type=int, default=1, help="processes that run tests at the same time, on Linux")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -104,10 +102,13 @@ def _scope_of(path: Path) -> str:
     return next((scope for word, scope in _SHARED.items() if word in text), str(path).removeprefix(f"{_ROOT}/"))
 
 
-def pytest_runtestloop(session: pytest.Session) -> bool | None:
-    """In as many processes as were asked for; without a value pytest goes on with its own loop."""
-    asked = session.config.getoption("processes")
-    if asked < 2 or sys.platform != "linux" or session.testsfailed or session.config.option.collectonly:
-        return None
-    run(session, [list(group) for _, group in groupby(session.items, lambda item: _scope_of(item.path))], asked)
-    return True
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return _scope_of(_ROOT / nodeid.partition("::")[0])
+
+    config.option.loadscopereorder = False
+    return Scheduling(config, log)

@@ -96,8 +96,10 @@ def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
 
 @pytest.fixture(scope="module")
 def environment() -> Mapping[str, str]:
-    """Compiled kernels even where the rest of the suite runs without."""
-    return {name: value for name, value in os.environ.items() if name != "NUMBA_DISABLE_JIT"}
+    """Compiled kernels even where the rest of the suite runs without, and timings even where it runs in parallel."""
+    return {
+        name: value for name, value in os.environ.items() if name not in {"NUMBA_DISABLE_JIT", "PYTEST_XDIST_WORKER"}
+    }
 
 
 @pytest.mark.long
