@@ -43,7 +43,7 @@ def read(name: str) -> Instance:
     return load(document(GOLDENS[name]))
 
 
-@pytest.mark.parametrize("name", long_after(6, GOLDENS))
+@pytest.mark.parametrize("name", long_after(3, GOLDENS))
 def test_the_optima_are_those_of_the_authors_program(name: str) -> None:
     instance = read(name)
     for devices, optimum_ms in GOLDENS[name]["optimum_ms"].items():

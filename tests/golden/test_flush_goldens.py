@@ -16,7 +16,7 @@ RECORDS = goldens("schedules")
 
 
 @pytest.mark.parametrize("schedule", long_after(2, FlushSchedule.flushed()))
-@pytest.mark.parametrize("tens", long_after(3, range(0, len(RECORDS), 10)))
+@pytest.mark.parametrize("tens", long_after(1, range(0, len(RECORDS), 10)))
 def test_the_optimum_is_met(tens: int, schedule: FlushSchedule) -> None:
     for record in RECORDS[tens : tens + 10]:
         _check(record, schedule)

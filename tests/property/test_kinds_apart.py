@@ -69,7 +69,7 @@ def read_back(plan: Plan, instance: Instance) -> Plan:
 
 
 @pytest.mark.parametrize("schedule", long_after(1, ["1f1b", "gpipe"]))
-@pytest.mark.parametrize("kinds", [2, 3])
+@pytest.mark.parametrize("kinds", long_after(1, [2, 3]))
 @pytest.mark.parametrize("seeds", long_after(1, [range(6), range(6, 14)]), ids=str)
 def test_the_best_sharing_out(seeds: range, kinds: int, schedule: str) -> None:
     shared = 0

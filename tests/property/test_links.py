@@ -86,7 +86,7 @@ def test_plans_that_never_flush(seeds: range) -> None:
         assert_valued_alike(instance, found, "2bw")
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+@pytest.mark.parametrize("schedule", long_after(1, ["1f1b", "gpipe"]))
 @pytest.mark.parametrize("seeds", long_after(1, [range(start, start + 20) for start in range(0, 40, 20)]), ids=str)
 def test_plans_with_a_flush(seeds: range, schedule: str) -> None:
     for seed in seeds:
@@ -137,7 +137,7 @@ def test_equal_links_are_one_link(schedule: str) -> None:
             )
 
 
-@pytest.mark.parametrize("schedule", ["2bw", "1f1b"])
+@pytest.mark.parametrize("schedule", long_after(1, ["2bw", "1f1b"]))
 def test_one_node_is_a_cluster_of_its_own_link(schedule: str) -> None:
     for seed in range(8):
         one = random_instance(seed).replace(devices=4)
@@ -197,7 +197,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("schedule", long_after(2, ["2bw", "1f1b"]))
+@pytest.mark.parametrize("schedule", long_after(1, ["2bw", "1f1b"]))
 @pytest.mark.parametrize("name", OPTIONS)
 def test_constraints_are_kept_on_every_level(name: str, schedule: str) -> None:
     """What is found is what one link gives where all links are equal, and valued at its own links elsewhere."""

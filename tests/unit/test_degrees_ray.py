@@ -77,7 +77,7 @@ def test_the_answer_is_that_of_threads(backend: RayBackend, instance: Instance, 
 
 @pytest.mark.usefixtures("_workers_alone")
 @pytest.mark.parametrize(
-    ("schedule", "number"), long_after(1, [("1f1b", signal.SIGKILL), ("interleaved", signal.SIGSTOP)])
+    ("schedule", "number"), long_after(0, [("1f1b", signal.SIGKILL), ("interleaved", signal.SIGSTOP)])
 )
 def test_a_worker_that_is_no_more_costs_time_alone(
     backend: RayBackend, schedule: str, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
