@@ -165,6 +165,7 @@ def test_the_recurrence(machines: list[int], ratio: float | None, recurrence: Re
     assert checked >= 15
 
 
+@pytest.mark.long
 def test_the_best_partition_that_fits_with_replications_that_divide_the_batch() -> None:
     feasible = tight = 0
     for seed in range(150):

@@ -93,6 +93,7 @@ def test_a_search_with_them_finds_the_same(seed: int, monkeypatch: pytest.Monkey
     assert_optimal(instance, priced)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "instance",
     [

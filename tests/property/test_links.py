@@ -228,6 +228,7 @@ def test_bounds_on_the_sum_of_degrees() -> None:
         assert values_s == sorted(values_s, reverse=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("schedule", ["2bw", "1f1b"])
 def test_planners_value_plans_as_the_referee(schedule: str) -> None:
     """And none beats the optimum."""

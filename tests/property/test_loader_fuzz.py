@@ -54,6 +54,7 @@ def assert_clear(error: InputError, path: Path, data: bytes) -> None:
     assert all(character.isprintable() or character == "\n" for character in text), data
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", long_after(1, range(2)))
 def test_both_forms_read_back_as_the_same_instance(seed: int, tmp_path: Path) -> None:
     rng = random.Random(seed)

@@ -271,7 +271,7 @@ def test_all_settings_together_are_each_by_itself(seed: int) -> None:
             assert mine.tmpcs == {t: left for t, row in layer.tmpcs.items() if (left := tmpcs_under(row, setting))}
 
 
-@pytest.mark.parametrize("name", long_after(1, ["1f1b", "gpipe", "interleaved", "2bw"]))
+@pytest.mark.parametrize("name", long_after(0, ["1f1b", "gpipe", "interleaved", "2bw"]))
 def test_settings_valued_together_by_kinds_of_layers_are_each_by_itself(name: str) -> None:
     """Of a mixture, whose layers are of few kinds, and of chains without two layers alike."""
     rule = OneMode(context=True, experts=True)

@@ -84,6 +84,7 @@ def test_constraints_are_kept(restrictions: Restrictions) -> None:
     assert plans > 0
 
 
+@pytest.mark.long
 def test_the_order_of_layers_is_kept() -> None:
     kept = Restrictions(constraints=[KeepOrder()])
     plans = 0

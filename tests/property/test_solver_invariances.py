@@ -151,6 +151,7 @@ def test_contraction_of_all_that_is_free_changes_nothing(monkeypatch: pytest.Mon
     assert assert_contraction_changes_nothing(prepared) > 1.5 * plain
 
 
+@pytest.mark.long
 def test_contraction_changes_nothing() -> None:
     assert assert_contraction_changes_nothing(with_free_layers) > 0.13 * len(SEEDS)
 

@@ -98,6 +98,7 @@ def test_what_a_machine_differs_by_is_found(factors: dict[Constant, float], tmp_
         assert found.factor(constant) == pytest.approx(factors.get(constant, 1.0), rel=0.08), constant
 
 
+@pytest.mark.long
 def test_one_run_tells_of_one_constant_and_none_of_a_machine_as_the_tables_have_it(tmp_path: Path) -> None:
     one = fitted(tmp_path, {Constant.WORK: 0.7, Constant.NETWORK: 0.5}, LAYOUTS[:1])
     assert list(one.factors) == [Constant.WORK]

@@ -197,6 +197,7 @@ def test_the_same_input_gives_the_same_plan() -> None:
     assert found[0].lower_bound_s == found[1].lower_bound_s
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", long_after(1, ["interleaved", "zb-h1"]))
 def test_keyboard_interrupt_ends_a_search_with_what_it_has(name: str) -> None:
     def interrupted(event: Event) -> None:

@@ -435,6 +435,7 @@ def test_the_best_of_all_plans_is_found_and_the_one_that_holds_the_least() -> No
     assert min(compared, early) > 15
 
 
+@pytest.mark.long
 def test_ranks_have_room_for_every_plan_in_its_own_time() -> None:
     """And the least batch that they have room for is above what is known of the task for some."""
     rng, fits, raised = Random(8), 0, 0

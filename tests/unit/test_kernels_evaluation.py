@@ -33,6 +33,7 @@ def fronts_of(states: StateTables) -> list[list[tuple[int, int]]]:
     return found
 
 
+@pytest.mark.long
 def test_levels_are_taken_in_behind_those_that_are_finished() -> None:
     for seed in range(4):
         made = random_case(seed, most_layers=5)

@@ -29,6 +29,7 @@ from tests.lengths import long_after
 State = tuple[int, int]
 
 
+@pytest.mark.long
 def test_a_stage_fits_when_some_choice_does() -> None:
     seen: Counter[int] = Counter()
     for seed in range(60):

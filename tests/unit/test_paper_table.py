@@ -70,6 +70,7 @@ def test_named_instances(name: str) -> None:
     assert (table.time_per_sample_s is None) == (name == "does not fit")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seeds", long_after(1, [range(60), range(60, 110)]), ids=str)
 def test_random_instances(seeds: range) -> None:
     results = [assert_as_brute_force(random_instance(seed)) for seed in seeds]
