@@ -265,7 +265,7 @@ def solve(context: typer.Context, asked: SolveCommand) -> None:
         instance = asked.workload.load()
         schedule = Schedule.first_of(asked.scheduled.schedule, instance.schedule)
         raise typer.Exit(solve_by_baseline(instance, schedule, restrictions, planner, out, json=asked.told_as.json))
-    problem = _Problem.of(asked, asked.workload.load(), restrictions, options, step)
+    problem = _SolveProblem.of(asked, asked.workload.load(), restrictions, options, step)
 
     from piper_ray.report.terminal import console
 
@@ -287,7 +287,7 @@ def solve(context: typer.Context, asked: SolveCommand) -> None:
 
 
 @dataclass(frozen=True)
-class _Problem:
+class _SolveProblem:
     """What is to be solved. restrictions: also those of the runtime, if there is one."""
 
     asked: SolveCommand
@@ -301,7 +301,7 @@ class _Problem:
     @classmethod
     def of(
         cls, asked: SolveCommand, instance: Instance, kept: Restrictions, options: SolveOptions, step: StepTerms
-    ) -> _Problem:
+    ) -> _SolveProblem:
         """Raises UsageError for options that do not go together. kept: the user's own restrictions."""
         wanted, certificate = asked.wanted, asked.proved.certificate
         runtime = None
