@@ -13,7 +13,7 @@ from piper_ray.engine.flush.border_bound import BorderBound, border_labelling, d
 from piper_ray.engine.flush.path_prices import LayerChoices, in_flight_at
 from piper_ray.engine.flush.position_program import path_prices
 from piper_ray.engine.flush.tables import FlushWorkload
-from piper_ray.engine.kernels.flush_borders import GROUP, cheapest_downsets
+from piper_ray.engine.kernels.flush_borders import cheapest_downsets
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
 from piper_ray.engine.lattice.layer_graph import members
 from tests.flush_schedules import FlushSchedule
@@ -69,7 +69,7 @@ def test_each_stage_pays_what_it_surely_pays_for_long_edges() -> None:
             stage, groups = inside[i] - inside[j], []
             for downset in (inside[i], inside[j]):
                 front = [v for v in range(bound.work.own_s.size) if v not in downset]
-                groups.append({cell // GROUP for cell in _cells_with(bound, bound.work.own_s[front].sum())})
+                groups.append({int(cells.group[cell]) for cell in _cells_with(bound, bound.work.own_s[front].sum())})
             if i == len(inside) - 1:
                 groups[0] = {none}
             if j == 0:
@@ -152,11 +152,45 @@ def test_the_cheapest_border_of_each_cell_is_found() -> None:
             assert least_s[cell] == pytest.approx(min(sizes)), seed
             assert crossing_s[frozenset(members(row))] == pytest.approx(least_s[cell]), seed
             compared += len(sizes) > 1
-        every = downsets_with_cheap_borders(graph, labelling, workload.arrays, 5)
-        if every is not None:
-            assert {frozenset(members(row)) for row in every} <= crossing_s.keys()
-            assert {0, graph.size} <= {len(members(row)) for row in every}
+        for known in (labelling, None):
+            every = downsets_with_cheap_borders(graph, known, workload.arrays, 5)
+            if every is not None:
+                assert {frozenset(members(row)) for row in every} <= crossing_s.keys()
+                assert {0, graph.size} <= {len(members(row)) for row in every}
     assert compared > 10
+
+
+def test_borders_of_a_chain_cost_what_crosses_them() -> None:
+    rng = Random(6)
+    for seed in range(8):
+        workload, _ = tables(random_instance(seed, most_layers=7))
+        if workload is None:
+            continue
+        graph = workload.lattice.graph
+        paid_s = np.array([rng.uniform(0.0, 1.0) for _ in graph.edges])
+        found_s, bits = border_bound._borders_of_chain(graph, paid_s)
+        assert [members(row) for row in bits] == [list(range(size)) for size in range(1, graph.size + 1)]
+        assert found_s[-1] == np.inf
+        for size, crossing_s in enumerate(found_s[:-1].tolist(), 1):
+            crossing = [e for e, (tail, head, _) in enumerate(graph.edges) if head < size <= tail]
+            assert crossing_s == pytest.approx(paid_s[crossing].sum())
+
+
+@pytest.mark.long
+def test_prices_sought_for_ways_bound_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng, closer = Random(2), 0
+    for schedule in FlushSchedule.flushed():
+        for seed, workload, _, task, batch_s in searched(schedule):
+            good, bound = path_prices(workload.arrays, task.arrays), _bound(workload, task.arrays.variants)
+            if good is None or bound is None:
+                continue
+            prices, found_s = any_prices(rng, workload.arrays, task.arrays, good), []
+            for ways in (1, 60):
+                monkeypatch.setattr(border_bound, "_MOST_WAYS", ways)
+                found_s.append(bound.least_s(workload.arrays, task.arrays, prices, 0.0, batch_s * (1.0 + 1e-9)))
+                assert found_s[-1] <= batch_s * (1.0 + 1e-9), (seed, task.degrees)
+            closer += found_s[1] > found_s[0] * (1.0 + 1e-3)
+    assert closer > 10
 
 
 def _least(choices: LayerChoices, figures: IndexArray | FloatArray) -> float:

@@ -11,6 +11,8 @@ edges, such as of a mask that each block of a decoder reads, count where their e
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,19 +21,20 @@ from piper_ray.engine.evaluation.dual_prices import work_behind_s
 from piper_ray.engine.flush.path_prices import LayerChoices, PathPrices, in_flight_at
 from piper_ray.engine.flush.paths import often
 from piper_ray.engine.kernels.flush_borders import (
-    GROUP,
     BorderCells,
     WayPrices,
+    cheapest_border_way,
     cheapest_borders,
     cheapest_downsets,
-    least_way_s,
 )
 from piper_ray.engine.kernels.flush_types import FlushTables, FlushTask
 from piper_ray.engine.kernels.types import BitArray, FloatArray, IndexArray, frozen
+from piper_ray.engine.lattice.downsets import chain_lattice
 from piper_ray.engine.lattice.labelling import BORDER_LABELS, IN_FRONT, Labelling
 from piper_ray.engine.lattice.layer_graph import LayerGraph, ancestors, members_of
 
-_CELLS = 4096
+_CELLS, _GROUP, _COARSER = 4096, 16, 4
+"""Cells, cells of a group, and how many are one on the coarse grid on which prices are sought."""
 
 _CELLS_OF_SHARE, _MOST_CHOSEN = 4, 50_000_000
 """For downsets with cheap borders: cells in each share of the work, and the largest number of figures."""
@@ -42,10 +45,13 @@ _SHORT = np.append(0.0, 2.0 ** np.arange(-7.0, -1.0))
 _QUANTILES = (0.25, 0.5, 0.75)
 """Quantiles of the value of a second of layers."""
 
-_SHARES = (1.0, 0.998, 0.995, 0.99, 0.98, 0.96, 0.92, 0.84)
-"""Shares of a plan's time at which bounds are tried."""
+_CLOSE = 1e-3
+"""Relative. A time with plans, as far as is known, is not looked at more closely than this above one without."""
 
 _RISE, _MOST_RISES = 1.06, 40
+
+_MOST_WAYS = 60
+"""Prices tried on the coarse grid, at all times together: each takes some hundredths of a second."""
 
 _TIE = 1e-8
 
@@ -107,6 +113,7 @@ class BorderBound:
             np.ascontiguousarray(least_s[:, : _SHORT.size]),
             np.ascontiguousarray(least_s[:, _SHORT.size :]),
             all_s * (_SHORT + 2.0 * _ROUNDING),
+            np.arange(from_s.size) // _GROUP,
             np.stack([longer.surely_paid(from_s, to_s, limit_s) for limit_s in limits_s[:, 0]]),
         )
         return cls(frozen(cells), frozen(work))
@@ -118,31 +125,109 @@ class BorderBound:
         bound.
 
         The more time stages may take, the shorter are ways. So the cost of the shortest way for stages of a given time
-        bounds all plans of at least that time. Times are tried from ``upper_s`` down, or from ``lower_s`` up if no plan
-        is known.
+        bounds all plans of at least that time. If it costs more than this time, no plan takes so little. The range that
+        is left is halved; if no plan is known, times are tried from ``lower_s`` up.
         """
-        way_prices, found_s = self.way_prices(tables, task, prices), lower_s
+        choices, found_s = LayerChoices.of(tables, task), lower_s
         if upper_s == np.inf:
+            way_prices = self.way_prices(choices, task, prices)
             for _ in range(_MOST_RISES):
                 most_s = found_s * _RISE
-                least_s = float(least_way_s(self.cells, way_prices, most_s))
+                least_s, *_ = cheapest_border_way(self.cells, way_prices, most_s)
                 if least_s <= most_s * (1.0 + _TIE):
                     return max(found_s, least_s)
                 found_s = most_s
             return found_s
-        for share in _SHARES:
-            most_s = share * upper_s
-            if most_s <= found_s:
-                break
-            least_s = float(least_way_s(self.cells, way_prices, most_s))
-            if least_s > most_s * (1.0 + _TIE):
-                return np.inf if most_s == upper_s else most_s
-            found_s = max(found_s, least_s)
-        return found_s
+        found_s, prices = self._coarse._halved(choices, task, prices, lower_s, upper_s, _MOST_WAYS)
+        return found_s if found_s == np.inf else self._halved(choices, task, prices, found_s, upper_s, 1)[0]
 
-    def way_prices(self, tables: FlushTables, task: FlushTask, prices: PathPrices) -> WayPrices:
+    def rules_out(self, tables: FlushTables, task: FlushTask, prices: PathPrices, upper_s: float) -> bool:
+        """Whether prices by which no plan of the task takes at most ``upper_s`` are soon found, from ``prices`` on."""
+        choices = LayerChoices.of(tables, task)
+        return self._coarse._raised(choices, task, prices, upper_s, _MOST_WAYS)[0] > upper_s * (1.0 + _TIE)
+
+    def _halved(
+        self,
+        choices: LayerChoices,
+        task: FlushTask,
+        prices: PathPrices,
+        lower_s: float,
+        upper_s: float,
+        most_ways: int,
+    ) -> tuple[float, PathPrices]:
+        """Halves the range between a bound and a plan, with prices sought for each time. Returns the bound and the last
+        prices. most_ways: how many prices are tried; after these, no further ones are sought."""
+        found_s, high_s, most_s = lower_s, upper_s, upper_s
+        while found_s < most_s:
+            least_s, prices, tried = self._raised(choices, task, prices, most_s, max(1, most_ways))
+            most_ways -= tried
+            if least_s > most_s * (1.0 + _TIE):
+                if most_s == upper_s:
+                    return np.inf, prices
+                found_s = most_s
+            else:
+                found_s, high_s = max(found_s, least_s), most_s
+            if high_s <= found_s * (1.0 + _CLOSE):
+                break
+            most_s = 0.5 * (found_s + high_s)
+        return found_s, prices
+
+    @cached_property
+    def _coarse(self) -> BorderBound:
+        """The same on fewer cells. Its bounds are a little lower, and take a fraction of the time."""
+        cells = self.cells
+        starts = np.arange(0, cells.from_s.size, _COARSER)
+        from_s, in_s, out_s = (np.minimum.reduceat(x, starts) for x in (cells.from_s, cells.in_s, cells.out_s))
+        to_s = np.maximum.reduceat(np.where(np.isfinite(cells.from_s), cells.to_s, 0.0), starts)
+        coarse = cells._replace(from_s=from_s, to_s=to_s, in_s=in_s, out_s=out_s, group=cells.group[starts])
+        return BorderBound(frozen(coarse), self.work)
+
+    def _raised(
+        self, choices: LayerChoices, task: FlushTask, prices: PathPrices, most_s: float, most_ways: int
+    ) -> tuple[float, PathPrices, int]:
+        """Seeks prices by which plans whose batch takes at most ``most_s`` cost more than that. Returns the largest
+        cost of a cheapest way, its prices, and how many prices were tried: ``most_ways`` at most.
+
+        Prices are sought as in ``WayProgram``, with the stages of the cheapest ways by all prices so far. Once the
+        shares of these take no more than ``most_s``, hardly any prices would cost more.
+        """
+        from piper_ray.engine.flush.way_program import WayProgram  # HiGHS is loaded where it is needed
+
+        program: WayProgram | None = None
+        best_s, best, count = -np.inf, prices, self.cells.from_s.size
+        for tried in range(1, most_ways + 1):
+            least_s, way, paid_s = cheapest_border_way(self.cells, self.way_prices(choices, task, prices), most_s)
+            if least_s > best_s:
+                best_s, best = float(least_s), prices
+            if best_s > most_s * (1.0 + _TIE) or tried == most_ways:
+                break
+            program = program or WayProgram(choices, task)
+            for q, (back, front) in enumerate(pairwise(way.tolist())):
+                copies = self._copies(choices, back, front)
+                paid = float(paid_s[q]), float(paid_s[q])
+                program.add_stage((back + 1) % (count + 1), front + 1, front < 0, q, copies, paid, prices)
+            if not program.solve() or program.batch_s <= most_s:
+                break
+            prices = program.prices
+        return best_s, best, tried
+
+    def _copies(self, choices: LayerChoices, back: int, front: int) -> FloatArray:
+        """Returns float64[layers]: about how many of each layer are between two borders, by the work in front of
+        them."""
+        cells, work = self.cells, self.work
+        from_s = work.own_s.sum() if back == cells.from_s.size else cells.from_s[back]
+        to_s = cells.from_s[front] if front >= 0 else -np.inf
+        middle_s = 0.5 * (work.up_s + work.apart_s)
+        share = ((to_s < middle_s) & (middle_s <= from_s)).astype(np.float64)
+        taken_s = float(share @ work.own_s)
+        whole_s = from_s - max(to_s, 0.0)
+        share = share * (whole_s / taken_s) if taken_s > 0.0 else np.full(share.size, whole_s / work.own_s.sum())
+        copies: FloatArray = np.bincount(choices.of_vertex, share, choices.copies.size).astype(np.float64)
+        return copies
+
+    def way_prices(self, choices: LayerChoices, task: FlushTask, prices: PathPrices) -> WayPrices:
         """Returns the costs of ways in the task."""
-        choices, positions = LayerChoices.of(tables, task), task.most_stages
+        positions = task.most_stages
         cost_s = choices.least_s(prices, in_flight_at(task))[:, choices.of_vertex]
         border_s = np.zeros((positions, self.cells.from_s.size))
         for q in range(1, positions):
@@ -255,7 +340,7 @@ class _Edges(NamedTuple):
     def surely_paid(self, from_s: FloatArray, to_s: FloatArray, limit_s: float) -> FloatArray:
         """``BorderCells.long_s`` for edges that are long beyond a limit."""
         some = (self.from_s <= limit_s) & (limit_s < self.span_s)
-        starts = np.arange(0, from_s.size, GROUP)
+        starts = np.arange(0, from_s.size, _GROUP)
         reached_s = np.maximum.reduceat(np.where(np.isfinite(from_s), to_s, -np.inf), starts)
         none = starts.size
         (tail_behind, tail_front), (head_behind, head_front) = (
@@ -299,25 +384,41 @@ def _first_cells(work: LayerWork, from_s: FloatArray, to_s: FloatArray) -> _Rang
 
 
 def downsets_with_cheap_borders(
-    graph: LayerGraph, labelling: Labelling, tables: FlushTables, most: int
+    graph: LayerGraph, labelling: Labelling | None, tables: FlushTables, most: int
 ) -> BitArray | None:
     """Returns uint64[m, words]: the empty set, V, and a downset with the cheapest border for each of ``most`` equal
-    shares of the work in front. None if no layer takes any time. labelling: of single borders.
+    shares of the work in front. None if no layer takes any time. labelling: of single borders; None: borders are those
+    of a chain.
     """
     every = np.arange(tables.option_start.shape[0])
     own_s = _least_work_s(tables, every)
     if not 0.0 < own_s.sum() < np.inf:
         return None
-    cells = max(1, min(_CELLS_OF_SHARE * most, _MOST_CHOSEN // (graph.size * int(labelling.moves.states.max()))))
     paid_s = (tables.edge_in_s + tables.edge_out_s).min(axis=0)
-    charge_s = labelling.front_charges.seconds(np.zeros_like(paid_s), paid_s)
-    cells_of = _cells_of(labelling, own_s, cells)
-    least_s, bits = cheapest_downsets(labelling.moves, _in_front(labelling), cells_of, charge_s)
-    starts = np.unique(np.arange(most) * least_s.size // most)
+    if labelling is None:
+        least_s, bits = _borders_of_chain(graph, paid_s)
+        shares = np.arange(most) * (own_s.sum() / most)
+        starts = np.unique(np.searchsorted(np.cumsum(own_s), shares))
+    else:
+        cells = max(1, min(_CELLS_OF_SHARE * most, _MOST_CHOSEN // (graph.size * int(labelling.moves.states.max()))))
+        charge_s = labelling.front_charges.seconds(np.zeros_like(paid_s), paid_s)
+        cells_of = _cells_of(labelling, own_s, cells)
+        least_s, bits = cheapest_downsets(labelling.moves, _in_front(labelling), cells_of, charge_s)
+        starts = np.unique(np.arange(most) * least_s.size // most)
     ends = np.append(starts[1:], least_s.size)
     chosen = [first + int(np.argmin(least_s[first:end])) for first, end in zip(starts, ends, strict=True)]
     none, every_one = np.zeros_like(bits[:1]), np.bitwise_or.reduce(bits, axis=0)[None]
     return np.unique(np.concatenate([none, bits[[c for c in chosen if least_s[c] < np.inf]], every_one]), axis=0)
+
+
+def _borders_of_chain(graph: LayerGraph, paid_s: FloatArray) -> tuple[FloatArray, BitArray]:
+    """Returns what crosses the borders between the vertices of a chain, from the back, and inf, float64[n]; and their
+    downsets and V, uint64[n, words]. paid_s: float64[e]."""
+    changes = np.zeros(graph.size + 1)
+    for (tail, head, _), edge_s in zip(graph.edges, paid_s.tolist(), strict=True):
+        changes[head + 1] += edge_s
+        changes[tail + 1] -= edge_s
+    return np.append(np.cumsum(changes)[1:-1], np.inf), chain_lattice(graph, range(graph.size)).arrays.bits[1:]
 
 
 def _cells_of(labelling: Labelling, own_s: FloatArray, cells: int) -> IndexArray:

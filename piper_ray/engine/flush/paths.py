@@ -14,6 +14,9 @@ from piper_ray.engine.kernels.types import FloatArray, IndexArray
 _MOST_ENDS = 4
 """Paths to the end of this many stages are considered besides those to the end of the first one."""
 
+_SLOW = 4.0
+"""How much slower than the others the slow stage of ``path_past`` is."""
+
 
 class PassPath(NamedTuple):
     """How often the forward passes, the backward passes and the synchronisation of each position are on a path:
@@ -41,6 +44,13 @@ def longest_paths(
             for path in _up_to(end, forward_s.size, _of_1f1b(microbatches, forward_s[: end + 1], backward_s[: end + 1]))
         ]
     return sorted(found, key=lambda path: -path.seconds(forward_s, backward_s, sync_s))
+
+
+def path_past(schedule: int, microbatches: int, positions: int, slow: int) -> PassPath:
+    """Returns the longest path of a pipeline of equal stages but for a slow one at position ``slow``."""
+    seconds = np.ones(positions)
+    seconds[slow] = _SLOW
+    return longest_paths(schedule, microbatches, seconds, seconds, np.zeros(positions))[0]
 
 
 def often(schedule: int, microbatches: int, most_stages: int) -> float:

@@ -11,7 +11,7 @@ import highspy
 import numpy as np
 
 from piper_ray.engine.flush.path_prices import LayerChoices, PathPrices, bounded, in_flight_at
-from piper_ray.engine.flush.paths import PassPath, longest_paths
+from piper_ray.engine.flush.paths import PassPath, longest_paths, path_past
 from piper_ray.engine.kernels.flush_types import TWO_BW, FlushTables, FlushTask
 from piper_ray.engine.kernels.types import FloatArray
 
@@ -19,7 +19,8 @@ _MOST_ROUNDS = 40
 _NEAR = 1e-4
 """Relative. A path is added only if it is longer than the batch by more than this."""
 
-_PATHS_AT_ONCE = 8
+_PATHS_AT_ONCE, _IN_VAIN = 8, 3
+"""Paths added in a round. Rounds that together lengthen the batch by no more than ``_NEAR`` are the last ones."""
 
 _MOST_COLUMNS = 100_000
 """Larger programs take longer than they save: one of 50,000 takes 2 s."""
@@ -45,11 +46,14 @@ def path_prices(tables: FlushTables, task: FlushTask) -> PathPrices | None:
     shared = choices.in_pieces(in_flight_at(task), _PIECES) if is_long else choices
     if shared.layer.size * task.most_stages > _MOST_COLUMNS:
         return None
-    program = PositionProgram(shared, task)
+    program, rounds_s = PositionProgram(shared, task), np.zeros(0)
     for _ in range(_MOST_ROUNDS):
         if not program.solve():
             return None
         stages, least_s = program.stages
+        rounds_s = np.append(rounds_s, least_s)
+        if rounds_s.size > _IN_VAIN and least_s <= rounds_s[-1 - _IN_VAIN] * (1.0 + _NEAR):
+            break
         paths = longest_paths(task.schedule, task.microbatches, *stages)
         longer = [path for path in paths if path.seconds(*stages) > least_s * (1.0 + _NEAR)]
         if not longer:
@@ -78,6 +82,7 @@ class PositionProgram:
         self._highs.passModel(self._model())
         even = np.full(positions, 1.0 / positions)
         self.add(longest_paths(task.schedule, task.microbatches, even, even, np.zeros(positions)))
+        self.add([path_past(task.schedule, task.microbatches, positions, q) for q in range(positions)])
 
     def _model(self) -> highspy.HighsLp:
         choices, positions = self._choices, self._positions

@@ -73,6 +73,7 @@ class FlushSearch:
         self._began_s = time.perf_counter()
         self._ended_s: float | None = None
         self._bound_s = np.inf  # plans must take less
+        self._bounded_s: float | None = None  # the time at which all tasks have bounds
         self._in_order = False  # whether results count in the tasks' order
         self._cases = {
             task.order: _Case(task, max(task.lower_s, self.proved_s.get(task.degrees, 0.0))) for task in self.tasks
@@ -115,11 +116,12 @@ class FlushSearch:
 
     def bound(self, workload: FlushWorkload) -> None:
         """Computes bounds of all open tasks by the cheapest borders of ``workload``, at the best plan's time if there
-        is one. Does nothing if a plan is known and only a few tasks are open."""
+        is one. Does nothing if a plan is known and only a few tasks are open, or if they have bounds at this time."""
         tasks, upper_s = self._open_below(self.ledger.upper_s), self.ledger.upper_s
-        if len(tasks) > _FEW_TASKS or upper_s == np.inf:
+        if (len(tasks) > _FEW_TASKS or upper_s == np.inf) and upper_s != self._bounded_s:
             known = [replace(x, borders=None if x.has_kinds else workload.borders(x.arrays.bounding)) for x in tasks]
             self._run_before(FlushSearch(self.space, known, self.workers, self._part(), effort=TaskEffort.BOUND))
+            self._bounded_s = upper_s
 
     def improve(self, space: SearchSpace, tasks: Sequence[DegreePair], origin: str, first_share: float) -> None:
         """Looks for an early plan on fewer downsets. Keeps the bounds that hold for all plans of a task."""
@@ -161,7 +163,7 @@ class FlushSearch:
                 yield from self._seek(tasks, ledger.upper_s, Round(ledger, 1, len(tasks), ledger.upper_s), self.effort)
                 return
             soon = [task for task in self.tasks if self.space.is_large and self.space.is_soon_bounded(task)]
-            if soon and np.isfinite(ledger.upper_s) and not self._is_near():
+            if soon and ledger.upper_s not in (np.inf, self._bounded_s) and not self._is_near():
                 index += 1
                 round_ = Round(ledger, index, len(soon), ledger.upper_s)
                 yield from self._seek(soon, ledger.upper_s, round_, TaskEffort.BOUND)

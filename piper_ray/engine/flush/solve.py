@@ -205,11 +205,11 @@ class _Problem:
     @cached_property
     def with_cheap_borders(self) -> FlushWorkload | None:
         """The workload on a few downsets with cheap borders, for an early plan. None if all downsets or those of the
-        chain are few enough, or if there are too many borders to find the cheap ones.
+        chain are few enough. If there are too many borders to find the cheap ones, they are those of a chain.
         """
         few, graph = self.workload if self.chain is None else self.chain, self.workload.lattice.graph
         labelling = self.workload.border_labelling
-        if few.lattice.size <= _MANY_DOWNSETS or labelling is None:
+        if few.lattice.size <= _MANY_DOWNSETS or (labelling is None and not self.is_chain_long):
             return None
         found = downsets_with_cheap_borders(graph, labelling, self.workload.arrays, _FEW_DOWNSETS)
         return None if found is None else self._on(listed_lattice(graph, found))
@@ -228,7 +228,7 @@ class _Problem:
     def space(self) -> SearchSpace:
         workload, graph = self.workload, self.workload.lattice.graph
         if self.chain is None:
-            return SearchSpace(workload.arrays)
+            return SearchSpace(workload.arrays, is_large=graph.size > MANY_LAYERS)
         labelling = self.labelling if _is_labelled_first(self.downsets) else Labelling.of(graph)
         paths = None if labelling is None else build_paths(workload, labelling)
         if not self.is_wide:

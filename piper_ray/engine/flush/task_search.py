@@ -279,14 +279,14 @@ def _raised(
 
 
 def _bounded_by_borders(space: SearchSpace, task: DegreePair, borders: BorderBound, control: FloatArray) -> TaskResult:
-    """Bounds all plans of the task, whichever downsets the space has: by even prices, which are there at once, and if a
-    plan is known that these do not rule the task out for, by good ones."""
+    """Bounds all plans of the task, whichever downsets the space has: from even prices on, which are there at once, and
+    if a plan is known that these do not rule the task out for, from good ones on."""
     upper_s, even = float(control[0]), even_prices(task.arrays)
     if (
         task.prices is None
         and even is not None
         and upper_s < np.inf
-        and borders.least_s(space.tables, task.arrays, even, task.lower_s, upper_s) == np.inf
+        and borders.rules_out(space.tables, task.arrays, even, upper_s)
     ):
         return TaskResult(np.inf, proved_s=upper_s)
     prices = task.prices or _find_prices(space, task) or even

@@ -18,7 +18,7 @@ import highspy
 import numpy as np
 
 from piper_ray.engine.flush.path_prices import LayerChoices, PathPrices, bounded, in_flight_at, path_bounds
-from piper_ray.engine.flush.paths import PassPath, longest_paths
+from piper_ray.engine.flush.paths import PassPath, longest_paths, path_past
 from piper_ray.engine.flush.tables import tables_of_rows
 from piper_ray.engine.kernels.flush_completion import PlacedStages, cheapest_way
 from piper_ray.engine.kernels.flush_stages import least_figures
@@ -44,8 +44,8 @@ _FEWER = 0.9
 _HALF = 0.5
 """Downsets without stages are left out once at most this share of the stages is left."""
 
-_SLOW, _SHARES = 4.0, (0.6, 0.2)
-"""How much slower than the others a stage is that counts more, and shares of the best prices in such prices."""
+_SHARES = (0.6, 0.2)
+"""Shares of the best prices in prices that count one stage more."""
 
 _EXCESS = 100.0
 """The price of exceeding a device's memory by its whole size, relative to the work of all layers."""
@@ -107,9 +107,7 @@ class Tightened:
         """Prices that count one position more than the best ones do."""
         task, best, positions = self._task, self.prices, self._task.most_stages
         for q in range(positions):
-            seconds = np.ones(positions)
-            seconds[q] = _SLOW
-            path = longest_paths(task.schedule, task.microbatches, seconds, seconds, np.zeros(positions))[0]
+            path = path_past(task.schedule, task.microbatches, positions, q)
             for share in _SHARES:
                 forward, backward, sync = (
                     share * known + (1.0 - share) * often for known, often in zip(best[:3], path, strict=True)
@@ -175,32 +173,47 @@ class WayProgram:
         self._add_paths(longest_paths(task.schedule, task.microbatches, even, even, np.zeros(positions)))
 
     def add_way(self, tables: FlushTables, rows: IndexArray, way: IndexArray, prices: PathPrices) -> None:
-        """Adds the stages of a way, with the choices that cost least. way: int64[..], downsets of the tables, from the
-        empty one on; rows: int64[m], their numbers in the program."""
-        choices, positions, task = self._choices, self._positions, self._task
+        """Adds the stages of a way. way: int64[..], downsets of the tables, from the empty one on; rows: int64[m],
+        their numbers in the program."""
+        copies_of = self._choices.copies.size
         for q, (inner, outer) in enumerate(pairwise(way.tolist())):
-            is_first = outer == rows.size - 1
-            sync = prices.sync[q:].sum() if is_first else prices.sync[q]
-            held = choices.a_bytes * self._in_flight[q] + choices.b_bytes
-            priced_s = choices.forward_s * prices.forward[q] + choices.backward_s * prices.backward[q]
-            order = np.lexsort((priced_s + choices.sync_s * sync + held * prices.memory_s[q], choices.layer))
-            chosen = order[np.searchsorted(choices.layer[order], np.arange(choices.copies.size))]
-            vertices = choices.of_vertex[members(tables.bits[outer] & ~tables.bits[inner])]
-            copies = np.bincount(vertices, minlength=choices.copies.size)
-            least = least_figures(StageKey(outer, inner, int(task.bounding[0])), tables, task)
-            columns = (choices.forward_s, choices.backward_s, choices.sync_s)
-            forward_s, backward_s, sync_s = (float(copies @ column[chosen]) / self._unit_s for column in columns)
-            forward_s += (least.crossing_s + least.tensor_forward_s) / self._unit_s
-            backward_s += (least.crossing_s + least.tensor_backward_s) / self._unit_s
-            index, values = [self._node(int(rows[inner]), q), q, positions + q], [1.0, forward_s, backward_s]
-            if not is_first:
-                index, values = [*index, self._node(int(rows[outer]), q + 1)], [*values, -1.0]
-            # The first stage's synchronisation counts at the empty positions in front of it too.
-            synced = range(q, positions if is_first else q + 1)
-            index += [*(2 * positions + k for k in synced), 3 * positions + q]
-            values += [*(sync_s for _ in synced), float(copies @ held[chosen]) / task.most_memory_bytes - 1.0]
-            self._stages.setdefault((int(rows[inner]), int(rows[outer]), q), []).append(self._highs.getNumCol())
-            self._highs.addCol(0.0, 0.0, np.inf, len(index), np.array(index, np.int32), np.array(values))
+            vertices = self._choices.of_vertex[members(tables.bits[outer] & ~tables.bits[inner])]
+            least = least_figures(StageKey(outer, inner, int(self._task.bounding[0])), tables, self._task)
+            paid_s = least.crossing_s + least.tensor_forward_s, least.crossing_s + least.tensor_backward_s
+            border = int(rows[outer]), outer == rows.size - 1
+            self.add_stage(int(rows[inner]), *border, q, np.bincount(vertices, minlength=copies_of), paid_s, prices)
+
+    def add_stage(
+        self,
+        inner: int,
+        outer: int,
+        is_first: bool,
+        q: int,
+        copies: FloatArray | IndexArray,
+        paid_s: tuple[float, float],
+        prices: PathPrices,
+    ) -> None:
+        """Adds a stage at position q, with the choices that cost least. inner, outer: the numbers of its downsets, 0
+        for the empty one. copies: [layers], how many of each layer it has. paid_s: what it pays for what crosses its
+        borders forward and backward."""
+        choices, positions, task = self._choices, self._positions, self._task
+        sync = prices.sync[q:].sum() if is_first else prices.sync[q]
+        held = choices.a_bytes * self._in_flight[q] + choices.b_bytes
+        priced_s = choices.forward_s * prices.forward[q] + choices.backward_s * prices.backward[q]
+        order = np.lexsort((priced_s + choices.sync_s * sync + held * prices.memory_s[q], choices.layer))
+        chosen = order[np.searchsorted(choices.layer[order], np.arange(choices.copies.size))]
+        columns = (choices.forward_s, choices.backward_s, choices.sync_s)
+        forward_s, backward_s, sync_s = (float(copies @ column[chosen]) / self._unit_s for column in columns)
+        forward_s, backward_s = forward_s + paid_s[0] / self._unit_s, backward_s + paid_s[1] / self._unit_s
+        index, values = [self._node(inner, q), q, positions + q], [1.0, forward_s, backward_s]
+        if not is_first:
+            index, values = [*index, self._node(outer, q + 1)], [*values, -1.0]
+        # The first stage's synchronisation counts at the empty positions in front of it too.
+        synced = range(q, positions if is_first else q + 1)
+        index += [*(2 * positions + k for k in synced), 3 * positions + q]
+        values += [*(sync_s for _ in synced), float(copies @ held[chosen]) / task.most_memory_bytes - 1.0]
+        self._stages.setdefault((inner, outer, q), []).append(self._highs.getNumCol())
+        self._highs.addCol(0.0, 0.0, np.inf, len(index), np.array(index, np.int32), np.array(values))
 
     def keep(self, stages: PlacedStages, rows: IndexArray) -> None:
         """Leaves out all stages but these. rows: as in ``add_way``."""

@@ -18,16 +18,12 @@ from piper_ray.compiled.jit import kernel
 from piper_ray.engine.kernels.cover import LabelMoves
 from piper_ray.engine.kernels.types import BitArray, FloatArray, IndexArray
 
-GROUP = 16
-"""Cells of a group."""
-
 _ROUNDING = 4e-9
 """Relative rounding error of sums of seconds."""
 
 
 class BorderCells(NamedTuple):
-    """Downsets by the work in front of them. Sizes: c cells, ascending; l lengths of edges; g groups of ``GROUP``
-    cells.
+    """Downsets by the work in front of them. Sizes: c cells, ascending; l lengths of edges; g groups of cells.
 
     An edge is short if no stage beyond a limit lies between its ends; the others are long. Charges are for each
     direction.
@@ -38,6 +34,7 @@ class BorderCells(NamedTuple):
     in_s: FloatArray  # float64[c, l]: the least that the stage behind a border pays for short edges that cross it
     out_s: FloatArray  # float64[c, l]: the same for the stage in front
     short_s: FloatArray  # float64[l]: limits of short edges, ascending
+    group: IndexArray  # int64[c]: of each cell
     # float64[l + 1, g + 1, g + 1]: what a stage surely pays for long edges, by the border in front of it and the one
     # behind it, where the last one is none; [0]: for all edges.
     long_s: FloatArray
@@ -106,8 +103,11 @@ def cheapest_borders(
 
 
 @kernel
-def least_way_s(cells: BorderCells, prices: WayPrices, limit: float) -> float:
-    """Returns a lower bound on the cost of plans whose batch takes at most ``limit``; inf if there are none."""
+def cheapest_border_way(cells: BorderCells, prices: WayPrices, limit: float) -> tuple[float, IndexArray, FloatArray]:
+    """Returns a lower bound on the cost of plans whose batch takes at most ``limit``, inf if there are none, and the
+    way that costs it: int64[k + 1], the border behind the last stage, which is the number of cells, the cells of the
+    borders in front of it, and -1; and float64[k], what each stage pays for what crosses its borders, in each
+    direction."""
     count, none = cells.from_s.size, cells.long_s.shape[1] - 1
     all_s, limit = cells.to_s[count - 1] * (1.0 - _ROUNDING), limit * (1.0 + _ROUNDING)
     most_s = np.empty(count)  # in front of any border up to a cell
@@ -119,7 +119,9 @@ def least_way_s(cells: BorderCells, prices: WayPrices, limit: float) -> float:
     # By the border: the cost of the stages behind it, including their borders. The last border is behind all layers.
     cost_s, paid_s = np.full(count + 1, np.inf), np.full(count + 1, np.inf)
     cost_s[count], paid_s[count] = prices.begin_s, 0.0
-    best_s = np.inf
+    came_from = np.zeros((prices.passes.size, count), np.int32)
+    crossed_s = np.zeros((prices.passes.size, count))
+    best_s, first, first_back, first_crossing_s = np.inf, -1, -1, 0.0
     for behind in range(prices.passes.size):
         next_s, next_paid_s = np.full(count + 1, np.inf), np.full(count + 1, np.inf)
         for back in range(count + 1):
@@ -128,7 +130,7 @@ def least_way_s(cells: BorderCells, prices: WayPrices, limit: float) -> float:
             is_last, at = back == count, min(back, count - 1)
             from_s = all_s if is_last else cells.from_s[back]
             held = prices.held_at_all[behind] if is_last else prices.held[behind, back, 0]
-            group, length = none if is_last else back // GROUP, 0
+            group, length = none if is_last else cells.group[back], 0
             for front in range(at, -2, -1):  # -1: no border is in front
                 if front >= 0:
                     if prices.microbatches * (from_s - most_s[front]) > limit:
@@ -142,7 +144,7 @@ def least_way_s(cells: BorderCells, prices: WayPrices, limit: float) -> float:
                     length += 1
                 while length > 0 and whole_s <= cells.short_s[length - 1]:
                     length -= 1
-                crossing_s = cells.long_s[length, front // GROUP if front >= 0 else none, group]
+                crossing_s = cells.long_s[length, cells.group[front] if front >= 0 else none, group]
                 if length > 0 and front >= 0:
                     crossing_s += cells.in_s[front, length - 1]
                 if length > 0 and not is_last:
@@ -156,14 +158,22 @@ def least_way_s(cells: BorderCells, prices: WayPrices, limit: float) -> float:
                     continue
                 reached_s = cost_s[back] + prices.passes[behind] * crossing_s - prices.room_s[behind]
                 if front < 0:
-                    best_s = min(best_s, reached_s + prices.first_s[behind, at])
+                    if reached_s + prices.first_s[behind, at] < best_s:
+                        best_s = reached_s + prices.first_s[behind, at]
+                        first, first_back, first_crossing_s = behind, back, crossing_s
                 else:
-                    next_s[front] = min(next_s[front], reached_s)
+                    if reached_s < next_s[front]:
+                        next_s[front], came_from[behind, front], crossed_s[behind, front] = reached_s, back, crossing_s
                     next_paid_s[front] = min(next_paid_s[front], among_s)
         if behind + 1 < prices.passes.size:
             next_s[:count] += prices.border_s[behind + 1]
         cost_s, paid_s = next_s, next_paid_s
-    return best_s
+    way, paid = np.full(first + 2, -1, np.int64), np.empty(first + 1)
+    if first >= 0:
+        way[first], paid[first] = first_back, first_crossing_s
+    for behind in range(first - 1, -1, -1):
+        way[behind], paid[behind] = came_from[behind, way[behind + 1]], crossed_s[behind, way[behind + 1]]
+    return best_s, way, paid
 
 
 @kernel
