@@ -28,6 +28,7 @@ from piper_ray.model.plan_rules import (
     device_violations,
     edge_violations,
     partition_violations,
+    unpassed_edges,
 )
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, ScheduleName, StepTerms
@@ -399,10 +400,10 @@ def _cost(
 ) -> Evaluation:
     """Returns the cost. syncs_each_round: replicas of a stage sum their gradients after one microbatch each, and not
     after all."""
-    devices, crossing = plan.devices, _crossing_bytes(instance, plan, choices)
+    crossing = _crossing_bytes(instance, plan, choices)
     parts = []
     for stage, chosen, cut_bytes in zip(plan.stages, choices, crossing, strict=True):
-        links = links_holding(instance.cluster.of_kind(stage.kind), devices)
+        links = links_holding(instance.cluster.of_kind(stage.kind), plan.span)
         summed = stage.data_parallel_degree if syncs_each_round else instance.microbatches
         parts.append(_time_parts_s(links, stage, chosen, cut_bytes, summed))
     times = [fsum(part) for part in parts]
@@ -428,7 +429,7 @@ def _cost(
                 binding=binding(limit_bytes, slowest, time, held_bytes),
             )
         )
-    return Evaluation(slowest, devices, plan.data_parallel_sum, tuple(stages), times.index(slowest))
+    return Evaluation(slowest, plan.devices, plan.data_parallel_sum, tuple(stages), times.index(slowest))
 
 
 def _crossing_bytes(instance: Instance, plan: Plan, choices: Sequence[dict[int, Tmpc]]) -> list[dict[float, float]]:
@@ -438,10 +439,13 @@ def _crossing_bytes(instance: Instance, plan: Plan, choices: Sequence[dict[int, 
     """
     stage_of = {layer: number for number, chosen in enumerate(choices) for layer in chosen}
     terms: list[dict[float, list[float]]] = [defaultdict(list) for _ in choices]
+    unpassed = frozenset[tuple[int, int]]() if plan.places is None else unpassed_edges(instance)
     for edge in instance.edges:
         source, target = stage_of[edge.source], stage_of[edge.target]
         if source != target:
             size, rate = edge.communication_bytes, _between_bytes_per_s(instance, plan, source, target)
+            if plan.places is not None and (edge.source, edge.target) in unpassed:
+                rate = _placed_bytes_per_s(instance.cluster, plan, plan.places, target)
             sent = choices[source][edge.source].backward_sync_bytes.get(edge.target, 0.0)
             received = choices[target][edge.target].forward_sync_bytes.get(edge.source, 0.0)
             terms[source][rate] += (size, sent)
@@ -463,7 +467,14 @@ def _between_bytes_per_s(instance: Instance, plan: Plan, source: int, target: in
     one, other = plan.stages[source].kind, plan.stages[target].kind
     if one != other and instance.cluster.between_bytes_per_s is not None:
         return instance.cluster.between_bytes_per_s
-    return links_holding(instance.cluster.of_kind(one), plan.devices)[-1][1]
+    return links_holding(instance.cluster.of_kind(one), plan.span)[-1][1]
+
+
+def _placed_bytes_per_s(cluster: Cluster, plan: Plan, places: Sequence[int], stage: int) -> float:
+    """Returns the rate between a stage and the one before it: that of the least group with all devices of both."""
+    first, last = places[stage], places[stage - 1] + plan.stages[stage - 1].devices - 1
+    links = links_holding(cluster, plan.span)
+    return next((rate for size, rate in links[:-1] if first // size == last // size), links[-1][1])
 
 
 def _time_parts_s(

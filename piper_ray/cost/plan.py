@@ -16,7 +16,7 @@ from piper_ray.cost.tolerances import MEMORY_TOLERANCE
 from piper_ray.model.cluster import Cluster
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.plan import Plan, Stage
-from piper_ray.model.plan_rules import as_planned, chosen_tmpcs
+from piper_ray.model.plan_rules import as_planned, chosen_tmpcs, unpassed_edges
 
 _Chosen = Sequence[dict[int, Tmpc]]
 """For each stage the TMPC of each layer."""
@@ -55,7 +55,7 @@ def cost_of(instance: Instance, plan: Plan) -> PlanCost:
 
 
 def _sample_s(instance: Instance, plan: Plan, chosen: _Chosen) -> float:
-    cluster = instance.cluster.holding(plan.devices)
+    cluster = instance.cluster.holding(plan.span)
     stages_s = []
     for stage, tmpcs, crossing in zip(
         plan.stages, chosen, _crossing_bytes(cluster, instance, plan, chosen), strict=True
@@ -72,7 +72,7 @@ def _sample_s(instance: Instance, plan: Plan, chosen: _Chosen) -> float:
 
 def _fault(instance: Instance, plan: Plan, chosen: _Chosen) -> str | None:
     """Returns a fault of degrees or memory, if there is one."""
-    if plan.devices > instance.devices or plan.data_parallel_sum > instance.data_parallel_limit:
+    if plan.span > instance.devices or plan.data_parallel_sum > instance.data_parallel_limit:
         return "it has more devices or replicas than there are"
     later_sum = 0
     for stage, tmpcs in zip(reversed(plan.stages), reversed(chosen), strict=True):
@@ -94,10 +94,14 @@ def _crossing_bytes(cluster: Cluster, instance: Instance, plan: Plan, chosen: _C
     stage_of = {layer: number for number, tmpcs in enumerate(chosen) for layer in tmpcs}
     edges: list[dict[float, list[float]]] = [defaultdict(list) for _ in chosen]
     tensors: list[dict[float, list[float]]] = [defaultdict(list) for _ in chosen]
+    unpassed = frozenset[tuple[int, int]]() if plan.places is None else unpassed_edges(instance)
     for edge in instance.edges:
         tail, head = stage_of[edge.source], stage_of[edge.target]
         if tail != head:
             rate = cluster.rate_between(plan.stages[tail].kind, plan.stages[head].kind)
+            if plan.places is not None and (edge.source, edge.target) in unpassed:
+                level = cluster.shared_level(plan.places[head], plan.places[tail] + plan.stages[tail].devices)
+                rate = cluster.level_bytes_per_s(level)
             sent_bytes = chosen[tail][edge.source].backward_sync_bytes.get(edge.target, 0.0)
             received_bytes = chosen[head][edge.target].forward_sync_bytes.get(edge.source, 0.0)
             edges[tail][rate] += (edge.communication_bytes, sent_bytes)

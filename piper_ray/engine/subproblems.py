@@ -228,10 +228,12 @@ def _as_placed(instance: Instance, found: Solution) -> Solution:
     searched."""
     if found.plan is None or found.time_per_sample_s is None or found.schedule != PAPERS_SCHEDULE:
         return found
-    time_s = cost_of(instance, found.plan).sample_s
+    plans = [found.plan] if found.plan.places is None else [found.plan, replace(found.plan, places=None)]
+    time_s, number = min((cost_of(instance, plan).sample_s, number) for number, plan in enumerate(plans))
     if time_s >= found.time_per_sample_s:
         return found
-    return replace(found, time_per_sample_s=time_s, lower_bound_s=min(found.lower_bound_s, time_s))
+    lower_s = min(found.lower_bound_s, time_s)
+    return replace(found, plan=plans[number], time_per_sample_s=time_s, lower_bound_s=lower_s)
 
 
 def instances(instance: Instance) -> tuple[Instance, ...]:

@@ -41,7 +41,9 @@ def stage_borders(cluster: Cluster, plan: Plan, schedule: Schedule) -> tuple[Sta
     in_groups, found = lies_in_groups(cluster, plan, schedule), []
     for place, (one, other) in enumerate(pairwise(kinds), start=1):
         own = cluster.of_kind(one)
-        level, sending = len(own.links) - 1 if cluster.kinds else own.level_holding(plan.devices), None
+        level, sending = len(own.links) - 1 if cluster.kinds else own.level_holding(plan.span), None
+        if plan.places is not None:
+            level = own.shared_level(plan.places[place], plan.places[place - 1] + stages[place - 1].devices)
         if in_groups:
             sending = stages[place].devices
             level = own.border_level(kinds[place:].count(one), own.border_periods(sending, kinds.count(one)))

@@ -12,8 +12,9 @@ have, so the assumed placement is always possible.
 **What stages hand over.** Where all stages have one d and one t, under 1f1b and gpipe, groups hold whole stages and are
 filled from the back (``border_periods``), so each border has the link that its place gives it. The replicas of a stage
 that lies whole in a group have the group's, and those of a larger one lie in groups by any number that divides d, if
-there is room: 8 of 8 devices in each group of 72. Else borders are charged at the link between nodes, unless the whole
-plan fits into one: some two neighbours lie in different nodes.
+there is room: 8 of 8 devices in each group of 72. Under 2bw a plan may say where each stage lies (``Plan.places``): its
+borders have the links that follow. Else borders are charged at the link between nodes, unless the whole plan fits into
+one: some two neighbours lie in different nodes.
 
 **Shared uplinks.** Where the devices of a group have one uplink together, each has an equal share of it while it sends.
 At a border that its place gives a link, the devices of one stage send. Anywhere else, and in rings, all devices of the
@@ -353,6 +354,23 @@ class Cluster:
         levels = range(len(self.links))
         found = {self.level_bytes_per_s(level, size) for level in levels for size in sizes}
         return tuple(sorted({self.bandwidth_bytes_per_s, *found}, reverse=True))
+
+    def shared_level(self, first: int, end: int) -> int:
+        """The number of the link of the smallest group that holds the devices from ``first`` up to ``end``, which count
+        from the back as groups do.
+
+        >>> nodes = Cluster(16, "80GB", (Link("900GB/s", 8), Link("50GB/s")))
+        >>> nodes.shared_level(4, 8), nodes.shared_level(4, 10)
+        (0, 1)
+        """
+        held = (level for level, group in enumerate(self._groups) if first // group == (end - 1) // group)
+        return next(held, len(self.links) - 1)
+
+    def place_blocks(self, d: int, t: int) -> tuple[int, ...]:
+        """For each link but the last the devices of the blocks of a stage that lie whole in the link's groups, as its
+        ring is charged: see ``Plan.places``."""
+        blocks = self.shared_blocks(d, t)
+        return tuple(max((x for x in blocks if x <= group), default=1) for group in self._groups)
 
     def changed(self, figures: Mapping[str, object]) -> Cluster:
         """The cluster with new values of devices, memory_bytes and bandwidth_bytes_per_s, where ``figures`` has them. A

@@ -53,6 +53,12 @@ class Plan:
     asynchronous schedule; None: ceil(s / d). shares: if there are pipelines of one kind of devices each, the
     microbatches of each kind, whose stages then come one after the other.
 
+    places: under 2bw on nodes, where each stage lies: the number of devices behind it, idle ones included. Stages lie in
+    order and groups count from the back. A border has the link of the smallest group that holds both its stages
+    (``Cluster.shared_level``). Where a stage is not whole in a group, its place is a multiple of the blocks that its
+    ring counts on (``Cluster.place_blocks``), so these are. None: the blocks of stages lie in any order, and all
+    borders are charged at the outermost link.
+
     >>> Plan((Stage((0,), 2, 1, {0: "plain"}), Stage((1,), 1, 4, {1: "plain"}))).devices
     6
     """
@@ -61,10 +67,13 @@ class Plan:
     keeps_order: bool = False
     in_flight: tuple[int, ...] | None = None
     shares: tuple[tuple[str, int], ...] = ()
+    places: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         convert_fields(self, as_tuple, "stages", "shares")
         convert_fields(self, plain, "keeps_order")
+        if self.places is not None:
+            convert_fields(self, counts, "places")
         if self.in_flight is not None:
             convert_fields(self, counts, "in_flight")
 
@@ -112,6 +121,13 @@ class Plan:
     def devices(self) -> int:
         """The number of devices of all stages together."""
         return sum(stage.devices for stage in self.stages)
+
+    @property
+    def span(self) -> int:
+        """The number of devices up to the front of the first stage, with idle ones between stages."""
+        if self.places is None:
+            return self.devices
+        return max((at + stage.devices for at, stage in zip(self.places, self.stages, strict=False)), default=0)
 
     @property
     def degrees_text(self) -> str:
@@ -170,7 +186,8 @@ class Plan:
         """The plan's fields other than its stages, where they differ from the default."""
         order: dict[str, object] = {"keeps_order": True} if self.keeps_order else {}
         shared: dict[str, object] = {"microbatches": dict(self.shares)} if self.shares else {}
-        return order | shared | ({} if self.in_flight is None else {"in_flight": list(self.in_flight)})
+        lists = {"in_flight": self.in_flight, "places": self.places}
+        return order | shared | {name: list(figures) for name, figures in lists.items() if figures is not None}
 
     def require_one_pipeline(self, what: str) -> None:
         """Raises UsageError for pipelines of one kind each. what: what does not take these, in words."""

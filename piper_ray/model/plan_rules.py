@@ -90,6 +90,28 @@ def in_order(instance: Instance) -> Instance:
     return replace(instance, edges=edges, tensors=tensors).checked_as(instance)
 
 
+def with_fastest_borders(instance: Instance) -> Instance:
+    """The instance with less to send at borders: as much as takes, at the outermost link, the time that it takes at the
+    fastest. No plan with places is faster than its stages are in this instance."""
+    fastest, unpassed = instance.cluster.level_bytes_per_s(0), unpassed_edges(instance)
+    share = instance.cluster.bandwidth_bytes_per_s / fastest
+
+    def less(tmpc: Tmpc, layer: int) -> Tmpc:
+        into = {u: x * share if (u, layer) in unpassed else x for u, x in tmpc.forward_sync_bytes.items()}
+        out = {v: x * share if (layer, v) in unpassed else x for v, x in tmpc.backward_sync_bytes.items()}
+        return tmpc.changed(forward_sync_bytes=into, backward_sync_bytes=out)
+
+    layers = [
+        replace(layer, tmpcs={t: tuple(less(x, layer.id) for x in row) for t, row in layer.tmpcs.items()})
+        for layer in instance.layers
+    ]
+    edges = [
+        replace(x, communication_bytes=x.communication_bytes * share) if (x.source, x.target) in unpassed else x
+        for x in instance.edges
+    ]
+    return replace(instance, layers=tuple(layers), edges=tuple(edges)).checked_as(instance)
+
+
 def partition_violations(instance: Instance, plan: Plan) -> list[str]:
     """Sentences about empty stages, and about layers in no stage, in several stages, or not in the instance."""
     violations = []
@@ -151,6 +173,7 @@ def device_violations(instance: Instance, plan: Plan, chunks: int = 1) -> list[s
         for number, stage in enumerate(plan.stages, start=1)
         if sites and stage.data_parallel_degree % len(sites)
     ]
+    violations += _place_violations(instance, plan)
     used = plan.devices // chunks
     if used > instance.devices:
         violations.append(f"the plan uses {used} devices, {instance.devices} are there")
@@ -159,6 +182,28 @@ def device_violations(instance: Instance, plan: Plan, chunks: int = 1) -> list[s
         if used > kind.cluster.devices:
             of = f"{'at' if instance.kind_word == 'site' else 'of'} {instance.kind_word} {kind.name}"
             violations.append(f"the plan uses {used} devices {of}, {kind.cluster.devices} are there")
+    return violations
+
+
+def _place_violations(instance: Instance, plan: Plan) -> list[str]:
+    """Sentences about places that stages cannot have: see ``Plan.places``."""
+    if plan.places is None:
+        return []
+    if instance.cluster.kinds or instance.cluster.sites:
+        return ["the plan has places, which are for devices of one kind at one site"]
+    if len(plan.places) != len(plan.stages):
+        return [f"the plan has {len(plan.places)} places for {len(plan.stages)} stages"]
+    cluster, limit, violations = instance.cluster.holding(plan.span), instance.devices, list[str]()
+    for number, (at, stage) in enumerate(zip(plan.places, plan.stages, strict=True), start=1):
+        end = at + stage.devices
+        if not 0 <= at <= end <= limit:
+            violations.append(f"stage {number}: its devices {at} to {end - 1} are not all below {limit}")
+        limit = min(limit, at)
+        blocks = cluster.place_blocks(stage.data_parallel_degree, stage.tensor_parallel_degree)
+        if any(at % block for block in blocks[: cluster.shared_level(at, end)]):
+            violations.append(
+                f"stage {number}: at place {at} groups of devices do not hold its blocks of {blocks} whole"
+            )
     return violations
 
 

@@ -123,15 +123,15 @@ def most_bytes(instance: Instance, plan: Plan) -> float:
 def _scene(instance: Instance, plan: Plan, schedule: Schedule, options: SimulationOptions) -> _Scene:
     instance = as_planned(instance, plan)
     in_groups = lies_in_groups(instance.cluster, plan, schedule)
-    stages = stages_of(instance, plan, schedule, unpassed_edges(instance) if in_groups else frozenset())
+    stages = stages_of(instance, plan, schedule, unpassed_edges(instance) if in_groups or plan.places else frozenset())
     if schedule.name is ScheduleName.INTERLEAVED and options.transfers.overlaps:
         stages = with_buffers(stages, schedule, instance.microbatches)
     figures = stages.figures
     placed = layout(schedule, figures)
-    cluster, devices = instance.cluster, plan.devices // schedule.v
+    cluster, devices = instance.cluster, plan.span // schedule.v
     kinds = [stage.kind for stage in plan.stages]
 
-    own_rates = plan_border_rates(cluster, plan) if in_groups else []
+    own_rates = plan_border_rates(cluster, plan) if in_groups or plan.places else []
 
     def rate(source: int, target: int, is_unpassed: bool) -> float:
         if is_unpassed:

@@ -16,7 +16,15 @@ from piper_ray.model.plan import Plan
 
 def plan_border_rates(cluster: Cluster, plan: Plan) -> list[float]:
     """Bytes per second at each border, front to back. Stages on devices of one kind are a pipeline of their own there,
-    whatever lies between them."""
+    whatever lies between them. Of a plan with places, these tell the groups that both stages lie in."""
+    if plan.places is not None:
+        ends = [at + stage.devices - 1 for at, stage in zip(plan.places, plan.stages, strict=True)]
+        sizes = [x.devices for x in cluster.links if x.devices is not None] + [plan.span]
+        outermost = next(level for level, size in enumerate(sizes) if plan.span <= size)
+        return [
+            reached_bytes_per_s(cluster, sum(first // size != last // size for size in sizes[:outermost]))
+            for first, last in zip(plan.places[1:], ends, strict=False)
+        ]
     kinds = [stage.kind for stage in plan.stages]
     of_kind = {x.kind: border_rates(cluster.of_kind(x.kind), x.devices, kinds.count(x.kind)) for x in plan.stages}
     return [

@@ -55,6 +55,7 @@ Size = Annotated[
 ]
 LayerId = Annotated[int, Field(strict=True, ge=-limits.ID, le=limits.ID), WHOLE, Words(ID_WORDS)]
 Degree = Annotated[int, _DEGREE, WHOLE, Words(DEGREE_WORDS)]
+Place = Annotated[int, Field(strict=True, ge=0, le=limits.ID), WHOLE, Words("a whole number >= 0")]
 Count = Annotated[int, Field(strict=True, ge=1, le=limits.MICROBATCHES), WHOLE, Words(COUNT_WORDS)]
 Positive = Annotated[float, _POSITIVE]
 PositiveSize = Annotated[float, _POSITIVE, BeforeValidator(_parsed(parse_bytes))]

@@ -27,7 +27,7 @@ from piper_ray.model.schedule import PAPERS_SCHEDULE, AllReduce, Schedule, StepT
 from piper_ray.model.solution import Solution
 from piper_ray.version import __version__
 from piper_ray.workloads.formats.faults import Faults, path_of, quoted, shown
-from piper_ray.workloads.formats.fields import Count, Degree, Figure, LayerId, Open
+from piper_ray.workloads.formats.fields import Count, Degree, Figure, LayerId, Open, Place
 from piper_ray.workloads.formats.surroundings import read_schedule
 
 SCHEMA_VERSION = 2
@@ -115,6 +115,7 @@ class _Stage(_StageOfLayers):
 class _Rules(Open):
     keeps_order: bool | None = Field(default=None, description="true or false")
     in_flight: list[Degree] | None = Field(default=None, description="a list of a whole number > 0 for each stage")
+    places: list[Place] | None = Field(default=None, description="a list of a whole number >= 0 for each stage")
     microbatches: dict[str, Degree] | None = Field(
         default=None, description="a whole number > 0 for each kind of devices"
     )
@@ -147,7 +148,8 @@ def read_plan(document: Mapping[str, object], instance: Instance, faults: Faults
     kept = None if rules.in_flight is None else tuple(rules.in_flight)
     found, shared = tuple(stage for stage in read if stage is not None), rules.microbatches or {}
     kinds = dict.fromkeys([*(stage.kind for stage in found if stage.kind in shared), *shared])
-    return Plan(found, rules.keeps_order is True, kept, tuple((kind, shared[kind]) for kind in kinds))
+    places = None if rules.places is None else tuple(rules.places)
+    return Plan(found, rules.keeps_order is True, kept, tuple((kind, shared[kind]) for kind in kinds), places)
 
 
 def check_schema(document: Mapping[str, object], expected: str | None, faults: Faults) -> None:
