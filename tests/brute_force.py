@@ -17,6 +17,7 @@ from piper_ray.model.restrictions import Restrictions
 from tests.link_rates import between, groups, ring
 
 Choice = tuple[tuple[int, Tmpc], ...]
+"""The TMPC of each layer of a stage."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +54,7 @@ def _brute_force(instance: Instance, restrictions: Restrictions, most: int) -> B
     def best_choice(layers: tuple[int, ...], d: int, t: int, y: int) -> tuple[Fraction, Choice] | None:
         fitting = (
             (_time(instance, choice, d, t, most), number, choice)
-            for number, choice in enumerate(_choices(instance, layers, t, restrictions.recompute))
-            if _runs_on(choice, d)
-            and _memory(choice, y, d) <= Fraction(instance.memory_bytes) * (1 + Fraction(MEMORY_TOLERANCE))
+            for number, choice in enumerate(fitting_choices(instance, layers, d, t, y, restrictions.recompute))
         )
         least = min(fitting, default=None)  # ``number`` is unique: TMPCs are never compared
         return None if least is None else (least[0], least[2])
@@ -70,8 +69,8 @@ def _brute_force(instance: Instance, restrictions: Restrictions, most: int) -> B
             if best is None or key < best[0]:
                 best = key, stages
             return
-        for layers in _next_stages(instance, placed):
-            for d, t in _degrees(instance, restrictions):
+        for layers in next_stages(instance, placed):
+            for d, t in degrees_of(instance, restrictions):
                 if k + d * t > most or s + d > instance.data_parallel_limit:
                     continue
                 found = best_choice(layers, d, t, -(-(s + d) // d))
@@ -96,9 +95,7 @@ def least_stage_time(
     instance: Instance, layers: tuple[int, ...], d: int, t: int, y: int, recompute: Recompute = Recompute.AUTO
 ) -> Fraction | None:
     """The least time of one stage over all TMPC choices that fit with y microbatches in flight; None: none fits."""
-    limit = Fraction(instance.memory_bytes) * (1 + Fraction(MEMORY_TOLERANCE))
-    choices = _choices(instance, layers, t, recompute)
-    fitting = (choice for choice in choices if _runs_on(choice, d) and _memory(choice, y, d) <= limit)
+    fitting = fitting_choices(instance, layers, d, t, y, recompute)
     return min((_time(instance, choice, d, t, instance.devices) for choice in fitting), default=None)
 
 
@@ -132,7 +129,7 @@ def _all_plans(instance: Instance) -> Iterator[Plan]:
                     )
 
 
-def _next_stages(instance: Instance, placed: frozenset[int]) -> Iterator[tuple[int, ...]]:
+def next_stages(instance: Instance, placed: frozenset[int]) -> Iterator[tuple[int, ...]]:
     """Sets of layers all of whose successors are placed or among themselves."""
     rest = [layer.id for layer in instance.layers if layer.id not in placed]
     for layers in chain.from_iterable(combinations(rest, size) for size in range(1, len(rest) + 1)):
@@ -141,7 +138,7 @@ def _next_stages(instance: Instance, placed: frozenset[int]) -> Iterator[tuple[i
             yield layers
 
 
-def _degrees(instance: Instance, restrictions: Restrictions) -> list[tuple[int, int]]:
+def degrees_of(instance: Instance, restrictions: Restrictions) -> list[tuple[int, int]]:
     return [
         (d, t)
         for d in range(1, instance.data_parallel_limit + 1)
@@ -149,6 +146,15 @@ def _degrees(instance: Instance, restrictions: Restrictions) -> list[tuple[int, 
         for t in instance.degrees
         if restrictions.admits_tensor_parallel_degree(t)
     ]
+
+
+def fitting_choices(
+    instance: Instance, layers: tuple[int, ...], d: int, t: int, y: int, recompute: Recompute
+) -> Iterator[Choice]:
+    """Those of a stage that fit with y microbatches in flight."""
+    limit = Fraction(instance.memory_bytes) * (1 + Fraction(MEMORY_TOLERANCE))
+    choices = _choices(instance, layers, t, recompute)
+    return (choice for choice in choices if _runs_on(choice, d) and _memory(choice, y, d) <= limit)
 
 
 def _choices(instance: Instance, layers: tuple[int, ...], t: int, recompute: Recompute) -> list[Choice]:

@@ -158,10 +158,16 @@ def ring_where_stages_lie(instance: Instance, d: int, t: int, stages: int) -> Fr
 def surely_together(sizes: list[int], d: int, t: int) -> int:
     """Replicas that lie in one of the groups of the last size, whatever else is there: runs of n t devices that divide
     groups into halves, thirds and so on, always by the least that divides them."""
+    blocks = block_sizes(sizes)
+    return max((n for n in range(1, d + 1) if d % n == 0 and n * t in blocks), default=1)
+
+
+def block_sizes(sizes: list[int]) -> set[int]:
+    """The parts into which groups are divided."""
     blocks = {1}
     for size in sizes:
         largest = max(blocks)
         while largest < size:
             largest *= next(factor for factor in range(2, size + 1) if (size // largest) % factor == 0)
             blocks.add(largest)
-    return max((n for n in range(1, d + 1) if d % n == 0 and n * t in blocks), default=1)
+    return blocks

@@ -409,14 +409,12 @@ class _SolveProblem:
         simulation: Simulation | None,
     ) -> None:
         from piper_ray.report.simulated import print_simulation
-        from piper_ray.report.summary import borders_note, print_layers, print_plan
+        from piper_ray.report.summary import print_layers, print_plan
 
         most = self.asked.most(_MOST_ROWS)
         flushed = simulation is not None and not simulation.schedule.asynchronous
         if evaluation is not None and (most is None or not flushed):
             print_plan(screen, self.instance, plan, evaluation, most)
-            if (text := borders_note(self.instance.cluster, plan, schedule)) is not None:
-                note(text)
         else:
             print_layers(screen, self.instance, plan, schedule, most)
         if simulation is not None and flushed:

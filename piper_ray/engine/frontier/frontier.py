@@ -161,7 +161,7 @@ class _Frontiers:
                 return plan.data_parallel_sum
             cluster, first = on(position).cluster, plan.stages[0]
             if self._planned_for.name not in FLUSHED or cluster.kinds:
-                return plan.devices
+                return plan.span
             return cluster.needed_devices(first.data_parallel_degree, first.tensor_parallel_degree, len(plan.stages))
 
         falling = not self.restrictions.all_devices
