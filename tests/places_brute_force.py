@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import NamedTuple
 
 from piper_ray.model.constraints import Recompute
 from piper_ray.model.instance import Instance
@@ -19,7 +20,7 @@ def faster_with_places(instance: Instance, time_s: float | None) -> float | None
     least_s = float("inf") if time_s is None else time_s
     for size, _ in groups(instance, instance.devices):
         least_s = min(least_s, _least_s(instance, min(size, instance.devices), least_s))
-    return least_s if time_s is None or least_s < time_s else None
+    return least_s if least_s < (float("inf") if time_s is None else time_s) else None
 
 
 def lies_whole(instance: Instance, most: int, d: int, t: int, first: int) -> bool:
@@ -40,6 +41,13 @@ def border_rate(instance: Instance, most: int, first: int, end: int) -> float:
     *inner, (_, outermost) = groups(instance, most)
     shared = (rate for size, rate in inner if len({device // size for device in range(first, end)}) == 1)
     return float(next(shared, outermost))
+
+
+class _Behind(NamedTuple):
+    """first: its first device. stage: its layers, d, t, y, and the rate behind it."""
+
+    first: int
+    stage: tuple[tuple[int, ...], int, int, int, float]
 
 
 def _least_s(instance: Instance, most: int, below_s: float) -> float:
@@ -68,26 +76,27 @@ def _least_s(instance: Instance, most: int, below_s: float) -> float:
         for tensor in instance.tensors:
             if len({layer in inside for layer in tensor.layers}) > 1:
                 work_s += (tensor.forward_bytes + tensor.backward_bytes) / outermost
-        resync_s = 4.0 * (d - 1) * weights / (instance.microbatches * float(ring(instance, most, d, t))) if d > 1 else 0.0
-        return (work_s + resync_s) / d
+        if d > 1:
+            work_s += 4.0 * (d - 1) * weights / (instance.microbatches * float(ring(instance, most, d, t)))
+        return work_s / d
 
-    def extend(
-        done: frozenset[int], end: int, total: int, slowest_s: float, behind: tuple[tuple[int, ...], int, int, int, float] | None, first: int
-    ) -> None:
-        """Puts a stage in front of one that ``behind`` describes, but for the rate in front of it; ``end``: its end."""
+    def extend(done: frozenset[int], end: int, total: int, slowest_s: float, behind: _Behind | None) -> None:
+        """Puts a stage in front of ``behind``, whose time depends on the rate between them."""
         nonlocal least_s
         if len(done) == count and behind is not None:
-            least_s = min(least_s, max(slowest_s, stage_s(*behind, outermost)))
+            least_s = min(least_s, max(slowest_s, stage_s(*behind.stage, outermost)))
         for layers in next_stages(instance, done):
             for d, t in admitted:
                 if total + d > instance.data_parallel_limit:
                     continue
                 for at in range(end, most - d * t + 1):
-                    rate = outermost if behind is None else border_rate(instance, most, first, at + d * t)
-                    so_far_s = slowest_s if behind is None else max(slowest_s, stage_s(*behind, rate))
+                    rate, so_far_s = outermost, slowest_s
+                    if behind is not None:
+                        rate = border_rate(instance, most, behind.first, at + d * t)
+                        so_far_s = max(slowest_s, stage_s(*behind.stage, rate))
                     if so_far_s < least_s and lies_whole(instance, most, d, t, at):
                         stage = layers, d, t, -(-(total + d) // d), rate
-                        extend(done | set(layers), at + d * t, total + d, so_far_s, stage, at)
+                        extend(done | set(layers), at + d * t, total + d, so_far_s, _Behind(at, stage))
 
-    extend(frozenset(), 0, 0, 0.0, None, 0)
+    extend(frozenset(), 0, 0, 0.0, None)
     return least_s

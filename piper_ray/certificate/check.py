@@ -51,6 +51,7 @@ from piper_ray.model.errors import CertificateRefused, ChoiceTooHard
 from piper_ray.model.figures import PROOF_TOLERANCE, relative_gap
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
+from piper_ray.model.plan_rules import with_fastest_borders
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import FLUSHED, PAPERS_SCHEDULE, Schedule, StepTerms
 from piper_ray.model.stop import Stop
@@ -211,7 +212,9 @@ def _levels_of(instance: Instance, certificate: Certificate) -> list[Instance]:
     on_levels = levels_of(charged(instance, certificate.restrictions))
     if not certificate.schedule.asynchronous:
         return on_levels
-    if instance.cluster.kinds:
+    if not instance.cluster.kinds:
+        on_levels = [with_fastest_borders(level) for level in on_levels]
+    else:
         _check_parts(on_levels[0], certificate)
         on_levels = [on_kinds(on_levels[0], tails.kinds) for tails in certificate.tails]
     if [tails.devices for tails in certificate.tails] != [level.devices for level in on_levels]:

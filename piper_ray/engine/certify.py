@@ -32,8 +32,10 @@ from piper_ray.engine.flush.kinds import on_kind, open_end
 from piper_ray.engine.kernels.types import BitArray, IndexArray
 from piper_ray.engine.lattice.contraction import without_contraction
 from piper_ray.engine.lattice.layer_graph import LayerGraph, build_graph, count_downsets
+from piper_ray.engine.layers import solve_unplaced
 from piper_ray.engine.mixed import MixedWorkload
 from piper_ray.engine.preparation import Outline, downset_limit, lattice_within, prepare
+from piper_ray.engine.request import SolveRequest
 from piper_ray.engine.search.planning import Planning
 from piper_ray.engine.subproblems import instances
 from piper_ray.engine.tables.problem import build_problem
@@ -43,6 +45,7 @@ from piper_ray.model.errors import LimitError, UsageError
 from piper_ray.model.events import silent
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import Contract, SolveOptions
+from piper_ray.model.plan_rules import with_fastest_borders
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Solution, Status
 from piper_ray.model.stop import Stop, StoppedBy, StopSearch
@@ -72,7 +75,8 @@ def certify(
 
     instance, restrictions: those of the solve. Under 2bw one evaluation of the lattice is made. It takes as long as the
     last ones of the solve, or longer if these had closer bounds on what a plan may still use. Under a flush the bound
-    may be lower than the solution's, if the check cannot look through all plans between the two.
+    may be lower than the solution's, if the check cannot look through all plans between the two. On nodes with faster
+    links it is that of plans with all borders at the fastest rate, which may be lower too.
     threads: None: one for each core. memory_limit: as for ``solve``. backend: does the work; None: threads of this
     process.
     Raises UsageError if there is no certificate for "pipedream", for constraints on more than a stage or for blocks of
@@ -98,8 +102,12 @@ def certify(
     if instance.cluster.kinds:
         parts = _on_kinds(charged(instance, restrictions), restrictions, bound_s, limit_bytes, stop or Stop())
         return Certificate(instance.digest, instance.name, restrictions, bound_s, tuple(parts))
-    levels = instances(charged(instance, restrictions))
+    levels = [with_fastest_borders(level) for level in instances(charged(instance, restrictions))]
     with closing(LocalBackend(threads)) if backend is None else nullcontext(backend) as used:
+        for level in levels if instance.cluster.levels()[-1].has_faster_groups else ():
+            options = SolveOptions().changed(memory_limit=memory_limit)
+            request = SolveRequest(level, restrictions, options, used, silent, stop or Stop())
+            bound_s = min(bound_s, certifiable_s(solve_unplaced(request)))
         tails = tuple(_tails(level, restrictions, bound_s, limit_bytes, used, stop or Stop()) for level in levels)
     return Certificate(instance.digest, instance.name, restrictions, bound_s, tails)
 

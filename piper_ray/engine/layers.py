@@ -49,13 +49,13 @@ def solve_layers(request: SolveRequest, prepared: Preparation | None = None) -> 
     """
     instance = request.instance
     if len(instance.cluster.links) == 1:
-        return _solve_unplaced(request, prepared)
+        return solve_unplaced(request, prepared)
     from piper_ray.engine.placed import with_places
 
-    return with_places(request, lambda one: _solve_unplaced(one, prepared if one.instance is instance else None))
+    return with_places(request, lambda one: solve_unplaced(one, prepared if one.instance is instance else None))
 
 
-def _solve_unplaced(request: SolveRequest, prepared: Preparation | None) -> Solution:
+def solve_unplaced(request: SolveRequest, prepared: Preparation | None = None) -> Solution:
     """Returns the best plan without places."""
     if prepared is not None and not prepared.serves(request.instance, request.restrictions):
         raise UsageError("prepared for another graph, or under other restrictions: prepare anew, or leave it out")

@@ -44,7 +44,6 @@ from piper_ray.engine.search.planning import Planning, ValuedPlan
 from piper_ray.engine.subproblems import Solver, SubProblem, best_of, least_s
 from piper_ray.engine.tables.problem import LatticeTables, Problem, build_problem
 from piper_ray.engine.tables.tmpc_options import build_options
-from piper_ray.model.cluster import Cluster
 from piper_ray.model.errors import ChoiceTooHard, LimitError
 from piper_ray.model.events import EvaluationFinished
 from piper_ray.model.instance import Instance
@@ -61,7 +60,7 @@ _MOST_DOWNSETS = 20_000
 def with_places(request: SolveRequest, solve: Solver) -> Solution:
     """Returns the best plan, with places or without. solve: finds the best plan without places."""
     parts = [SubProblem(0.0, request, "")]
-    if len(set(_level_rates(request.instance.cluster))) > 1:
+    if request.instance.cluster.has_faster_groups:
         parts.append(SubProblem(least_s(request.instance), request, "plans with ranks in order on nodes"))
 
     def solve_part(one: SolveRequest) -> Solution:
@@ -69,11 +68,6 @@ def with_places(request: SolveRequest, solve: Solver) -> Solution:
         return solve(one) if first is None else _solve_placed(one, first, solve)
 
     return best_of(request, parts, solve_part, are_nested=True)
-
-
-def _level_rates(cluster: Cluster) -> list[float]:
-    """Returns the rate of each link: never faster than that of a smaller group."""
-    return [cluster.level_bytes_per_s(level) for level in range(len(cluster.links))]
 
 
 def _solve_placed(request: SolveRequest, first: Solution, solve: Solver) -> Solution:
@@ -122,7 +116,7 @@ class PlacedWorkload:
         cls, instance: Instance, restrictions: Restrictions, lattice: Lattice, data_parallel_limit: int | None
     ) -> PlacedWorkload:
         cluster, graph = instance.cluster, lattice.graph
-        of_levels = _level_rates(cluster)
+        of_levels = [cluster.level_bytes_per_s(level) for level in range(len(cluster.links))]
         rates = sorted(set(of_levels), reverse=True)
         groups = [link.devices or instance.devices for link in cluster.links[:-1]]
         sizes = [groups[len(of_levels) - 1 - of_levels[::-1].index(rate)] for rate in rates[:-1]]

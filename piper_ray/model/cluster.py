@@ -366,6 +366,11 @@ class Cluster:
         held = (level for level, group in enumerate(self._groups) if first // group == (end - 1) // group)
         return next(held, len(self.links) - 1)
 
+    @property
+    def has_faster_groups(self) -> bool:
+        """Whether smaller groups have faster links than all devices together."""
+        return self.level_bytes_per_s(0) > self.bandwidth_bytes_per_s
+
     def place_blocks(self, d: int, t: int) -> tuple[int, ...]:
         """For each link but the last the devices of the blocks of a stage that lie whole in the link's groups, as its
         ring is charged: see ``Plan.places``."""

@@ -12,6 +12,7 @@ from graphlib import TopologicalSorter
 from itertools import pairwise
 
 from piper_ray.model.arguments import did_you_mean
+from piper_ray.model.figures import plural
 from piper_ray.model.instance import Edge, Instance, Tensor, Tmpc
 from piper_ray.model.plan import Plan, Stage
 
@@ -91,10 +92,13 @@ def in_order(instance: Instance) -> Instance:
 
 
 def with_fastest_borders(instance: Instance) -> Instance:
-    """The instance with less to send at borders: as much as takes, at the outermost link, the time that it takes at the
-    fastest. No plan with places is faster than its stages are in this instance."""
-    fastest, unpassed = instance.cluster.level_bytes_per_s(0), unpassed_edges(instance)
-    share = instance.cluster.bandwidth_bytes_per_s / fastest
+    """The instance with less to send at borders: what takes as long at the outermost link as all of it at the fastest.
+    In this instance no plan is slower than with places (``Plan.places``) in the given one. The given one, if links do
+    not differ."""
+    cluster = instance.cluster.holding(instance.devices)
+    share, unpassed = cluster.bandwidth_bytes_per_s / cluster.level_bytes_per_s(0), unpassed_edges(instance)
+    if share == 1.0:
+        return instance
 
     def less(tmpc: Tmpc, layer: int) -> Tmpc:
         into = {u: x * share if (u, layer) in unpassed else x for u, x in tmpc.forward_sync_bytes.items()}
@@ -103,6 +107,8 @@ def with_fastest_borders(instance: Instance) -> Instance:
 
     layers = [
         replace(layer, tmpcs={t: tuple(less(x, layer.id) for x in row) for t, row in layer.tmpcs.items()})
+        if any(x.forward_sync_bytes or x.backward_sync_bytes for row in layer.tmpcs.values() for x in row)
+        else layer
         for layer in instance.layers
     ]
     edges = [
@@ -192,7 +198,7 @@ def _place_violations(instance: Instance, plan: Plan) -> list[str]:
     if instance.cluster.kinds or instance.cluster.sites:
         return ["the plan has places, which are for devices of one kind at one site"]
     if len(plan.places) != len(plan.stages):
-        return [f"the plan has {len(plan.places)} places for {len(plan.stages)} stages"]
+        return [f"the plan has {plural(len(plan.places), 'place')} for {plural(len(plan.stages), 'stage')}"]
     cluster, limit, violations = instance.cluster.holding(plan.span), instance.devices, list[str]()
     for number, (at, stage) in enumerate(zip(plan.places, plan.stages, strict=True), start=1):
         end = at + stage.devices
@@ -200,9 +206,10 @@ def _place_violations(instance: Instance, plan: Plan) -> list[str]:
             violations.append(f"stage {number}: its devices {at} to {end - 1} are not all below {limit}")
         limit = min(limit, at)
         blocks = cluster.place_blocks(stage.data_parallel_degree, stage.tensor_parallel_degree)
-        if any(at % block for block in blocks[: cluster.shared_level(at, end)]):
+        cut = [block for block in blocks[: cluster.shared_level(at, end)] if at % block]
+        if cut:
             violations.append(
-                f"stage {number}: at place {at} groups of devices do not hold its blocks of {blocks} whole"
+                f"stage {number}: at place {at} groups of devices do not hold its blocks of {cut[0]} whole"
             )
     return violations
 
