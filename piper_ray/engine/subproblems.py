@@ -225,12 +225,12 @@ def solve_on_levels(request: SolveRequest, solve: Solver) -> Solution:
 
 def _as_placed(instance: Instance, found: Solution) -> Solution:
     """Returns the solution with the plan's time within one node, if it fits in one although all devices were
-    searched."""
+    searched. Of equally fast plans the one without places is taken."""
     if found.plan is None or found.time_per_sample_s is None or found.schedule != PAPERS_SCHEDULE:
         return found
-    plans = [found.plan] if found.plan.places is None else [found.plan, replace(found.plan, places=None)]
+    plans = replace(found.plan, places=None), found.plan
     time_s, number = min((cost_of(instance, plan).sample_s, number) for number, plan in enumerate(plans))
-    if time_s >= found.time_per_sample_s:
+    if time_s > found.time_per_sample_s:
         return found
     lower_s = min(found.lower_bound_s, time_s)
     return replace(found, plan=plans[number], time_per_sample_s=time_s, lower_bound_s=lower_s)

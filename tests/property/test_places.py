@@ -30,13 +30,13 @@ from tests.property.test_links import assert_valued_alike, levelled
 def bordered(seed: int) -> Instance:
     """A few layers with much to send, on few devices in groups: places make the best plan of one in five faster."""
     rng = Random(f"bordered {seed}")
-    count, degrees = rng.choice([3, 3, 4, 5]), rng.choice([[1], [1, 2], [1, 2], [1, 3], [2]])
-    edges = [Edge(v, v + 1, float(rng.choice([1, 2, 4, 8]))) for v in range(count - 1)]
+    count, degrees = rng.choice([3, 4, 5]), rng.choice([[1], [1], [1, 2], [1, 3]])
+    edges = [Edge(v, v + 1, float(rng.choice([0.5, 1, 4, 8, 8]))) for v in range(count - 1)]
     if rng.random() < 0.3:
         edges.append(Edge(0, count - 1, float(rng.choice([0, 1, 2]))))
 
     def tmpc(layer: int, name: str, t: int) -> Tmpc:
-        figures = rng.randint(1, 6) / t, rng.choice([0, 0, 1, 3]), rng.choice([0, 1, 2]), rng.choice([1, 2, 4])
+        figures = rng.randint(1, 6) / t, rng.choice([0, 0, 1, 3]), rng.choice([0, 0, 0, 1]), rng.choice([2, 3, 4])
         into = {x.source: float(rng.choice([0, 0, 1])) for x in edges if x.target == layer}
         out = {x.target: float(rng.choice([0, 0, 1])) for x in edges if x.source == layer}
         return Tmpc(name, *map(float, figures), forward_sync_bytes=into, backward_sync_bytes=out)
@@ -45,11 +45,11 @@ def bordered(seed: int) -> Instance:
         Layer(v, str(v), {t: tuple(tmpc(v, name, t) for name in "ab"[: rng.choice([1, 1, 2])]) for t in degrees})
         for v in range(count)
     ]
-    sizes = rng.choice([(2,), (3,), (4,), (4,), (2, 4), (2, 6), (6,)])
+    sizes = rng.choice([(2,), (2,), (3,), (4,), (2, 4), (2, 6), (1, 3)])
     links = [Link(rng.choice([2.0, 4.0, 8.0, 100.0]), sizes[-1])]
     links = [Link(links[0].bandwidth_bytes_per_s * rng.choice([0.5, 2, 4]), size) for size in sizes[:-1]] + links
-    cluster = Cluster(rng.randint(3, 9), float(rng.choice([5, 7, 9, 12, 30])), (*links, Link(1.0)))
-    microbatches, memory_bytes = rng.choice([1, 1, 2, 3, 4]), cluster.memory_bytes
+    cluster = Cluster(rng.randint(5, 9), float(rng.choice([5, 6, 7, 8, 10])), (*links, Link(1.0)))
+    microbatches, memory_bytes = rng.choice([1, 1, 2, 3]), cluster.memory_bytes
     instance = Instance(tuple(layers), tuple(edges), cluster.devices, microbatches, memory_bytes, 1.0)
     return instance.replace(cluster=cluster)
 
@@ -115,7 +115,7 @@ def test_all_who_value_places_agree() -> None:
     [
         ((1, 0), "stage 2: its devices 0 to 1 are not all below 1"),
         ((7, 0), "stage 1: its devices 7 to 8 are not all below 8"),
-        ((3, 0), "stage 1: at place 3 groups do not hold its blocks of 2 devices whole"),
+        ((3, 0), "stage 1: at place 3 groups of devices do not hold its blocks of 2 whole"),
         ((0,), "the plan has 1 place for 2 stages"),
     ],
 )
@@ -137,7 +137,7 @@ def test_a_file_keeps_places() -> None:
     assert piper_ray.load_plan(plan.to_dict(), instance) == plan
 
 
-FASTER = 0
+FASTER = 8
 """A seed of ``bordered`` whose best plan has places."""
 
 
