@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
 
+from piper_ray.cost.plan import cost_of
 from piper_ray.cost.tolerances import MEMORY_TOLERANCE
 from piper_ray.cost.variants import stage_variants
+from piper_ray.engine.ledger import TIE
 from piper_ray.engine.one_setting import solve_one_setting
 from piper_ray.engine.request import SolveRequest
 from piper_ray.engine.subproblems import Solver, SubProblem, best_of, numbered, unproved
@@ -22,7 +24,7 @@ from piper_ray.model.plan_rules import in_order, layers_in_order
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, ScheduleName
 from piper_ray.model.solution import Solution, Status
-from piper_ray.model.stop import StopSearch
+from piper_ray.model.stop import StoppedBy, StopSearch
 
 
 def solve_restated(request: SolveRequest, schedule: Schedule, solve: Solver) -> Solution:
@@ -133,8 +135,13 @@ def _whole_pieces(request: SolveRequest, rule: WholePieces, solve: Solver) -> So
     _require_order(found.instance)
 
     def said(solution: Solution) -> Solution:
-        plan = solution.plan
-        of_layers = replace(solution, plan=None if plan is None else found.expand(plan, instance))
+        plan = None if solution.plan is None else found.expand(solution.plan, instance)
+        of_layers = replace(solution, plan=plan)
+        if plan is not None and plan.places is not None:
+            time_s = cost_of(instance, plan).sample_s
+            ended = solution.stopped_by or StoppedBy.GAP
+            if time_s > (solution.time_per_sample_s or 0.0) * (1.0 + TIE):
+                of_layers = replace(of_layers, time_per_sample_s=time_s, status=Status.FEASIBLE, stopped_by=ended)
         return unproved(of_layers) if found.dropped else of_layers
 
     return request.answered(solve, replace(request, instance=found.instance, restrictions=restrictions), said)

@@ -34,7 +34,7 @@ def stage_borders(cluster: Cluster, plan: Plan, schedule: Schedule) -> tuple[Sta
 
     What goes to a stage further on is charged at the outermost link.
     """
-    stages = plan.stages
+    stages, places = plan.stages, plan.places if schedule.asynchronous else None
     if plan.shares or schedule.v > 1 or (len(cluster.links) == 1 and not cluster.kinds):
         return ()
     kinds = [stage.kind for stage in stages]
@@ -42,8 +42,8 @@ def stage_borders(cluster: Cluster, plan: Plan, schedule: Schedule) -> tuple[Sta
     for place, (one, other) in enumerate(pairwise(kinds), start=1):
         own = cluster.of_kind(one)
         level, sending = len(own.links) - 1 if cluster.kinds else own.level_holding(plan.span), None
-        if plan.places is not None:
-            level = own.shared_level(plan.places[place], plan.places[place - 1] + stages[place - 1].devices)
+        if places is not None:
+            level = own.shared_level(places[place], places[place - 1] + stages[place - 1].devices)
         if in_groups:
             sending = stages[place].devices
             level = own.border_level(kinds[place:].count(one), own.border_periods(sending, kinds.count(one)))

@@ -53,7 +53,7 @@ class Plan:
     asynchronous schedule; None: ceil(s / d). shares: if there are pipelines of one kind of devices each, the
     microbatches of each kind, whose stages then come one after the other.
 
-    places: under 2bw on nodes, where each stage lies: the number of devices behind it, with idle ones. Stages lie in
+    places: without a flush, on nodes: the number of devices behind each stage, idle ones included. Stages lie in
     order and groups count from the back. A border has the link of the smallest group that holds both its stages
     (``Cluster.shared_level``). Where a stage is not whole in a group, its place is a multiple of the blocks that its
     ring counts on (``Cluster.place_blocks``), so these are. None: the blocks of stages lie in any order, and all

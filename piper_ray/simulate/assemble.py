@@ -122,6 +122,8 @@ def most_bytes(instance: Instance, plan: Plan) -> float:
 
 def _scene(instance: Instance, plan: Plan, schedule: Schedule, options: SimulationOptions) -> _Scene:
     instance = as_planned(instance, plan)
+    if not schedule.asynchronous:
+        plan = replace(plan, places=None)
     in_groups = lies_in_groups(instance.cluster, plan, schedule)
     stages = stages_of(instance, plan, schedule, unpassed_edges(instance) if in_groups or plan.places else frozenset())
     if schedule.name is ScheduleName.INTERLEAVED and options.transfers.overlaps:

@@ -142,8 +142,6 @@ def _degree_violations(instance: Instance, plan: Plan, schedule: Schedule) -> li
             violations.append(
                 f"stage {number}: data-parallel degree {d} does not divide the {instance.microbatches} microbatches"
             )
-    if plan.places is not None and not schedule.asynchronous:
-        violations.append("the plan has places, which are for schedules without a flush")
     if not plan.stages:
         return ["the plan has no stages"]
     if len(plan.stages) % v != 0:

@@ -82,7 +82,8 @@ def test_plans_that_never_flush(seeds: range) -> None:
             assert found.status is Status.INFEASIBLE, seed
             continue
         assert found.status is Status.OPTIMAL, seed
-        assert found.time_per_sample_s == pytest.approx(float(expected.time_per_sample_s), rel=1e-9), seed
+        if found.plan is None or found.plan.places is None:  # else see test_places.py
+            assert found.time_per_sample_s == pytest.approx(float(expected.time_per_sample_s), rel=1e-9), seed
         assert_valued_alike(instance, found, "2bw")
 
 

@@ -141,14 +141,15 @@ class BlockInstance:
     dropped: int
 
     def expand(self, plan: Plan, original: Instance) -> Plan:
-        """Returns the same plan in layers of ``original``."""
+        """Returns the same plan in layers of ``original``. With places it may take longer there, where stages can lie
+        between the ends of more edges."""
         place, stages = places(original), []
         for stage in plan.stages:
             chosen: dict[int, str] = {}
             for block in stage.layers:
                 chosen |= self.choices[block, stage.tensor_parallel_degree, stage.tmpc_ids[block]].tmpc_ids
             stages.append(stage_of(place, chosen, stage.data_parallel_degree, stage.tensor_parallel_degree))
-        return Plan(tuple(stages))
+        return Plan(tuple(stages), places=plan.places)
 
 
 def build_instance(

@@ -71,15 +71,15 @@ class Under2bw:
     def improved(self, known: Improved, limits: Limits) -> Improved:
         """Returns the best plan whose stages are runs of an order that passes the borders of a known plan."""
         request, chain = self.request, self._chain(known.plan)
-        ledger = Ledger[ValuedPlan](
-            1, limits, started_s=request.started_s, best=ValuedPlan(known.plan, known.time_per_sample_s)
-        )
+        ledger = Ledger[ValuedPlan](1, limits, started_s=request.started_s)
+        if known.plan.places is None:  # a search for plans without places ends at the best of these
+            ledger.begin_with(ValuedPlan(known.plan, known.time_per_sample_s))
         with replace(request, backend=None).open_backend() as backend:
             planning = Planning(request.instance, self.outline.contraction)
             search = Search(planning, chain, Evaluations(backend), ledger)
             ledger.run(search)
-        assert ledger.best is not None
-        return Improved(*ledger.best, ledger.stopped_by, search.stats)
+        best = ledger.best or ValuedPlan(known.plan, known.time_per_sample_s)
+        return Improved(*best, ledger.stopped_by, search.stats)
 
     def _chain(self, plan: Plan | None) -> Problem:
         request, graph = self.request, self.outline.graph

@@ -158,7 +158,7 @@ def find_placed_tails(
                     if least_place(at, stage.devices, 0, places.groups, blocks) == at:
                         break
                     index += 1
-    return _keep_least(places, found)
+    return keep_least(places, found)
 
 
 @inlined_kernel
@@ -201,7 +201,7 @@ def _extend(
 
 
 @kernel
-def _keep_least(places: PlaceArrays, found: OpenPlaces) -> int:
+def keep_least(places: PlaceArrays, found: OpenPlaces) -> int:
     """Drops tails that others dominate. Returns the number of the others."""
     left, outermost = 0, places.size.size
     for rate in range(outermost + 1):

@@ -124,8 +124,7 @@ class StagesDocument(_Documented):
     in_flight: list[int] | None = None
     """The microbatches that a replica of each stage keeps in flight; null: ceil(s / d), as under 2bw."""
     places: list[int] | None = None
-    """Of each stage the number of devices behind it, idle ones included, where its borders are charged by that; null: they
-    are not."""
+    """Under 2bw, the number of devices behind each stage, idle ones included; null: borders are not charged by it."""
     microbatches: dict[str, int] | None = None
     """If there are pipelines of one kind of devices each: the microbatches of each kind, whose stages come one after
     the other; null: one pipeline."""
