@@ -82,7 +82,7 @@ def _solve_placed(request: SolveRequest, first: Solution, solve: Solver) -> Solu
             "in order; the bound holds for these too, the plan has all borders at the link between nodes"
         )
         relaxed = solve(replace(request, instance=with_fastest_borders(instance)))
-        ended = relaxed.stopped_by if relaxed.status is Status.UNKNOWN else StoppedBy.GAP
+        ended = relaxed.stopped_by if relaxed.status is Status.UNKNOWN else StoppedBy.TOO_MANY_DOWNSETS
         return replace(relaxed, status=Status.UNKNOWN, plan=None, time_per_sample_s=None, stopped_by=ended)
     if first.plan is not None and first.time_per_sample_s is not None:
         ledger.begin_with(ValuedPlan(first.plan, first.time_per_sample_s))
