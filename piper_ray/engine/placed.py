@@ -124,7 +124,7 @@ class PlacedWorkload:
             Placed(variant, 0, behind, ahead)
             for variant in by_links(instance, restrictions, usable_variants(instance, restrictions))
             for behind, ahead in product(range(len(rates)), repeat=2)
-            if all(variant.degree < size for size in [*sizes, 2**62][min(behind, ahead) :][:1])
+            if variant.degree < [*sizes, variant.degree + 1][min(behind, ahead)]
         ]
         at_rates = edge_rates(graph, placed, cluster, BorderRates((tuple(rates),)))
         slower = cluster.bandwidth_bytes_per_s / np.concatenate((at_rates.come_in, at_rates.go_out), axis=1)
@@ -133,7 +133,8 @@ class PlacedWorkload:
         problem = build_problem(LatticeTables.build(lattice, options), instance, degrees)
         limit = min(instance.data_parallel_limit, data_parallel_limit or instance.data_parallel_limit)
         problem = problem.with_cluster(problem.cluster._replace(data_parallel_limit=limit))
-        blocks = [[cluster.place_blocks(d, x.variant.degree) for d in degrees] for x in placed]
+        of_degree = {t: [cluster.place_blocks(d, t) for d in degrees] for t in {x.variant.degree for x in placed}}
+        blocks = [of_degree[x.variant.degree] for x in placed]
         behind, ahead = (np.array([getattr(x, name) for x in placed], np.int64) for name in ("behind", "ahead"))
         places = PlaceArrays(
             np.array(groups, np.int64), np.array(sizes, np.int64), np.array(blocks, np.int64), behind, ahead

@@ -37,9 +37,10 @@ def bordered(seed: int) -> Instance:
 
     def tmpc(layer: int, name: str, t: int) -> Tmpc:
         figures = rng.randint(1, 6) / t, rng.choice([0, 0, 1, 3]), rng.choice([0, 0, 0, 1]), rng.choice([2, 3, 4])
+        time_s, weights, activations, fixed = map(float, figures)
         into = {x.source: float(rng.choice([0, 0, 1])) for x in edges if x.target == layer}
         out = {x.target: float(rng.choice([0, 0, 1])) for x in edges if x.source == layer}
-        return Tmpc(name, *map(float, figures), forward_sync_bytes=into, backward_sync_bytes=out)
+        return Tmpc(name, time_s, weights, activations, fixed, forward_sync_bytes=into, backward_sync_bytes=out)
 
     layers = [
         Layer(v, str(v), {t: tuple(tmpc(v, name, t) for name in "ab"[: rng.choice([1, 1, 2])]) for t in degrees})

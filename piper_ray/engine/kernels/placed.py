@@ -107,7 +107,9 @@ def find_placed_tails(
     """Finds the undominated tails of downset i. Returns their number, or TOO_HARD if a TMPC choice is too hard."""
     lattice, costs, options, cluster = tables
     divisors, outermost, last = cluster.divisors, places.size.size, lattice.bits.shape[0] - 1
-    found.sums[:] = NO_TAIL
+    for rate in range(outermost + 1):
+        for place in range(found.sums.shape[1]):
+            found.sums[rate, place] = NO_TAIL
     for j in range(i):
         if tails.start[j, 0] == tails.start[j, outermost + 1] or not is_subset(lattice.bits[j], lattice.bits[i]):
             continue
@@ -152,8 +154,9 @@ def find_placed_tails(
                             index += 1
                             continue
                         _extend(stage, blocks, places, tails, found, True)
-                        if is_least:  # sums rise, and more stages behind never need less memory
-                            least, is_least = index, False
+                        if is_least:  # no smaller one fits, nor does it later: sums rise, so stages need more memory
+                            least = index
+                    is_least = False
                     # With smaller blocks a larger degree may end further back, unless this one lies without a gap.
                     if least_place(at, stage.devices, 0, places.groups, blocks) == at:
                         break
