@@ -20,6 +20,7 @@ from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import PAPERS_SCHEDULE
 from piper_ray.model.solution import Solution, Status
+from piper_ray.report.page.pictures import placements
 from tests.brute_force import brute_force
 from tests.instances import equal_chain
 from tests.lengths import long_after
@@ -133,6 +134,17 @@ def test_a_flush_places_stages_itself() -> None:
     assert evaluate(instance, alike, schedule="1f1b") == evaluate(
         instance, replace(alike, places=None), schedule="1f1b"
     )
+
+
+@pytest.mark.parametrize(("devices", "first", "last"), [(8, "2-3", "6-7"), (7, "4-5", "0-1")])
+def test_a_page_draws_stages_where_they_lie(devices: int, first: str, last: str) -> None:
+    """From the back of the last node, as far as there are whole nodes."""
+    instance = equal_chain(2).replace(cluster=Cluster(devices, 1e9, (Link(8.0, 4), Link(1.0))), microbatches=4)
+    stages = tuple(Stage((x.id,), 2, 1, {x.id: x.tmpcs[1][0].id}) for x in instance.layers)
+    plan = Plan(stages, places=(4, 0))
+    (drawn,) = placements(instance, plan, piper_ray.simulate(instance, plan, PAPERS_SCHEDULE))
+    assert f"stage 1: devices {first}" in drawn.picture
+    assert f"stage 2: devices {last}" in drawn.picture
 
 
 def test_a_file_keeps_places() -> None:

@@ -94,11 +94,16 @@ class StagePlace:
 
 
 def places_of(
-    simulation: Simulation, cluster: Cluster, within: Sequence[int], sites: int = 1
+    simulation: Simulation,
+    cluster: Cluster,
+    within: Sequence[int],
+    sites: int = 1,
+    behind: Sequence[int] | None = None,
 ) -> tuple[StagePlace, ...]:
-    """Front to back: under a flush where launch files put them. Else each after the one before; where there are nodes,
-    the stages that come in the largest blocks of these first, so that no block is cut by a node's border. within:
-    stages that are placed. sites: their number, where the cluster is one of several equal ones."""
+    """Under a flush where launch files put them. behind: the places of a plan, from the back of whole groups, or from
+    the first device on where groups would be more than there are. Else front to back, each after the one before; where
+    there are nodes, the stages that come in the largest blocks of these first, so that no block is cut by a node's
+    border. within: stages that are placed. sites: their number, where the cluster is one of several equal ones."""
     held = []
     for _, ranks in groupby(simulation.timeline.layout.ranks, key=lambda rank: rank.place):
         stages = next(ranks).stages
@@ -106,6 +111,15 @@ def places_of(
             continue
         figures = simulation.stages[stages[0]]
         held.append((stages, figures.data_parallel_degree * figures.tensor_parallel_degree // sites, figures))
+    if behind is not None and len(cluster.links) > 1:
+        size = cluster.links[-2].devices or cluster.devices
+        total = -(-(behind[0] + held[0][1]) // size) * size
+        is_turned = total <= cluster.devices
+        lying = [
+            StagePlace(stages, total - at - devices if is_turned else at, devices, figures.tensor_parallel_degree)
+            for at, (stages, devices, figures) in zip(behind, held, strict=True)
+        ]
+        return tuple(sorted(lying, key=lambda one: one.first_device))
     if simulation.schedule.name in FLUSHED and len(cluster.links) > 1 and len(within) == len(simulation.stages):
         firsts = listed_places(cluster, held[0][1], len(held))
         return tuple(
@@ -204,18 +218,24 @@ def placements(instance: Instance, plan: Plan, simulation: Simulation) -> list[P
     for number, (name, cluster) in enumerate(zip(instance.cluster.kind_names, instance.cluster.alike, strict=True)):
         within = [k for k, stage in enumerate(plan.stages) if stage.kind == name]
         colour, sites = f"c{number % COLOURS}" if name else None, cluster.sites
-        own = placement(cluster.at_site, simulation, within, colour, len(sites) or 1)
+        behind = plan.places if simulation.schedule.asynchronous else None
+        own = placement(cluster.at_site, simulation, within, colour, len(sites) or 1, behind)
         name = f"At each of {cluster.sites_text}" if sites else name
         found.append(replace(own, legend=f"{printable(name)}. {own.legend}") if name else own)
     return found
 
 
 def placement(
-    cluster: Cluster, simulation: Simulation, within: Sequence[int], colour: str | None = None, sites: int = 1
+    cluster: Cluster,
+    simulation: Simulation,
+    within: Sequence[int],
+    colour: str | None = None,
+    sites: int = 1,
+    behind: Sequence[int] | None = None,
 ) -> Placement:
     """The placement of some stages. Devices of no stage stay empty. colour: of all stages; None: each has its own.
-    sites: as in ``places_of``."""
-    places = places_of(simulation, cluster, within, sites)
+    sites, behind: as in ``places_of``."""
+    places = places_of(simulation, cluster, within, sites, behind)
     groups = [link.devices for link in cluster.links[:-1] if link.devices is not None]
     grid = _Grid.of(cluster.devices, groups)
     pieces = [_drawn(grid, place, colour or f"c{index % COLOURS}") for index, place in enumerate(places)]

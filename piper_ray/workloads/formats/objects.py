@@ -324,10 +324,10 @@ def check_plan(plan: Plan) -> None:
             _check_tmpc_ids(stage.tmpc_ids, f"stages[{index}].tmpc_ids", faults)
     if not isinstance(_as_given(plan.keeps_order), bool):
         _note_flag(plan.keeps_order, "keeps_order", faults)
-    if plan.in_flight is not None:
-        for index, y in enumerate(_objects(plan.in_flight, int, "in_flight", faults) or ()):
+    for name, listed in (("in_flight", plan.in_flight), ("places", plan.places)):
+        for index, y in enumerate(_objects(listed, int, name, faults) or () if listed is not None else ()):
             if y is not None and y >= 1:  # smaller whole numbers are reported with the other rules of plans
-                _COUNT_OR_NONE.note(y, f"in_flight[{index}]", faults)
+                _COUNT_OR_NONE.note(y, f"{name}[{index}]", faults)
     for index, share in enumerate(_objects(plan.shares, tuple, "shares", faults) or ()):
         if share is not None and not (len(share) == 2 and _is_plain_text(share[0]) and _is_degree(share[1])):
             faults.at(f"shares[{index}]", f"{shown(share)}; expected a kind of devices and a whole number > 0")
