@@ -146,6 +146,14 @@ class ModeSetting:
                 counts[tmpc.id] += len(places)
         return ", ".join(tmpc_id for tmpc_id, _ in counts.most_common())
 
+    @cached_property
+    def spread(self) -> frozenset[tuple[int, int | None, int]]:
+        """How its TMPCs spread sequences and experts: everything but recomputation, sharding and sequence
+        parallelism."""
+        rows = chain.from_iterable(layer.tmpcs.values() for layer in self.sample.layers)
+        modes = {id(tmpc.mode): tmpc.mode for tmpc in chain.from_iterable(rows)}
+        return frozenset((mode.context, mode.experts, mode.expert_tensor) for mode in modes.values())
+
     def worth(self, restrictions: Restrictions, schedule: Schedule, step: StepTerms) -> Worth:
         """Returns the estimated and the least time of its plans. restrictions: without ``OneMode``."""
         (found,) = worths_of([self], restrictions, schedule, step)
@@ -208,6 +216,20 @@ def changed(settings: Sequence[ModeSetting], change: Callable[[Instance], Instan
     kinds = settings[0].kinds
     made = _with_tables(kinds, [change(one.sample) for one in settings])
     return [ChangedSetting(kinds, one.sample, own.tables, change) for one, own in zip(settings, made, strict=True)]
+
+
+def together(settings: Sequence[ModeSetting]) -> ModeSetting:
+    """Returns a setting in which each layer may run what any of these settings of one instance allows, so that it has
+    all their plans."""
+    first, layers = settings[0], []
+    for own in zip(*(one.sample.layers for one in settings), strict=True):
+        rows: dict[int, dict[int, Tmpc]] = {}
+        for t, row in chain.from_iterable(layer.tmpcs.items() for layer in own):
+            rows.setdefault(t, {}).update((id(tmpc), tmpc) for tmpc in row)
+        layers.append(own[0].having({t: tuple(rows[t].values()) for t in sorted(rows)}))
+    sample = replace(first.sample, layers=tuple(layers)).checked_as(first.sample)
+    found = _with_tables(first.kinds, [sample])
+    return (changed(found, first.change) if isinstance(first, ChangedSetting) else found)[0]
 
 
 class Settings(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -35,6 +35,23 @@ def _started_s() -> float:
     return time.perf_counter()
 
 
+@dataclass
+class KeptSearches:
+    """Searches with chunks from which later solves of the same problem go on, by their cluster and restrictions.
+
+    known: bounds with which they begin, of another problem that has all their plans and more. bounds_only: whether the
+    caller wants a bound, and no plan.
+    """
+
+    searches: dict[object, Any] = field(default_factory=dict)
+    known: Mapping[object, Mapping[Any, float]] = field(default_factory=dict)
+    bounds_only: bool = False
+
+    def for_parts(self) -> KeptSearches:
+        """The start of a solve all of whose plans are among those of these searches."""
+        return KeptSearches(known={key: one.proved_s for key, one in self.searches.items()})
+
+
 @dataclass(frozen=True)
 class SolveRequest:
     """A request. backend: the caller's; None: threads of this process. started_s: by ``time.perf_counter``.
@@ -51,7 +68,7 @@ class SolveRequest:
     step: StepTerms = StepTerms()
     started_s: float = field(default_factory=_started_s)
     data_parallel_limit: int | None = None
-    kept: dict[object, Any] | None = None
+    kept: KeptSearches | None = None
 
     def __post_init__(self) -> None:
         """Kinds of devices are searched in the order of their names: their order in a file decides nothing."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
 
 from piper_ray.compiled.observers import compiling_told
 from piper_ray.cost.schedules import chunk_schedules
 from piper_ray.engine.evaluation.backend import Backend
 from piper_ray.engine.layers import solve_layers
 from piper_ray.engine.preparation import Preparation
-from piper_ray.engine.request import SolveRequest, is_by_degrees
+from piper_ray.engine.request import KeptSearches, SolveRequest, is_by_degrees
 from piper_ray.engine.restated import solve_restated, stashing
 from piper_ray.engine.subproblems import solve_on_levels
 from piper_ray.model import arguments
@@ -47,7 +46,7 @@ def solve(
     stop: Stop[Solution] | None = None,
     schedule: Schedule | ScheduleName | str | None = None,
     step: StepTerms = StepTerms(),
-    kept: dict[object, Any] | None = None,
+    kept: KeptSearches | None = None,
 ) -> Solution:
     """Returns the plan of least time per sample, with proof; or the best one found before a limit or an interrupt.
 
@@ -70,7 +69,7 @@ def solve(
     with a version of the weights for each microbatch in flight, and with gradients summed after each round of a stage's
     replicas.
     step: the terms of a step under a flush: how gradients are summed, how much of that is hidden, and the optimizer.
-    kept: an empty dict, in which searches with chunks are kept. With it, another solve of the same problem goes on
+    kept: where searches with chunks are kept. With it, another solve of the same problem goes on
     where they ended, with a larger limit of passes and at most the same ``within_s``. All passes so far count.
 
     Raises LimitError if the lattice does not fit in memory, InputError with all faults of an invalid instance,

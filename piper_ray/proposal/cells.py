@@ -17,7 +17,8 @@ from typing import Any, Protocol
 
 from piper_ray.engine.flush.search import STATE_PASSES
 from piper_ray.engine.ledger import Ledger, Limits, preference
-from piper_ray.engine.one_setting import ModeSetting, Settings, changed, settings_of, worths_of
+from piper_ray.engine.one_setting import ModeSetting, Settings, changed, settings_of, together, worths_of
+from piper_ray.engine.request import KeptSearches
 from piper_ray.engine.solve import solve
 from piper_ray.model.cluster import Cluster
 from piper_ray.model.constraints import Constraint
@@ -41,6 +42,9 @@ CHUNKED_PASSES = 6_000_000_000
 _LEAST_PASSES = 100_000_000
 """The passes that each such search may simulate in any case, for a first bound and a quick plan."""
 
+_WHOLE_PASSES = 300_000_000
+"""The same for a search that bounds several cells at once, if a bound of all is needed."""
+
 _KIND_PASSES = 1_000_000_000
 """The same on devices of several kinds, where all searches together may do ``_KIND_SHARE`` times as much."""
 
@@ -59,6 +63,9 @@ its bound and the best plan: the next turn would have three times as many."""
 LISTED = 6
 """The search proves the best plan of each of this many best cells, which are all that the screen shows. Of the cells
 with chunks it proves only those that are the best of all (``CellSearch.within_s``)."""
+
+_WHOLE = "recomputation, sharding and sequence parallelism"
+"""What cells of one ``Cell.whole`` differ in."""
 
 RUNNERS_UP = 1.25
 """Plans that take longer than this factor times the best plan are of no interest."""
@@ -104,9 +111,10 @@ class Cell:
     on_host: bool = False
     searched: bool = False
     passes: int = 0
-    kept: dict[object, Any] = field(default_factory=dict)
+    kept: KeptSearches = field(default_factory=KeptSearches)
     simulated: int = 0
     is_stuck: bool = False
+    whole: Cell | None = None
     found: Proposed | None = None
     closing: Closing = Closing.LEFT_OPEN
 
@@ -154,6 +162,11 @@ class Cell:
     def allowed_gap(self) -> float:
         """The gap that the search of a cell may leave."""
         return _CHUNKED_GAP if self.schedule in CHUNKED else _GAP
+
+    @property
+    def may_rise(self) -> bool:
+        """Whether further passes may improve its bound."""
+        return bool(self.passes or (self.whole is not None and self.whole.passes))
 
     @property
     def text(self) -> str:
@@ -317,7 +330,7 @@ class CellSearch:
         self.ledger.run(self)
         self.close_cells()
         for cell in self.cells:
-            cell.kept.clear()
+            cell.kept, cell.whole = KeptSearches(), None
 
     def close_cells(self) -> None:
         """Sets how each cell was closed so far."""
@@ -330,30 +343,75 @@ class CellSearch:
         for number, cell in enumerate(self.cells, start=1):
             if not self._is_of_interest(cell):
                 continue
+            if len(alike := self._alike(cell)) > 1:
+                whole = replace(cell, setting=together([one.setting for one in alike]))
+                whole.lower_s = min(one.lower_s for one in alike)
+                whole.kept = KeptSearches(bounds_only=True)
+                whole.passes = _WHOLE_PASSES if self._extent.bounded else 0
+                for one in alike:
+                    one.whole = whole
+                self._begin(number, cell, of_all=True)
+                for one in alike:
+                    one.kept = whole.kept.for_parts()
+                yield
+                if not self._is_of_interest(cell):
+                    continue
             self._begin(number, cell)
             yield
         while self._extent.bounded and self._may_go_on:
             left = [
                 (cell.lower_s, number)
                 for number, cell in enumerate(self.cells, start=1)
-                if cell.passes and cell.lower_s < self.ledger.upper_s * (1.0 - cell.allowed_gap)
+                if cell.may_rise and cell.lower_s < self.ledger.upper_s * (1.0 - cell.allowed_gap)
             ]
-            stuck_s = min((cell.lower_s for cell in self.cells if cell.is_stuck), default=math.inf)
+            stuck_s = min((x.lower_s for x in self.cells if x.is_stuck and not x.may_rise), default=math.inf)
             if not left or min(left)[0] >= stuck_s:
                 break
             _, number = min(left)
-            self._begin(number, self.cells[number - 1])
+            cell = self.cells[number - 1]
+            self._begin(number, cell, of_all=cell.whole is not None and bool(cell.whole.passes))
             yield
+
+    def _alike(self, cell: Cell) -> list[Cell]:
+        """The cells with chunks that differ from this one only in recomputation, sharding and sequence parallelism, if
+        their plans may be of interest; none if a bound of all of them is known, or cannot be made."""
+        if cell.schedule not in CHUNKED or cell.whole is not None or self._sums_each_pass or not self.found:
+            return []
+        key = cell.schedule, cell.on_host, id(cell.estimate), cell.setting.spread
+        return [
+            one
+            for one in self.cells
+            if (one.schedule, one.on_host, id(one.estimate)) == key[:3]
+            and self._is_of_interest(one)
+            and one.setting.spread == key[3]
+        ]
+
+    @property
+    def _sums_each_pass(self) -> bool:
+        """Whether the runtime may sum gradients in each pass, and the plans have to be priced so."""
+        offer = self._demand.request.offer
+        return self._demand.runtime.sums_each_pass and (bool(offer.sharded_over) or offer.fsdp > 1)
 
     @property
     def _may_go_on(self) -> bool:
         """Whether passes are left. On several kinds the search continues until there is some plan."""
         return self._passes_left > 0 or (self._has_kinds and not self.found)
 
-    def _begin(self, number: int, cell: Cell) -> None:
+    def _begin(self, number: int, cell: Cell, *, of_all: bool = False) -> None:
+        """Searches a cell, or bounds all cells of its ``whole``."""
         best_s = None if self.ledger.best is None else self.ledger.upper_s
-        self._watch(CellBegun(number, len(self.cells), cell.text, cell.microbatches, best_s))
-        self._go_through(cell)
+        like = f" and all like it but for {_WHOLE}" if of_all else ""
+        self._watch(CellBegun(number, len(self.cells), f"{cell.text}{like}", cell.microbatches, best_s))
+        if not of_all:
+            self._go_through(cell)
+            return
+        assert cell.whole is not None
+        solution = self._worked(cell.whole, self.within_s(cell))
+        for one in self.cells:
+            if one.whole is cell.whole:
+                one.lower_s = max(one.lower_s, cell.whole.lower_s)
+        if solution.stopped_by is not None and solution.stopped_by.ends_all:
+            raise StopSearch(solution.stopped_by)
 
     def within_s(self, cell: Cell) -> float:
         """The cutoff for a cell's plans: slower ones are of no interest. A cell with chunks, whose search takes much
@@ -375,8 +433,9 @@ class CellSearch:
             cell.lower_s = within_s
         return cell.lower_s != math.inf and cell.lower_s < within_s
 
-    def _go_through(self, cell: Cell) -> None:
-        within_s, least = self.within_s(cell), _KIND_PASSES if cell.has_kinds else _LEAST_PASSES
+    def _worked(self, cell: Cell, within_s: float) -> Solution:
+        """Gives a cell's search a turn."""
+        least = _KIND_PASSES if cell.has_kinds else _LEAST_PASSES
         is_limited = cell.schedule in CHUNKED or cell.has_kinds
         wanted = cell.passes or least
         if self.found or not cell.has_kinds:
@@ -392,11 +451,14 @@ class CellSearch:
             hardly = within_s < math.inf and cell.lower_s - before_s < _STUCK_SHARE * (within_s - before_s)
             cell.is_stuck = turn >= _STUCK_PASSES and hardly and not cell.has_kinds
             cell.passes = _MORE * limit if used >= limit and not cell.is_stuck else 0
-            if cell.passes and cell.kept:
-                cell.simulated = used
-            else:
-                cell.kept.clear()
-        cell.searched = True
+            cell.simulated = used if cell.kept.searches else 0
+        return solution
+
+    def _go_through(self, cell: Cell) -> None:
+        within_s = self.within_s(cell)
+        solution, cell.searched = self._worked(cell, within_s), True
+        if not cell.passes or not self._extent.bounded:
+            cell.kept = KeptSearches()
         if solution.plan is not None:
             options = SimulationOptions.of(self._demand.step)
             simulation = simulate(cell.priced.instance, solution.plan, solution.schedule, options=options)
@@ -415,8 +477,7 @@ class CellSearch:
         self.ledger.offer(found, cell.text)
 
     def _solved(self, cell: Cell, within_s: float, passes: int | None) -> Solution:
-        demand, chunked, offer = self._demand, cell.schedule in CHUNKED, self._demand.request.offer
-        each_pass = demand.runtime.sums_each_pass and (bool(offer.sharded_over) or offer.fsdp > 1)
+        demand, chunked = self._demand, cell.schedule in CHUNKED
 
         def solved(further: tuple[Constraint, ...], sample_s: float | None) -> Solution:
             return solve(
@@ -432,11 +493,11 @@ class CellSearch:
                 listener=self._watch,
                 step=demand.step,
                 stop=self._stop.part(),
-                kept=cell.kept if self._extent.bounded and not each_pass else None,
+                kept=None if self._sums_each_pass else cell.kept,
             )
 
         sample_s = within_s / cell.microbatches
-        if each_pass:
+        if self._sums_each_pass:
             under = demand.scheduled(cell.schedule), demand.step
             return solve_each_pass(cell.setting, cell.restrictions, under, solved, sample_s)
         return solved((), None if sample_s == math.inf else sample_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations, pairwise, product
@@ -10,8 +11,8 @@ from random import Random
 import pytest
 
 import piper_ray
-from piper_ray.engine.one_setting import settings_of, worth_of, worths_of
-from piper_ray.engine.request import SolveRequest
+from piper_ray.engine.one_setting import settings_of, together, worth_of, worths_of
+from piper_ray.engine.request import KeptSearches, SolveRequest
 from piper_ray.engine.subproblems import Solver, SubProblem, best_of
 from piper_ray.model.constraints import KeepOrder, Recompute, SameDegrees, WholePieces
 from piper_ray.model.errors import UsageError
@@ -224,6 +225,28 @@ def test_stages_in_order_rule_out_only_what_no_plan_takes(schedule: str) -> None
             ruled_out += not one.may_take(0.9 * found.time_per_sample_s, rules, under)
     assert feasible > 10
     assert ruled_out > 3
+
+
+@pytest.mark.parametrize("seed", long_after(3, range(30)))
+def test_settings_are_bounded_together(seed: int) -> None:
+    """No setting has a plan below the bound of all, and a search that begins with that bound finds its best plan."""
+    instance, rules = instance_of(seed), Restrictions(constraints=[SameDegrees()])
+    settings = settings_of(instance, rules.adding(OneMode())).worth_a_solve
+
+    def solved(of: Instance, kept: KeptSearches | None = None, within_s: float | None = None) -> Solution:
+        options = replace(ONE_THREAD, gap=0.0, within_s=within_s)
+        return piper_ray.solve(of, restrictions=rules, schedule="interleaved", options=options, kept=kept)
+
+    alone = [solved(one.instance) for one in settings]
+    bounded = KeptSearches(bounds_only=True)
+    within_s = min((one.time_per_sample_s or math.inf for one in alone), default=math.inf)
+    of_all = solved(together(settings).instance, bounded, None if within_s == math.inf else 1.1 * within_s)
+    for one, found in zip(settings, alone, strict=True):
+        least_s = found.lower_bound_s if found.time_per_sample_s is None else found.time_per_sample_s
+        assert of_all.lower_bound_s <= least_s * (1.0 + 1e-9)
+        helped = solved(one.instance, bounded.for_parts(), 1.01 * (found.time_per_sample_s or 1.0))
+        assert helped.time_per_sample_s == found.time_per_sample_s
+        assert helped.lower_bound_s <= least_s * (1.0 + 1e-9)
 
 
 @pytest.mark.long

@@ -15,6 +15,7 @@ import piper_ray
 from piper_ray.cost.schedules import chunk_schedules
 from piper_ray.engine.chunks.nodes import Node, Turn, TurnOutcome
 from piper_ray.engine.kernels.types import FloatArray
+from piper_ray.engine.request import KeptSearches
 from piper_ray.model.constraints import AllDevices, SameDegrees, StageCount, TensorParallelDegrees
 from piper_ray.model.errors import CheckpointRefused
 from piper_ray.model.events import DegreesAdvanced, Event, IncumbentFound
@@ -84,9 +85,9 @@ def test_constraints_are_kept() -> None:
 
 def test_a_kept_search_goes_on_where_it_ended() -> None:
     """After several limits of work it has come to the same answer as without any, by the same work."""
-    instance, rules, kept = chain(), Restrictions(constraints=[StageCount(2)]), dict[object, object]()
+    instance, rules, kept = chain(), Restrictions(constraints=[StageCount(2)]), KeptSearches()
 
-    def solved(options: SolveOptions, kept: dict[object, object] | None = None) -> tuple[Solution, int]:
+    def solved(options: SolveOptions, kept: KeptSearches | None = None) -> tuple[Solution, int]:
         found = piper_ray.solve(instance, schedule="interleaved", restrictions=rules, options=options, kept=kept)
         assert found.stats.degrees is not None
         return found, found.stats.degrees.passes

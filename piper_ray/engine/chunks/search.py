@@ -66,22 +66,25 @@ class _Phase:
 @dataclass(frozen=True)
 class WarmStart:
     """The results of searches. proved_s: for each task, the bound on all of its plans' batches. found: its best
-    plan."""
+    plan. of_more_plans: whether those searches were of a problem that has these plans and others; then only plans are
+    missing at first."""
 
     proved_s: Mapping[TaskKey, float] = field(default_factory=dict)
     found: Mapping[TaskKey, Candidate] = field(default_factory=dict)
+    of_more_plans: bool = False
 
 
 @dataclass
 class ChunkSearch:
     """The rule of a search that keeps ``ledger``. known: results of other searches of the same problem. memo: the turns
-    of earlier runs of this search."""
+    of earlier runs of this search. bounds_only: whether no plans are sought but those that bounds lead to."""
 
     tasks: Sequence[Task]
     workers: Workers
     ledger: Ledger[Candidate]
     known: WarmStart = field(default_factory=WarmStart)
     memo: TurnMemo | None = None
+    bounds_only: bool = False
     seconds: float = 0.0
     bounded: int = 0
     cases: int = 0
@@ -152,15 +155,20 @@ class ChunkSearch:
         ranked = sorted(self._nodes, key=lambda index: self._nodes[index].task.about_s)
         if self.ledger.within_s == np.inf:
             yield from self._plan(TurnKind.PLAN, 0, ranked[:_FIRST_PLANS], self._is_hopeless)
-        if self._target_s < np.inf:
+        if self._target_s < np.inf and not self.known.of_more_plans:
             yield from self._bound(1)
+        if not self.bounds_only:
+            yield from self._plans(ranked)
+        yield from self._bound()
+
+    def _plans(self, ranked: Sequence[int]) -> Generator[None, None, None]:
+        """Seeks plans, of the most promising nodes first. ranked: all nodes."""
         yield from self._plan(TurnKind.PLAN, 0, [index for index in ranked if index in self._nodes], self._is_hopeless)
         for round_, (within, most, moves) in enumerate(_REFINED):
             yield from self._plan(TurnKind.PLAN, moves, self._promising(within)[:most])
             if round_ == 0:
                 within, most = _DESCENDED
                 yield from self._plan(TurnKind.DESCEND, 0, self._promising(within)[:most])
-        yield from self._bound()
 
     def _plan(
         self,

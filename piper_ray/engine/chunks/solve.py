@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from piper_ray.cost.bounds import ceiling_bytes
 from piper_ray.engine.chunks.candidates import Candidate, Candidates, all_plans
 from piper_ray.engine.chunks.nodes import TurnMemo
 from piper_ray.engine.chunks.search import ChunkSearch, WarmStart
-from piper_ray.engine.chunks.tasks import ChunkProblem, Task
+from piper_ray.engine.chunks.tasks import ChunkProblem, Task, TaskKey
 from piper_ray.engine.kernels.chunk_program import ChunkProgram
 from piper_ray.engine.ledger import NO_PLAN_FITS, Ledger, stats_of_nothing
 from piper_ray.engine.request import SolveRequest
@@ -32,13 +32,18 @@ def solve_with_chunks(request: SolveRequest, schedules: Sequence[Schedule]) -> S
 
     Raises UsageError for constraints that such a search does not support, and for a backend that takes no calls.
     """
-    if request.kept is None:
+    kept, key = request.kept, _key_of(request)
+    if kept is None:
         return ChunkSeries(request, schedules).solve(request, explained=True)
-    key = request.instance.cluster, request.restrictions
-    if key not in request.kept:
-        request.kept[key] = ChunkSeries(request, schedules)
-    series: ChunkSeries = request.kept[key]
+    if key not in kept.searches:
+        kept.searches[key] = ChunkSeries(request, schedules)
+    series: ChunkSeries = kept.searches[key]
     return series.solve(request, explained=True)
+
+
+def _key_of(request: SolveRequest) -> object:
+    """As in ``KeptSearches``."""
+    return request.instance.cluster, request.restrictions
 
 
 class ChunkSeries:
@@ -53,9 +58,15 @@ class ChunkSeries:
         how = f"under schedule {schedules[0].name.value}"
         first.restrictions.require_same_degrees(how, FilledPipeline, PipelinedChunks)
         self._problem = ChunkProblem.of(first.instance, first.restrictions, schedules, first.step, first.note)
-        self._known = WarmStart()
+        known = None if first.kept is None else first.kept.known.get(_key_of(first))
+        self._known = WarmStart() if known is None else WarmStart(known, of_more_plans=True)
         self._last: ChunkSearch | None = None
         self.preparation_s = self._problem.tables_s
+
+    @property
+    def proved_s(self) -> Mapping[TaskKey, float]:
+        """The bound of each (d, t, p, v) so far."""
+        return self._known.proved_s
 
     def solve(self, request: SolveRequest, *, explained: bool = False) -> Solution:
         """Solves on as many devices as the request has; where searches are kept, the last one continues. explained: if
@@ -80,7 +91,8 @@ class ChunkSeries:
         ):
             memo = None if checkpoint is None else TurnMemo(checkpoint)
             if last is None:
-                search = ChunkSearch(problem.tasks(instance), workers, ledger, self._known, memo)
+                bounds_only = request.kept is not None and request.kept.bounds_only
+                search = ChunkSearch(problem.tasks(instance), workers, ledger, self._known, memo, bounds_only)
             else:
                 search, last.workers = last, workers
                 ledger.go_on(limits)
