@@ -545,7 +545,7 @@ def _with_fewer_nodes(
         if 0 < sum(losses_of) <= spare and sum(losses_of) < sum(nodes)
     ]
     log.begin("fewer nodes")
-    plans += current().run(lambda stop: list(plans_of(demands, stop, asked.tell, log)))
+    plans += current().run(lambda stop: list(plans_of(demands, stop, asked.tell, log, found)))
     if asked.written.out is not None:
         for one in plans[1:]:
             if one.found is not None:

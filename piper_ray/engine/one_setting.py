@@ -240,6 +240,15 @@ class Settings(NamedTuple):
     worth_a_solve: tuple[ModeSetting, ...]
     others: tuple[tuple[ModeSetting, ModeSetting], ...]
 
+    def on(self, instance: Instance) -> Settings:
+        """Returns the same settings of an instance that differs only in its cluster."""
+        if not self.worth_a_solve:
+            return self
+        kinds = replace(self.worth_a_solve[0].kinds, whole=instance)
+        kept = {id(one): replace(one, kinds=kinds) for one in self.worth_a_solve}
+        others = tuple((replace(one, kinds=kinds), kept[id(better)]) for one, better in self.others)
+        return Settings(tuple(kept.values()), others)
+
 
 def solve_one_setting(request: SolveRequest, schedule: Schedule, solve: Solver) -> Solution:
     """Returns the best plan of all settings that no other one dominates."""

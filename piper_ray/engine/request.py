@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from piper_ray.compiled.jit import make_ready
@@ -35,21 +36,28 @@ def _started_s() -> float:
     return time.perf_counter()
 
 
+class Sought(Enum):
+    """What a search with chunks is for: its best plan with a bound, or one of both."""
+
+    BOTH = "both"
+    BOUND = "bound"
+    PLAN = "plan"
+
+
 @dataclass
 class KeptSearches:
     """Searches with chunks from which later solves of the same problem go on, by their cluster and restrictions.
 
-    known: bounds with which they begin, of another problem that has all their plans and more. bounds_only: whether the
-    caller wants a bound, and no plan.
+    known: bounds with which they begin, of another problem that has all their plans and more. seeks: what is sought.
     """
 
     searches: dict[object, Any] = field(default_factory=dict)
     known: Mapping[object, Mapping[Any, float]] = field(default_factory=dict)
-    bounds_only: bool = False
+    seeks: Sought = Sought.BOTH
 
-    def for_parts(self) -> KeptSearches:
+    def for_parts(self, seeks: Sought) -> KeptSearches:
         """The start of a solve all of whose plans are among those of these searches."""
-        return KeptSearches(known={key: one.proved_s for key, one in self.searches.items()})
+        return KeptSearches(known={key: one.proved_s for key, one in self.searches.items()}, seeks=seeks)
 
 
 @dataclass(frozen=True)

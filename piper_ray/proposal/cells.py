@@ -13,12 +13,13 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
 from itertools import groupby
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from piper_ray.engine.flush.search import STATE_PASSES
 from piper_ray.engine.ledger import Ledger, Limits, preference
 from piper_ray.engine.one_setting import ModeSetting, Settings, changed, settings_of, together, worths_of
-from piper_ray.engine.request import KeptSearches
+from piper_ray.engine.request import KeptSearches, Sought
 from piper_ray.engine.solve import solve
 from piper_ray.model.cluster import Cluster
 from piper_ray.model.constraints import Constraint
@@ -52,13 +53,17 @@ _KIND_SHARE = 3
 _PAIR_PASSES = 1_000_000
 """The passes that a pair of degrees counts as on devices of several kinds. Its states are counted too."""
 
-_MORE = 3
-"""After the first round, the cell with the least bound gets this many times as many passes."""
+_FURTHER_PASSES = 500_000_000
+_FURTHER_GAP = 0.01
+"""After the first round, the cell with the least bound gets this many more passes, while the bound of all is further
+away than this: estimates are much less exact."""
 
-_STUCK_PASSES = 1_000_000_000
+_MORE = 3
+"""On devices of several kinds it gets this many times as many."""
+
 _STUCK_SHARE = 0.1
-"""A cell on one kind gets no more passes after a turn of this many that closes less than this share of the gap between
-its bound and the best plan: the next turn would have three times as many."""
+"""A cell on one kind gets no more passes after such a turn that closes less than this share of the gap between its
+bound and the best plan."""
 
 LISTED = 6
 """The search proves the best plan of each of this many best cells, which are all that the screen shows. Of the cells
@@ -226,8 +231,11 @@ class Cells:
 
 
 @uncollected()
-def cells_of(demand: PlanDemand, estimates: Mapping[int, Estimate]) -> Cells:
-    """Raises UsageError for a model that the runtime does not know."""
+def cells_of(
+    demand: PlanDemand, estimates: Mapping[int, Estimate], known: Mapping[int, Settings] = MappingProxyType({})
+) -> Cells:
+    """known: the settings of estimates that differ only in their cluster, under the same rules. Raises UsageError for a
+    model that the runtime does not know."""
     schedules, refused = list(demand.schedules), list[str]()
     alone = next(filter(None, (demand.runtime.on_one_rank(one.instance) for one in estimates.values())), None)
     if alone is not None:
@@ -244,7 +252,8 @@ def cells_of(demand: PlanDemand, estimates: Mapping[int, Estimate]) -> Cells:
         rules = {name: demand.restrictions(instance, name) for name in schedules}
         if not rules:
             continue
-        settings = settings_of(instance, next(iter(rules.values())))
+        alike = known.get(samples)
+        settings = settings_of(instance, next(iter(rules.values()))) if alike is None else alike.on(instance)
         modes.append((samples, tuple(schedules), settings))
         on_host = partial(with_state_on_host, setting=of_size.setting)
         hosted = changed(settings.worth_a_solve, on_host) if demand.tries_host else []
@@ -346,13 +355,14 @@ class CellSearch:
             if len(alike := self._alike(cell)) > 1:
                 whole = replace(cell, setting=together([one.setting for one in alike]))
                 whole.lower_s = min(one.lower_s for one in alike)
-                whole.kept = KeptSearches(bounds_only=True)
+                whole.kept = KeptSearches(seeks=Sought.BOUND)
                 whole.passes = _WHOLE_PASSES if self._extent.bounded else 0
                 for one in alike:
                     one.whole = whole
                 self._begin(number, cell, of_all=True)
+                is_far = whole.lower_s < self.within_s(cell) * (1.0 - cell.allowed_gap)
                 for one in alike:
-                    one.kept = whole.kept.for_parts()
+                    one.kept = whole.kept.for_parts(Sought.PLAN if is_far else Sought.BOTH)
                 yield
                 if not self._is_of_interest(cell):
                     continue
@@ -367,8 +377,10 @@ class CellSearch:
             stuck_s = min((x.lower_s for x in self.cells if x.is_stuck and not x.may_rise), default=math.inf)
             if not left or min(left)[0] >= stuck_s:
                 break
-            _, number = min(left)
+            least_s, number = min(left)
             cell = self.cells[number - 1]
+            if not cell.has_kinds and least_s >= self.ledger.upper_s * (1.0 - _FURTHER_GAP):
+                break
             self._begin(number, cell, of_all=cell.whole is not None and bool(cell.whole.passes))
             yield
 
@@ -449,8 +461,9 @@ class CellSearch:
             turn = used - cell.simulated
             self._passes_left -= turn + _PAIR_PASSES * degrees.pairs * cell.has_kinds
             hardly = within_s < math.inf and cell.lower_s - before_s < _STUCK_SHARE * (within_s - before_s)
-            cell.is_stuck = turn >= _STUCK_PASSES and hardly and not cell.has_kinds
-            cell.passes = _MORE * limit if used >= limit and not cell.is_stuck else 0
+            cell.is_stuck = turn >= _FURTHER_PASSES and hardly and not cell.has_kinds
+            more = _MORE * limit if cell.has_kinds else limit + _FURTHER_PASSES
+            cell.passes = more if used >= limit and not cell.is_stuck else 0
             cell.simulated = used if cell.kept.searches else 0
         return solution
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -14,7 +15,7 @@ from piper_ray.proposal.cells import Cells, Watch, unwatched
 from piper_ray.proposal.demand import PlanDemand, Tell
 from piper_ray.proposal.forks import each_of
 from piper_ray.proposal.moved import Moved, moved_between
-from piper_ray.proposal.propose import FoundPlans, propose
+from piper_ray.proposal.propose import FoundPlans, priced, propose
 
 
 @dataclass(frozen=True)
@@ -40,13 +41,19 @@ class ClusterPlan:
 
 
 def plans_of(
-    demands: Iterable[PlanDemand], stop: Stop[Any], tell: Tell | None = None, watch: Watch = unwatched
+    demands: Iterable[PlanDemand],
+    stop: Stop[Any],
+    tell: Tell | None = None,
+    watch: Watch = unwatched,
+    like: FoundPlans | None = None,
 ) -> Iterator[ClusterPlan]:
     """The best plan for each demand. Plans that are already known start the next search on the same GPUs; searches on
-    other GPUs each have a process. Raises StopSearch."""
+    other GPUs each have a process. like: as of ``propose``. Raises StopSearch."""
     asked, known, tell = list(demands), list[FoundPlans](), tell or (lambda _: None)
     if len(set(map(_gpus, asked))) == len(asked):
-        for plan, notes in each_of([partial(_alone, demand, stop) for demand in asked], stop, watch):
+        likes = _priced_once(asked, stop) if like is None else [like] * len(asked)
+        calls = [partial(_alone, demand, stop, one) for demand, one in zip(asked, likes, strict=True)]
+        for plan, notes in each_of(calls, stop, watch):
             for text in notes:
                 tell(text)
             yield plan
@@ -65,22 +72,49 @@ def _gpus(demand: PlanDemand) -> tuple[tuple[str, str, int], ...]:
     return tuple((name, gpu, one.nodes) for name, gpu, one in demand.kinds)
 
 
-def _alone(demand: PlanDemand, stop: Stop[Any], watch: Watch) -> tuple[ClusterPlan, list[str]]:
+def _priced_once(asked: Sequence[PlanDemand], stop: Stop[Any]) -> list[FoundPlans | None]:
+    """For each demand the combinations of the largest one that it ``prices_like``, if there are several such."""
+    demands, likes = [one.with_batch(lambda _: None) for one in asked], list[FoundPlans | None]([None] * len(asked))
+    for number in sorted(range(len(demands)), key=lambda number: -demands[number].devices):
+        if likes[number] is None:
+            with suppress(InfeasibleError, UsageError):  # which the search says
+                alike = [other for other, one in enumerate(demands) if one.prices_like(demands[number])]
+                made = priced(demands[number], stop) if len(alike) > 1 else None
+                for other in alike:
+                    likes[other] = likes[other] or made
+    return likes
+
+
+def _alone(demand: PlanDemand, stop: Stop[Any], like: FoundPlans | None, watch: Watch) -> tuple[ClusterPlan, list[str]]:
     """The best plan, and the notes on the way to it."""
     notes: list[str] = []
-    return _planned(demand, [], stop, notes.append, watch), notes
+    return _planned(demand, [], stop, notes.append, watch, like), notes
 
 
-def _planned(demand: PlanDemand, known: list[FoundPlans], stop: Stop[Any], tell: Tell, watch: Watch) -> ClusterPlan:
+def _planned(
+    demand: PlanDemand,
+    known: list[FoundPlans],
+    stop: Stop[Any],
+    tell: Tell,
+    watch: Watch,
+    like: FoundPlans | None = None,
+) -> ClusterPlan:
     try:
-        found = _after(known, demand, stop, tell, watch)
+        found = _after(known, demand, stop, tell, watch, like)
     except (InfeasibleError, UsageError) as error:
         return ClusterPlan(demand, None, str(error).partition("\n")[0])
     # Combinations are of no more interest, and large.
     return ClusterPlan(demand, replace(found, found=found.found[:1], cells=Cells((), (), ())))
 
 
-def _after(known: list[FoundPlans], demand: PlanDemand, stop: Stop[Any], tell: Tell, watch: Watch) -> FoundPlans:
+def _after(
+    known: list[FoundPlans],
+    demand: PlanDemand,
+    stop: Stop[Any],
+    tell: Tell,
+    watch: Watch,
+    like: FoundPlans | None,
+) -> FoundPlans:
     """The best plan, found with the help of earlier demands' plans.
 
     If this demand only has less memory than an earlier one, the earlier bound holds here, and the earlier best plan, if
@@ -96,7 +130,7 @@ def _after(known: list[FoundPlans], demand: PlanDemand, stop: Stop[Any], tell: T
             best = before.best.on(instance.replace(memory_bytes=limit_bytes), demand.step)
             return replace(before, demand=demand, found=(best,), seconds=0.0)
     plans = [one.best for one in alike]
-    found = propose(demand, stop.part(), tell, watch, listed=1, known=plans)
+    found = propose(demand, stop.part(), tell, watch, listed=1, known=plans, like=like)
     bounds_s = [one.lower_s for one in roomier if one.best.instance.memory_bytes >= found.best.instance.memory_bytes]
     return replace(found, lower_s=max([found.lower_s, *bounds_s]))
 

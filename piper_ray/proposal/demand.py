@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from types import MappingProxyType
 
 from piper_ray.engine.subproblems import rank_of
 from piper_ray.model.constraints import StageCount, choices_made
@@ -271,17 +272,32 @@ class PlanDemand:
         check_instance(instance)  # once, not with each plan that is simulated
         return replace(made, instance=instance)
 
+    def prices_like(self, other: PlanDemand) -> bool:
+        """Whether layers cost the same as for the other demand, from which this one may differ in its nodes."""
+
+        def priced(one: PlanDemand) -> tuple[object, ...]:
+            request = replace(one.request, nodes=1, batch=one.request.batch or one.model.batch)
+            stack = one.request.stack(one._gpu) if one.stack is None else one.stack
+            waits = stack.is_large, stack.efficiency
+            return replace(one, request=request), waits, request.offer.on(one.devices), one.tries_host
+
+        return self.further is None and other.further is None and priced(self) == priced(other)
+
     @uncollected()
-    def estimates(self, check: Callable[[], None] = lambda: None) -> tuple[dict[int, Estimate], list[str]]:
+    def estimates(
+        self, check: Callable[[], None] = lambda: None, known: Mapping[int, Estimate] = MappingProxyType({})
+    ) -> tuple[dict[int, Estimate], list[str]]:
         """The estimates by samples of a microbatch, and a text about sizes that are too large.
 
-        check: may raise, to stop it. Raises UsageError if no estimate can be made, and InfeasibleError if even the
+        check: may raise, to stop it. known: estimates on other numbers of devices, for a demand that ``prices_like``
+        this one. Raises UsageError if no estimate can be made, and InfeasibleError if even the
         layers of the smallest microbatches need more memory than there is.
         """
         found: dict[int, Estimate] = {}
         for samples in self.microbatch_sizes():
             try:
-                made = self.estimated(samples, check=check)
+                alike = known.get(samples)
+                made = self.estimated(samples, check=check) if alike is None else alike.on_devices(self.devices)
             except UsageError as error:  # as for microbatches that are too large; the smallest one tells of all else
                 if not found:
                     raise

@@ -101,18 +101,19 @@ def propose(
     listed: int = LISTED,
     known: Sequence[Proposed] = (),
     threads: int | None = None,
+    like: FoundPlans | None = None,
 ) -> FoundPlans:
     """Searches all cells.
 
     tell: receives a line for each thing that is not tried. listed: how many of the best cells have their own best plan
     proved. known: plans found for other demands. threads: threads of each search without chunks; None: one for each
-    core.
+    core. like: combinations for another demand, which need not be priced again if only the number of nodes differs.
 
     Raises UsageError if nothing can be estimated, and InfeasibleError, with the reason, if no plan fits.
     """
     stop, tell = Stop[Any]() if stop is None else stop, tell or (lambda _: None)
     try:
-        found = _proposed(demand, stop, tell, watch, listed, known, threads)
+        found = _proposed(demand, stop, tell, watch, listed, known, threads, like)
     except InfeasibleError:
         if not demand.headroom.is_usual:
             raise
@@ -139,11 +140,12 @@ def _proposed(
     listed: int,
     known: Sequence[Proposed],
     threads: int | None,
+    like: FoundPlans | None = None,
 ) -> FoundPlans:
     began_s = time.perf_counter()
     demand = demand.with_batch(tell)
     stop.offer(lambda: FoundPlans(demand, (), Cells((), (), ()), 0.0, (), 0.0))
-    ways, cells = _ways_of(demand, stop)
+    ways, cells = _ways_of(demand, stop, like)
     refused = list(dict.fromkeys(text for way in ways for text in way.refused))
     refused += cells.refused
     for one in cells.refused:
@@ -174,9 +176,31 @@ class _Way:
     refused: Sequence[str]
 
 
-def _ways_of(demand: PlanDemand, stop: Stop[Any]) -> tuple[list[_Way], Cells]:
-    ways = [_Way(way, *way.estimates(stop.check)) for way in demand.ways]
-    return ways, Cells.of_ways([cells_of(way.demand, way.estimates) for way in ways])
+def _ways_of(demand: PlanDemand, stop: Stop[Any], like: FoundPlans | None = None) -> tuple[list[_Way], Cells]:
+    if like is None or not demand.prices_like(like.demand):
+        ways = [_Way(way, *way.estimates(stop.check)) for way in demand.ways]
+        return ways, Cells.of_ways([cells_of(way.demand, way.estimates) for way in ways])
+    before = {cell.samples: cell.estimate for cell in like.cells.cells}
+    estimates, refused = demand.estimates(stop.check, before)
+    known = {
+        samples: settings
+        for samples, schedules, settings in like.cells.settings
+        if samples in before
+        and samples in estimates
+        # With fewer GPUs than a node had, there are other rules.
+        and all(
+            demand.restrictions(estimates[samples].instance, name)
+            == like.demand.restrictions(before[samples].instance, name)
+            for name in schedules
+        )
+    }
+    return [_Way(demand, estimates, refused)], cells_of(demand, estimates, known)
+
+
+def priced(demand: PlanDemand, stop: Stop[Any]) -> FoundPlans:
+    """All combinations, before any search. Raises as ``propose``."""
+    _, cells = _ways_of(demand, stop)
+    return FoundPlans(demand, (), cells, 0.0, (), 0.0)
 
 
 def _still(one: Proposed, way: _Way) -> Proposed | None:

@@ -12,7 +12,7 @@ import pytest
 
 import piper_ray
 from piper_ray.engine.one_setting import settings_of, together, worth_of, worths_of
-from piper_ray.engine.request import KeptSearches, SolveRequest
+from piper_ray.engine.request import KeptSearches, SolveRequest, Sought
 from piper_ray.engine.subproblems import Solver, SubProblem, best_of
 from piper_ray.model.constraints import KeepOrder, Recompute, SameDegrees, WholePieces
 from piper_ray.model.errors import UsageError
@@ -238,15 +238,17 @@ def test_settings_are_bounded_together(seed: int) -> None:
         return piper_ray.solve(of, restrictions=rules, schedule="interleaved", options=options, kept=kept)
 
     alone = [solved(one.instance) for one in settings]
-    bounded = KeptSearches(bounds_only=True)
+    bounded = KeptSearches(seeks=Sought.BOUND)
     within_s = min((one.time_per_sample_s or math.inf for one in alone), default=math.inf)
     of_all = solved(together(settings).instance, bounded, None if within_s == math.inf else 1.1 * within_s)
     for one, found in zip(settings, alone, strict=True):
         least_s = found.lower_bound_s if found.time_per_sample_s is None else found.time_per_sample_s
         assert of_all.lower_bound_s <= least_s * (1.0 + 1e-9)
-        helped = solved(one.instance, bounded.for_parts(), 1.01 * (found.time_per_sample_s or 1.0))
+        within_s = 1.01 * (found.time_per_sample_s or 1.0)
+        helped, quick = (solved(one.instance, bounded.for_parts(x), within_s) for x in (Sought.BOTH, Sought.PLAN))
         assert helped.time_per_sample_s == found.time_per_sample_s
-        assert helped.lower_bound_s <= least_s * (1.0 + 1e-9)
+        assert quick.time_per_sample_s is None or quick.time_per_sample_s >= least_s * (1.0 - 1e-9)
+        assert max(helped.lower_bound_s, quick.lower_bound_s) <= least_s * (1.0 + 1e-9)
 
 
 @pytest.mark.long

@@ -214,7 +214,13 @@ def test_known_plans_begin_a_search_on_another_cluster(proposal: FoundPlans, nam
 
 
 def test_passes_that_are_left_go_to_the_least_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("piper_ray.proposal.cells._LEAST_PASSES", 1_000)
+    for name, value in {
+        "_LEAST_PASSES": 1_000,
+        "_FURTHER_PASSES": 20_000,
+        "_FURTHER_GAP": 0,
+        "_STUCK_SHARE": 0,
+    }.items():
+        monkeypatch.setattr(f"piper_ray.proposal.cells.{name}", value)
     asked = replace(demand(tmp_path, 1), schedules=(ScheduleName.INTERLEAVED,), headroom=Headroom(share=0.985))
 
     def searched(passes: int) -> tuple[CellSearch, list[int]]:
@@ -235,7 +241,6 @@ def test_passes_that_are_left_go_to_the_least_bound(tmp_path: Path, monkeypatch:
     assert few.ledger.lower_s < many.ledger.lower_s <= many.ledger.upper_s <= few.ledger.upper_s
     assert many.ledger.lower_s >= many.ledger.upper_s * 0.99
     assert len(many.found) <= sum(cell.found is not None for cell in many.cells)
-    monkeypatch.setattr("piper_ray.proposal.cells._STUCK_PASSES", 0)
     monkeypatch.setattr("piper_ray.proposal.cells._STUCK_SHARE", 2.0)
     stuck, begun = searched(10**9)
     assert len(begun) == len(once) + 1 < len(often), "a cell gets no more once its bound hardly rises"

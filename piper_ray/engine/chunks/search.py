@@ -24,6 +24,7 @@ from piper_ray.engine.chunks.candidates import Candidate
 from piper_ray.engine.chunks.nodes import Node, Parcel, Taken, Turn, TurnKind, TurnMemo, TurnOutcome, take
 from piper_ray.engine.chunks.tasks import Task, TaskKey
 from piper_ray.engine.ledger import TIE, Ledger, Round
+from piper_ray.engine.request import Sought
 from piper_ray.model.stop import StoppedBy
 
 _HOPELESS = 1.15
@@ -66,25 +67,23 @@ class _Phase:
 @dataclass(frozen=True)
 class WarmStart:
     """The results of searches. proved_s: for each task, the bound on all of its plans' batches. found: its best
-    plan. of_more_plans: whether those searches were of a problem that has these plans and others; then only plans are
-    missing at first."""
+    plan."""
 
     proved_s: Mapping[TaskKey, float] = field(default_factory=dict)
     found: Mapping[TaskKey, Candidate] = field(default_factory=dict)
-    of_more_plans: bool = False
 
 
 @dataclass
 class ChunkSearch:
     """The rule of a search that keeps ``ledger``. known: results of other searches of the same problem. memo: the turns
-    of earlier runs of this search. bounds_only: whether no plans are sought but those that bounds lead to."""
+    of earlier runs of this search. seeks: what it is for; bounds lead to some plans by themselves."""
 
     tasks: Sequence[Task]
     workers: Workers
     ledger: Ledger[Candidate]
     known: WarmStart = field(default_factory=WarmStart)
     memo: TurnMemo | None = None
-    bounds_only: bool = False
+    seeks: Sought = Sought.BOTH
     seconds: float = 0.0
     bounded: int = 0
     cases: int = 0
@@ -155,11 +154,12 @@ class ChunkSearch:
         ranked = sorted(self._nodes, key=lambda index: self._nodes[index].task.about_s)
         if self.ledger.within_s == np.inf:
             yield from self._plan(TurnKind.PLAN, 0, ranked[:_FIRST_PLANS], self._is_hopeless)
-        if self._target_s < np.inf and not self.known.of_more_plans:
+        if self._target_s < np.inf and self.seeks is not Sought.PLAN:
             yield from self._bound(1)
-        if not self.bounds_only:
+        if self.seeks is not Sought.BOUND:
             yield from self._plans(ranked)
-        yield from self._bound()
+        if self.seeks is not Sought.PLAN:
+            yield from self._bound()
 
     def _plans(self, ranked: Sequence[int]) -> Generator[None, None, None]:
         """Seeks plans, of the most promising nodes first. ranked: all nodes."""

@@ -15,7 +15,7 @@ from piper_ray.engine.chunks.search import ChunkSearch, WarmStart
 from piper_ray.engine.chunks.tasks import ChunkProblem, Task, TaskKey
 from piper_ray.engine.kernels.chunk_program import ChunkProgram
 from piper_ray.engine.ledger import NO_PLAN_FITS, Ledger, stats_of_nothing
-from piper_ray.engine.request import SolveRequest
+from piper_ray.engine.request import SolveRequest, Sought
 from piper_ray.model.constraints import FilledPipeline, PipelinedChunks
 from piper_ray.model.figures import plural, size_text
 from piper_ray.model.instance import Instance
@@ -59,7 +59,7 @@ class ChunkSeries:
         first.restrictions.require_same_degrees(how, FilledPipeline, PipelinedChunks)
         self._problem = ChunkProblem.of(first.instance, first.restrictions, schedules, first.step, first.note)
         known = None if first.kept is None else first.kept.known.get(_key_of(first))
-        self._known = WarmStart() if known is None else WarmStart(known, of_more_plans=True)
+        self._known = WarmStart(known or {})
         self._last: ChunkSearch | None = None
         self.preparation_s = self._problem.tables_s
 
@@ -91,8 +91,8 @@ class ChunkSeries:
         ):
             memo = None if checkpoint is None else TurnMemo(checkpoint)
             if last is None:
-                bounds_only = request.kept is not None and request.kept.bounds_only
-                search = ChunkSearch(problem.tasks(instance), workers, ledger, self._known, memo, bounds_only)
+                seeks = Sought.BOTH if request.kept is None else request.kept.seeks
+                search = ChunkSearch(problem.tasks(instance), workers, ledger, self._known, memo, seeks)
             else:
                 search, last.workers = last, workers
                 ledger.go_on(limits)

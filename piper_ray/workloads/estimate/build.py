@@ -171,6 +171,12 @@ class Estimate:
         """The same estimate with the optimizer's state in host memory."""
         return replace(self, instance=with_state_on_host(self.instance, self.setting))
 
+    def on_devices(self, devices: int) -> Estimate:
+        """The same layers on another number of devices, on which they cost the same."""
+        stack = replace(self.setting.stack, devices=devices)
+        setting = replace(self.setting, stack=stack)
+        return replace(self, instance=self.instance.replace(devices=devices), setting=setting, devices=devices)
+
     @property
     def peak_flop_per_s(self) -> float:
         """The peak rate of all devices in bf16, the base of utilisation."""
