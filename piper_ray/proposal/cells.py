@@ -54,7 +54,7 @@ _PAIR_PASSES = 1_000_000
 """The passes that a pair of degrees counts as on devices of several kinds. Its states are counted too."""
 
 _FURTHER_PASSES = 500_000_000
-_FURTHER_GAP = 0.01
+FURTHER_GAP = 0.01
 """After the first round, the cell with the least bound gets this many more passes, while the bound of all is further
 away than this: estimates are much less exact."""
 
@@ -379,7 +379,7 @@ class CellSearch:
                 break
             least_s, number = min(left)
             cell = self.cells[number - 1]
-            if not cell.has_kinds and least_s >= self.ledger.upper_s * (1.0 - _FURTHER_GAP):
+            if not cell.has_kinds and least_s >= self.ledger.upper_s * (1.0 - FURTHER_GAP):
                 break
             self._begin(number, cell, of_all=cell.whole is not None and bool(cell.whole.passes))
             yield
@@ -462,7 +462,7 @@ class CellSearch:
             self._passes_left -= turn + _PAIR_PASSES * degrees.pairs * cell.has_kinds
             hardly = within_s < math.inf and cell.lower_s - before_s < _STUCK_SHARE * (within_s - before_s)
             cell.is_stuck = turn >= _FURTHER_PASSES and hardly and not cell.has_kinds
-            more = _MORE * limit if cell.has_kinds else limit + _FURTHER_PASSES
+            more = _MORE * limit if cell.has_kinds else used + _FURTHER_PASSES
             cell.passes = more if used >= limit and not cell.is_stuck else 0
             cell.simulated = used if cell.kept.searches else 0
         return solution

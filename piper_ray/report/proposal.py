@@ -41,7 +41,7 @@ from piper_ray.model.restrictions import odd_part
 from piper_ray.model.schedule import ScheduleName
 from piper_ray.planners.apart import KindsApart
 from piper_ray.proposal.against import Theirs
-from piper_ray.proposal.cells import CellBegun, Closing
+from piper_ray.proposal.cells import FURTHER_GAP, CellBegun, Closing
 from piper_ray.proposal.demand import PlanDemand, Proposed
 from piper_ray.proposal.figures import Figures, figures_of
 from piper_ray.proposal.layout_words import LayoutWords, differences, layout_words
@@ -307,6 +307,8 @@ def _open_text(proposal: FoundPlans) -> str:
         return f": a search under {schedules} stops once its gap is below {gap_text(_SMALL_GAP)}"
     ends = "whose search ends" if len(held) == 1 else "whose searches end"
     why = f"of which {unsearched:,} were not searched" if unsearched else f"{ends} after a fixed amount of work"
+    if proposal.gap < FURTHER_GAP and not unsearched and not any(cell.has_kinds for cell in held):
+        why = f"{ends} once it is below {gap_text(FURTHER_GAP)}"
     return f", left by {plural(len(held), 'combination')} under {schedules}, {why}"
 
 

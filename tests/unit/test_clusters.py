@@ -19,7 +19,7 @@ from piper_ray.proposal.clusters import batches_between, plans_of
 from piper_ray.proposal.demand import Proposed
 from piper_ray.proposal.layout_words import layout_words
 from piper_ray.proposal.moved import moved_between
-from piper_ray.proposal.propose import propose
+from piper_ray.proposal.propose import _ways_of, priced, propose
 from piper_ray.report.clusters import (
     CSV_COLUMNS,
     all_used_text,
@@ -201,6 +201,20 @@ def test_the_table_for_fewer_nodes_fits(tmp_path: Path) -> None:
     first, second = spare_document(plans)
     assert first["step_s"] == steps[0]
     assert second["all_bytes"] == plans[1].moved_from(plans[0]).all_bytes
+
+
+def test_fewer_nodes_share_prices_where_layers_cost_the_same(tmp_path: Path) -> None:
+    asked = demand(tmp_path)
+    two, one, many = (replace(asked, request=replace(asked.request, nodes=nodes)) for nodes in (2, 1, 128))
+    ((way,), cells), (_, alone) = _ways_of(one, Stop(), priced(two, Stop())), _ways_of(one, Stop())
+    figures = [
+        [(x.text, x.lower_s, x.about_s, x.restrictions, x.setting.instance) for x in of.cells] for of in (cells, alone)
+    ]
+    assert figures[0] == figures[1]
+    assert [*way.estimates.values()] == [*one.estimates()[0].values()]
+    assert one.prices_like(two)
+    assert not many.prices_like(two), "there layers wait for the slowest of many GPUs"
+    assert not replace(one, request=replace(one.request, batch=32)).prices_like(two)
 
 
 def test_a_cluster_without_a_plan_has_a_reason(tmp_path: Path) -> None:
