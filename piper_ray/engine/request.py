@@ -37,7 +37,7 @@ def _started_s() -> float:
 
 
 class Sought(Enum):
-    """What a search with chunks is for: its best plan with a bound, or one of both."""
+    """What a search with chunks is for: its best plan with a bound, a bound, or the plan with quick bounds."""
 
     BOTH = "both"
     BOUND = "bound"

@@ -101,8 +101,8 @@ class Cell:
     memory, and the estimate does not. lower_s: no plan of the cell has a shorter step; inf: none fits. about_s: the
     step of a plan with equal stages. searched: whether a search went through the cell. passes: how many passes its
     search may simulate in all after another turn, if that can improve the bound. kept: that search, and simulated: its
-    passes so far. is_stuck: whether its last turn was long and hardly improved the bound. found: the best known plan of
-    the cell. closing: set at the end of the search.
+    passes so far. whole: a cell whose layers may each run what any of several cells allows, so that its bounds hold for
+    this one. found: the best known plan of the cell. closing: set at the end of the search.
     """
 
     samples: int
@@ -118,7 +118,6 @@ class Cell:
     passes: int = 0
     kept: KeptSearches = field(default_factory=KeptSearches)
     simulated: int = 0
-    is_stuck: bool = False
     whole: Cell | None = None
     found: Proposed | None = None
     closing: Closing = Closing.LEFT_OPEN
@@ -360,33 +359,25 @@ class CellSearch:
                 for one in alike:
                     one.whole = whole
                 self._begin(number, cell, of_all=True)
-                is_far = whole.lower_s < self.within_s(cell) * (1.0 - cell.allowed_gap)
-                for one in alike:
-                    one.kept = whole.kept.for_parts(Sought.PLAN if is_far else Sought.BOTH)
+                for one in alike:  # where a bound takes long, all of them wait for the common one
+                    one.kept = whole.kept.for_parts(Sought.PLAN if whole.passes else Sought.BOTH)
                 yield
                 if not self._is_of_interest(cell):
                     continue
             self._begin(number, cell)
             yield
-        while self._extent.bounded and self._may_go_on:
-            left = [
-                (cell.lower_s, number)
-                for number, cell in enumerate(self.cells, start=1)
-                if cell.may_rise and cell.lower_s < self.ledger.upper_s * (1.0 - cell.allowed_gap)
-            ]
-            stuck_s = min((x.lower_s for x in self.cells if x.is_stuck and not x.may_rise), default=math.inf)
-            if not left or min(left)[0] >= stuck_s:
-                break
-            least_s, number = min(left)
+        while self.cells and self._extent.bounded and self._may_go_on:
+            least_s, number = min((cell.lower_s, number) for number, cell in enumerate(self.cells, start=1))
             cell = self.cells[number - 1]
-            if not cell.has_kinds and least_s >= self.ledger.upper_s * (1.0 - FURTHER_GAP):
+            near = cell.allowed_gap if cell.has_kinds else FURTHER_GAP
+            if not cell.may_rise or least_s >= self.ledger.upper_s * (1.0 - near):
                 break
             self._begin(number, cell, of_all=cell.whole is not None and bool(cell.whole.passes))
             yield
 
     def _alike(self, cell: Cell) -> list[Cell]:
-        """The cells with chunks that differ from this one only in recomputation, sharding and sequence parallelism, if
-        their plans may be of interest; none if a bound of all of them is known, or cannot be made."""
+        """The cells with chunks that differ from this one only in recomputation, sharding and sequence parallelism, and
+        were not searched, but may have plans of interest; none if a bound of all is known, or cannot be made."""
         if cell.schedule not in CHUNKED or cell.whole is not None or self._sums_each_pass or not self.found:
             return []
         key = cell.schedule, cell.on_host, id(cell.estimate), cell.setting.spread
@@ -394,6 +385,7 @@ class CellSearch:
             one
             for one in self.cells
             if (one.schedule, one.on_host, id(one.estimate)) == key[:3]
+            and not one.searched
             and self._is_of_interest(one)
             and one.setting.spread == key[3]
         ]
@@ -461,9 +453,9 @@ class CellSearch:
             turn = used - cell.simulated
             self._passes_left -= turn + _PAIR_PASSES * degrees.pairs * cell.has_kinds
             hardly = within_s < math.inf and cell.lower_s - before_s < _STUCK_SHARE * (within_s - before_s)
-            cell.is_stuck = turn >= _FURTHER_PASSES and hardly and not cell.has_kinds
+            is_stuck = turn >= _FURTHER_PASSES and hardly and not cell.has_kinds
             more = _MORE * limit if cell.has_kinds else used + _FURTHER_PASSES
-            cell.passes = more if used >= limit and not cell.is_stuck else 0
+            cell.passes = more if used >= limit and not is_stuck else 0
             cell.simulated = used if cell.kept.searches else 0
         return solution
 

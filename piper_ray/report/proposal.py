@@ -375,7 +375,8 @@ def _print_stages(console: Console, proposal: FoundPlans, most: int) -> None:
         rows.append([*row, str(sum(recomputed[place] for place in own))] if differ else row)
     print_table(console, columns, rows)
     if len(shown) < count:
-        print_lines(console, [f"      {plural(count - len(shown), 'other rank')} hold less"])
+        others = count - len(shown)
+        print_lines(console, [f"      {plural(others, 'other rank')} hold{'s' if others == 1 else ''} less"])
     if schedule.v > 1:
         print_lines(console, [f"|: between the {schedule.v} chunks of a rank (virtual pipeline stages)"])
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from piper_ray.engine.backends.calls import Call, Finished, Workers
 from piper_ray.engine.chunks.candidates import Candidate
-from piper_ray.engine.chunks.nodes import Node, Parcel, Taken, Turn, TurnKind, TurnMemo, TurnOutcome, take
+from piper_ray.engine.chunks.nodes import EFFORTS, Node, Parcel, Taken, Turn, TurnKind, TurnMemo, TurnOutcome, take
 from piper_ray.engine.chunks.tasks import Task, TaskKey
 from piper_ray.engine.ledger import TIE, Ledger, Round
 from piper_ray.engine.request import Sought
@@ -158,8 +158,7 @@ class ChunkSearch:
             yield from self._bound(1)
         if self.seeks is not Sought.BOUND:
             yield from self._plans(ranked)
-        if self.seeks is not Sought.PLAN:
-            yield from self._bound()
+        yield from self._bound(len(EFFORTS) if self.seeks is Sought.PLAN else None)
 
     def _plans(self, ranked: Sequence[int]) -> Generator[None, None, None]:
         """Seeks plans, of the most promising nodes first. ranked: all nodes."""
