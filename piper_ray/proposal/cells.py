@@ -43,9 +43,6 @@ CHUNKED_PASSES = 6_000_000_000
 _LEAST_PASSES = 100_000_000
 """The passes that each such search may simulate in any case, for a first bound and a quick plan."""
 
-_WHOLE_PASSES = 300_000_000
-"""The same for a search that bounds several cells at once, if a bound of all is needed."""
-
 _KIND_PASSES = 1_000_000_000
 """The same on devices of several kinds, where all searches together may do ``_KIND_SHARE`` times as much."""
 
@@ -355,7 +352,6 @@ class CellSearch:
                 whole = replace(cell, setting=together([one.setting for one in alike]))
                 whole.lower_s = min(one.lower_s for one in alike)
                 whole.kept = KeptSearches(seeks=Sought.BOUND)
-                whole.passes = _WHOLE_PASSES if self._extent.bounded else 0
                 for one in alike:
                     one.whole = whole
                 self._begin(number, cell, of_all=True)
