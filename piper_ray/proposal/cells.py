@@ -355,8 +355,6 @@ class CellSearch:
                 for one in alike:
                     one.whole = whole
                 self._begin(number, cell, of_all=True)
-                for one in alike:  # where a bound takes long, all of them wait for the common one
-                    one.kept = whole.kept.for_parts(Sought.PLAN if whole.passes else Sought.BOTH)
                 yield
                 if not self._is_of_interest(cell):
                     continue
@@ -407,9 +405,14 @@ class CellSearch:
             return
         assert cell.whole is not None
         solution = self._worked(cell.whole, self.within_s(cell))
+        kept, more = cell.whole.kept, cell.whole.passes
         for one in self.cells:
             if one.whole is cell.whole:
                 one.lower_s = max(one.lower_s, cell.whole.lower_s)
+                if not one.searched:  # where a bound takes long, all of them wait for the common one
+                    one.kept = kept.for_parts(Sought.PLAN if more else Sought.BOTH)
+                elif not more:
+                    one.kept, one.simulated, one.passes = kept.for_parts(Sought.BOTH), 0, _FURTHER_PASSES
         if solution.stopped_by is not None and solution.stopped_by.ends_all:
             raise StopSearch(solution.stopped_by)
 
