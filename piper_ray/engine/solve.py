@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
 from piper_ray.compiled.observers import compiling_told
 from piper_ray.cost.schedules import chunk_schedules
 from piper_ray.engine.evaluation.backend import Backend
 from piper_ray.engine.layers import solve_layers
 from piper_ray.engine.preparation import Preparation
-from piper_ray.engine.request import KeptSearches, SolveRequest, is_by_degrees
+from piper_ray.engine.request import SolveRequest, is_by_degrees
 from piper_ray.engine.restated import solve_restated, stashing
 from piper_ray.engine.subproblems import solve_on_levels
 from piper_ray.model import arguments
@@ -46,7 +47,7 @@ def solve(
     stop: Stop[Solution] | None = None,
     schedule: Schedule | ScheduleName | str | None = None,
     step: StepTerms = StepTerms(),
-    kept: KeptSearches | None = None,
+    kept: Any = None,
 ) -> Solution:
     """Returns the plan of least time per sample, with proof; or the best one found before a limit or an interrupt.
 
@@ -69,8 +70,9 @@ def solve(
     with a version of the weights for each microbatch in flight, and with gradients summed after each round of a stage's
     replicas.
     step: the terms of a step under a flush: how gradients are summed, how much of that is hidden, and the optimizer.
-    kept: where searches with chunks are kept. With it, another solve of the same problem goes on
-    where they ended, with a larger limit of passes and at most the same ``within_s``. All passes so far count.
+    kept: ``KeptSearches`` of the engine, in which searches with chunks are kept. With it, another solve of the same
+    problem goes on where they ended, with a larger limit of passes and at most the same ``within_s``. All passes so far
+    count.
 
     Raises LimitError if the lattice does not fit in memory, InputError with all faults of an invalid instance,
     UsageError for invalid or contradictory arguments, and StopSearch if ``stop`` is requested before the search begins.
