@@ -23,7 +23,7 @@ class PatternShares(NamedTuple):
 
 
 class PatternProgram:
-    """Columns: patterns, and the batch. Rows: of each rank the shares are 1 together; of each kind no layer lacks; then
+    """Columns: patterns, and the batch. Rows: of each rank the shares are 1 together; of each kind all layers are present; then
     paths, as they are added. prices: of the last solution.
 
     worked: as in ``ShareProgram``.
@@ -44,8 +44,7 @@ class PatternProgram:
         lp.col_lower_ = np.zeros(self._size + 1)
         lp.col_upper_ = np.append(np.where(allowed, np.inf, 0.0), np.inf)
         ones, all_layers = np.ones(self._ranks), patterns.kinds.layers.astype(np.float64)
-        lp.row_lower_ = np.concatenate([ones, all_layers])
-        lp.row_upper_ = np.concatenate([ones, np.full(kinds, np.inf)])
+        lp.row_lower_ = lp.row_upper_ = np.concatenate([ones, all_layers])
         entries = np.column_stack([patterns.rank[:, None] == np.arange(self._ranks), patterns.of_kinds])
         column, row = np.nonzero(entries)
         lp.a_matrix_.format_ = highspy.MatrixFormat.kColwise
@@ -73,7 +72,7 @@ class PatternProgram:
             return None
         solution = self._highs.getSolution()
         values = np.array(solution.col_value)
-        duals = np.maximum(0.0, np.array(solution.row_dual))
-        layer, path = duals[self._ranks : self._fixed_rows], duals[self._fixed_rows :]
+        duals = np.array(solution.row_dual)
+        layer, path = duals[self._ranks : self._fixed_rows], np.maximum(0.0, duals[self._fixed_rows :])
         self.prices = PatternPrices(path / path.sum(), layer * (self._scale_s / path.sum()))
         return PatternShares(float(values[-1]) * self._scale_s, values[:-1])

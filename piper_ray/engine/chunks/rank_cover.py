@@ -30,6 +30,9 @@ _Bools = npt.NDArray[np.bool_]
 _MOST_CHOICES = 256
 """The most choices of numbers of layers of the other kinds. Kinds that would give more choices take no room."""
 
+_SMALL = 0.1
+"""A share of the mean layer's time."""
+
 _HALVINGS = 8
 """How often the range of times is halved."""
 
@@ -37,19 +40,50 @@ _A_LITTLE = 1e-9
 """The rounding errors that are allowed for: relative in sums, absolute in numbers of layers."""
 
 
+def is_small(kinds: LayerKinds) -> _Bools:
+    """bool[kinds]: the kinds whose layers take much less time than the mean layer."""
+    passes = kinds.figures[:, FIGURE.forward_s : FIGURE.weight_s + 1].sum(axis=1)
+    seconds = np.minimum.reduceat(passes, kinds.option_start[:-1])
+    found: _Bools = seconds * kinds.layers.sum() < _SMALL * (seconds @ kinds.layers)
+    return found
+
+
+def least_in_chunks(kinds: LayerKinds, seconds: FloatArray, chunks: int) -> FloatArray:
+    """float64[2, chunks]: the least that layers take in each chunk, first if one of them is not small, then in any
+    case; inf if there can be no such layer. seconds: float64[kinds], of a layer.
+
+    Each chunk has some layer, and all layers that can be nowhere else.
+    """
+    chunk = np.arange(chunks)[:, None]
+    inside = (kinds.first_chunk <= chunk) & (chunk <= kinds.last_chunk)
+    there = (inside & (kinds.first_chunk == kinds.last_chunk)) * kinds.layers @ seconds
+    some = [np.where(x, seconds, np.inf).min(axis=1) for x in (inside & ~is_small(kinds), inside)]
+    found: FloatArray = np.maximum(there, some)
+    return found
+
+
+def least_together(least: FloatArray, small: int) -> float:
+    """The least that some chunks take together. least: as in ``least_in_chunks``, of these chunks. small: the most small
+    layers that they have together, so that at most as many chunks have no other layer."""
+    other = np.isfinite(least[0])
+    saved = np.where(other, np.where(other, least[0], 0.0) - np.where(other, least[1], 0.0), np.inf)
+    order = np.argsort(-saved, kind="stable")
+    return float(least[1, order[:small]].sum() + least[0, order[small:]].sum())
+
+
 def waits_s(kinds: LayerKinds, limits: ShapeLimits, program: ChunkProgram) -> FloatArray:
     """float64[2, p]: the least time that a rank is idle before its first pass, and the least before that and after its
     last pass together."""
-    starts = kinds.option_start[:-1]
     seconds = kinds.figures[:, FIGURE.forward_s : FIGURE.weight_s + 1]
-    forward, passes = (np.minimum.reduceat(x, starts) for x in (seconds[:, 0], seconds.sum(axis=1)))
-    chunks = np.arange(program.rank_of.size)
-    may = (kinds.first_chunk[:, None] <= chunks) & (chunks <= kinds.last_chunk[:, None])  # [kinds, s]
-    there = np.where(may, forward[:, None], np.inf).min(axis=0) + limits.crossing_s
-    whole = bool((program.kind <= BACKWARD).all())
-    round_trip = np.where(may, passes[:, None], np.inf).min(axis=0) + 2.0 * limits.crossing_s
-    first = program.stage_of.min(axis=1)
-    return np.array([np.append(0.0, np.cumsum(x))[first] for x in (there, round_trip if whole else there)])
+    forward, passes = (np.minimum.reduceat(x, kinds.option_start[:-1]) for x in (seconds[:, 0], seconds.sum(axis=1)))
+    whole, small = bool((program.kind <= BACKWARD).all()), is_small(kinds)
+    found = np.zeros((2, program.stage_of.shape[0]))
+    for row, (layer_s, often) in enumerate(((forward, 1.0), (passes, 2.0) if whole else (forward, 1.0))):
+        least = least_in_chunks(kinds, layer_s, program.rank_of.size)
+        for rank, first in enumerate(program.stage_of.min(axis=1).tolist()):
+            few = int(kinds.layers[small & (kinds.first_chunk < first)].sum())
+            found[row, rank] = least_together(least[:, :first], few) + often * limits.crossing_s[:first].sum()
+    return found
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ first one whose chunk is not. Both raise bounds quickly, because a turn takes as
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -18,22 +19,25 @@ import numpy as np
 import numpy.typing as npt
 
 from piper_ray.cost.tolerances import PROOF
-from piper_ray.engine.chunks.rank_cover import waits_s
+from piper_ray.engine.chunks.rank_cover import is_small, least_in_chunks, least_together, waits_s
 from piper_ray.engine.kernels.chunk_bound import FIGURE, LayerKinds, Paths, ShapeLimits
-from piper_ray.engine.kernels.chunk_cover import undominated_rows
+from piper_ray.engine.kernels.chunk_cover import ChunkContents, RankRoom, fitting_patterns, undominated_rows
 from piper_ray.engine.kernels.chunk_program import PASSES, ChunkProgram, critical_path, simulate_chunks
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
 
 _Bools = npt.NDArray[np.bool_]
 _Seconds = tuple[FloatArray, FloatArray]
 
-_MOST_CONTENTS = 500
-_MOST_PAIRS = 2_000_000
-_MOST_PATTERNS = 50_000
-"""The most patterns in each step, before dominated ones are dropped: contents of a chunk, combinations of these with
-the chunks so far, and those combinations that fit in time."""
+_MOST_CONTENTS = 5_000
+"""The most contents of a chunk."""
 
-_MOST_KEPT = 2_500
+_MOST_STEPS = 10_000_000
+"""The most contents that are tried behind others, for all ranks together."""
+
+_MOST_PATTERNS = 20_000
+"""The most patterns of a rank, before the dominated ones are dropped."""
+
+_MOST_KEPT = 5_000
 """The most patterns that count, over all ranks."""
 
 _MOST_PARTS = 2_000
@@ -51,11 +55,14 @@ _ROUNDING = 1e-10
 _NEAR = 1e-6
 """Relative: a path that exceeds the batch by no more than this is not added; parts this near to 0 or 1 are whole."""
 
+_MANY = 10**9
+"""More layers than there are."""
+
 _A_LITTLE_SLOWER = 1.0 + 1e-9
 
 
 class PatternPrices(NamedTuple):
-    """path: float64[paths], at least 0, with sum 1. layer: float64[kinds], seconds, at least 0."""
+    """path: float64[paths], at least 0, with sum 1. layer: float64[kinds], seconds."""
 
     path: FloatArray
     layer: FloatArray
@@ -83,19 +90,22 @@ class RankPatterns:
 
     first: int64[p], the first pattern of each rank. rank: int64[patterns]. layers: int64[patterns, v, options], how
     many layers run each option of a kind in each chunk of the rank. passes_s: float64[patterns, v, PASSES], without the
-    transfers of ``crossing_s``, which is as in ``ShapeLimits``. sync_s: float64[patterns]. target_s: plans that take at
-    least this long may be left out.
+    transfers of ``crossing_s``, which is as in ``ShapeLimits``. hub: its chunk, -1 if there is none. sync_s, to_hub_s:
+    float64[patterns], the synchronisation, and what layers make the hub's chunk take in either direction. target_s:
+    plans that take at least this long may be left out.
     """
 
     program: ChunkProgram
     kinds: LayerKinds
     members: list[IndexArray]
     crossing_s: FloatArray
+    hub: int
     first: IndexArray
     rank: IndexArray
     layers: IndexArray
     passes_s: FloatArray
     sync_s: FloatArray
+    to_hub_s: FloatArray
     target_s: float
 
     @classmethod
@@ -105,69 +115,76 @@ class RankPatterns:
         limits: ShapeLimits,
         kinds: LayerKinds,
         members: list[IndexArray],
+        hub: int,
         further_s: FloatArray,
         target_s: float,
     ) -> RankPatterns | None:
-        """Returns the patterns of plans that take less than ``target_s``; None if there are too many. further_s: as in
+        """Returns the patterns of plans that take less than ``target_s``; None if there are too many. hub: the hub's
+        chunk, by which the windows of kinds are narrowed; -1 if there is no hub. further_s: as in
         ``DegreeTables.further_s``."""
-        figures, found, layer_s = kinds.figures, [], _layer_seconds(kinds)
-        least = np.minimum.reduceat(figures, kinds.option_start[:-1])
-        m, v = program.microbatches, program.stage_of.shape[1]
-        chunk_s = _least_seconds(kinds, program.rank_of.size)
+        least = np.minimum.reduceat(kinds.figures, kinds.option_start[:-1])
+        layer = np.column_stack([_layer_seconds(kinds), least[:, [FIGURE.activation, FIGURE.fixed]]])
+        m, p = program.microbatches, len(program.stage_of)
+        chunk_s = least_in_chunks(kinds, layer[:, 0], program.rank_of.size) * (1.0 - _ROUNDING)
         room_s = target_s * (1.0 + _ROUNDING) - waits_s(kinds, limits, program)
-        room_s -= 2.0 * m * np.bincount(program.rank_of, limits.crossing_s, len(program.stage_of))
-        needed, left = _needed_layers(program, kinds, room_s[1] / m), _MOST_KEPT
+        room_s -= 2.0 * m * np.bincount(program.rank_of, limits.crossing_s, p)
+        needed, left, steps = _needed_layers(program, kinds, room_s[1] / m), _MOST_KEPT, 0
+        found: list[tuple[IndexArray, FloatArray, FloatArray]] = []
         for rank, stages in enumerate(program.stage_of.tolist()):
-            first, end = program.held_start[rank : rank + 2]
-            held, chunks = program.held[first:end].astype(np.float64), np.zeros((1, 0, figures.shape[0]), np.int64)
-            with_sync_s, microbatch_s, own_s = room_s[0, rank], room_s[1, rank] / m, np.zeros(1)
-            for turn, stage in enumerate(stages):
-                ahead_s = chunk_s[stages[turn + 1 :]].sum()
-                left_s = microbatch_s - chunk_s[stages].sum() + chunk_s[stage]
-                contents = _contents(kinds, limits, stage, further_s[:, stage], left_s)
-                if contents is None or len(chunks) * len(contents) > _MOST_PAIRS:
-                    return None
-                in_time = own_s[:, None] + _seconds(contents, figures) + ahead_s < microbatch_s
-                if in_time.sum() > _MOST_PATTERNS:
-                    return None
-                before, more = np.nonzero(in_time)
-                chunks = np.concatenate([chunks[before], contents[more, None]], axis=1)
-                takes = chunks @ figures  # [patterns, chunks so far, figures]
-                transfers_s = _least_further(chunks, further_s[:, stages[: turn + 1]])
-                takes[..., [FIGURE.forward_s, FIGURE.input_s]] += transfers_s[..., None]
-                own_s = takes[..., FIGURE.forward_s : FIGURE.weight_s + 1].sum(axis=(1, 2))
-                sync_s = takes[..., FIGURE.weights].sum(axis=1) * limits.sync_s_per_byte
-                of_kinds = np.add.reduceat(chunks.sum(axis=1), kinds.option_start[:-1], axis=1)
-                # Chunks behind have what the rank still needs.
-                lacks = np.maximum(needed[rank] - of_kinds, 0.0)
-                busy_s = own_s + np.maximum(ahead_s, lacks @ layer_s)
-                kept = (busy_s < microbatch_s) & (m * busy_s + sync_s < with_sync_s)
-                if turn + 1 == v:
-                    kept &= (lacks <= 0.0).all(axis=1)
-                bytes_ = takes[..., FIGURE.activation] @ held[:, : turn + 1].T  # [patterns, moments]
-                fewest = held[:, turn + 1 :].min(axis=1, initial=m)
-                bytes_ += (lacks @ least[:, FIGURE.activation])[:, None] * fewest
-                bytes_ += (takes[..., FIGURE.fixed].sum(axis=1) + lacks @ least[:, FIGURE.fixed])[:, None]
-                kept &= (bytes_ <= limits.memory_bytes).all(axis=1)
-                chunks, takes, own_s = chunks[kept], takes[kept], own_s[kept]
-                sync_s, of_kinds = sync_s[kept], of_kinds[kept]
-            seconds = takes[..., FIGURE.forward_s : FIGURE.weight_s + 1]
-            best = _undominated(np.column_stack([seconds.reshape(len(chunks), v * PASSES), sync_s, -of_kinds]), left)
+            of_rank = kinds._replace(figures=_at_rank(kinds.figures, hub >= 0 and rank != program.rank_of[hub]))
+            microbatch_s, own = room_s[1, rank] / m, np.array(stages)
+            left_s = [microbatch_s - _least_in(kinds, chunk_s, own[own != stage]) for stage in stages]
+            listed = [
+                _contents(of_rank, limits, stage, further_s[:, stage], room)
+                for stage, room in zip(stages, left_s, strict=True)
+            ]
+            contents = _together(listed, of_rank, further_s[:, stages], limits.sync_s_per_byte)
+            if contents is None:
+                return None
+            layers, figures = contents
+            held = program.held[program.held_start[rank] : program.held_start[rank + 1]].astype(np.float64)
+            few = range(_small_layers(kinds, own) + 1)
+            ahead_s = [[_least_in(kinds, chunk_s, own[n:], most) for most in few] for n in range(own.size + 1)]
+            room = RankRoom(
+                m,
+                microbatch_s,
+                room_s[0, rank],
+                limits.memory_bytes,
+                held,
+                np.array(ahead_s),
+                is_small(kinds),
+                kinds.layers,
+                needed[rank],
+                layer,
+            )
+            taken, chosen = fitting_patterns(figures, room, _MOST_STEPS - steps, _MOST_PATTERNS)
+            steps += taken
+            if steps == _MOST_STEPS or len(chosen) > _MOST_PATTERNS:
+                return None
+            seconds = figures.seconds[chosen]  # [patterns, v, PASSES + 1]
+            sync_s, chunks = seconds[..., PASSES].sum(axis=1), layers[chosen]
+            to_hub_s = chunks.sum(axis=1) @ of_rank.figures[:, FIGURE.to_hub_s]
+            of_kinds = figures.layers[chosen].sum(axis=1)
+            passes_s = seconds[..., :PASSES].reshape(len(chosen), -1)
+            best = _undominated(np.column_stack([passes_s, sync_s, of_kinds, -of_kinds]), left)
             if best is None:
                 return None
             left -= best.size
-            found.append((chunks[best], seconds[best], sync_s[best]))
+            found.append((chunks[best], seconds[best, :, :PASSES], np.column_stack([sync_s, to_hub_s])[best]))
         counts = [len(chunks) for chunks, *_ in found]
+        sync_s, to_hub_s = np.concatenate([one for *_, one in found]).T
         return cls(
             program,
             kinds,
             members,
             limits.crossing_s,
+            hub,
             np.cumsum([0, *counts[:-1]]),
             np.repeat(np.arange(len(counts)), counts),
             np.concatenate([one for one, *_ in found]),
             np.concatenate([one for _, one, _ in found]),
-            np.concatenate([one for *_, one in found]),
+            sync_s,
+            to_hub_s,
             target_s,
         )
 
@@ -184,6 +201,13 @@ class RankPatterns:
         by_chunk = np.add.reduceat(self.layers, self.kinds.option_start[:-1], axis=2).reshape(self.rank.size, -1)
         _, found = np.unique(np.column_stack([self.rank, by_chunk]), axis=0, return_inverse=True)
         return found.reshape(-1).astype(np.int64)
+
+    @cached_property
+    def hollow(self) -> _Bools:
+        """bool[patterns, v], whether a chunk has small layers alone."""
+        large = np.repeat(~is_small(self.kinds), np.diff(self.kinds.option_start))
+        found: _Bools = ~self.layers[..., large].any(axis=2)
+        return found
 
     def plan(self, chosen: IndexArray) -> tuple[IndexArray, IndexArray] | None:
         """int64[n] each: the chunk of each layer, and its option among the layer's own. chosen: int64[p], the pattern
@@ -204,6 +228,8 @@ class RankPatterns:
         counts = paths.counts[:, self.program.stage_of[self.rank]]  # [paths, patterns, v, PASSES]
         added: FloatArray = np.einsum("inkc,nkc->in", counts, self.passes_s)
         added += np.where(paths.rank[:, None] == self.rank, self.sync_s, 0.0)
+        if self.hub >= 0:
+            added += np.outer(paths.counts[:, self.hub, :2].sum(axis=1), self.to_hub_s)
         return Rows(added, paths.counts[:, :, :2].sum(axis=2) @ self.crossing_s)
 
     def seconds(self, shares: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -212,16 +238,28 @@ class RankPatterns:
         passes_s = np.zeros((self.crossing_s.size, PASSES))
         np.add.at(passes_s, self.program.stage_of[self.rank], shares[:, None, None] * self.passes_s)
         passes_s[:, :2] += self.crossing_s[:, None]
+        if self.hub >= 0:
+            passes_s[self.hub, :2] += shares @ self.to_hub_s
         return passes_s, np.bincount(self.rank, shares * self.sync_s, self.first.size).astype(np.float64)
 
     def by_rank(self, figures: FloatArray | _Bools) -> FloatArray:
         """float64[p]: their sums. figures: those of each pattern."""
         return np.add.reduceat(figures.astype(np.float64), self.first)
 
-    def have_room(self, allowed: _Bools) -> bool:
-        """Whether each rank has an allowed pattern, and these can have all layers of each kind."""
-        most = np.maximum.reduceat(np.where(allowed[:, None], self.of_kinds, -1), self.first)
-        return bool((most >= 0).all() and (most.sum(axis=0) >= self.kinds.layers).all())
+    def narrowed(self, allowed: _Bools) -> _Bools:
+        """Leaves out patterns with more layers of some kind than the other ranks leave, or fewer. All are left out if
+        the ranks cannot have the layers of each kind together."""
+        while True:
+            least, most = (
+                of.reduceat(np.where(allowed[:, None], self.of_kinds, none), self.first)
+                for of, none in ((np.minimum, _MANY), (np.maximum, -_MANY))
+            )
+            above, below = self.kinds.layers - (most.sum(axis=0) - most), self.kinds.layers - (least.sum(axis=0) - least)
+            fits = (above[self.rank] <= self.of_kinds) & (self.of_kinds <= below[self.rank])
+            left = allowed & fits.all(axis=1)
+            if (left == allowed).all():
+                return left
+            allowed = left
 
     def bounds_s(self, prices: PatternPrices, rows: Rows, allowed: _Bools) -> FloatArray:
         """float64[patterns]: no plan of the allowed patterns that has this one takes less; inf for patterns that are
@@ -233,10 +271,10 @@ class RankPatterns:
         """
         cost_s = prices.path @ rows.added_s - self.of_kinds @ prices.layer
         least_s = np.minimum.reduceat(np.where(allowed, cost_s, np.inf), self.first)
-        layers_s = float(self.kinds.layers @ prices.layer)
+        layers_s, size_s = (float(self.kinds.layers @ x) for x in (prices.layer, np.abs(prices.layer)))
         total_s = float(least_s.sum() + prices.path @ rows.fixed_s)
         found_s = total_s + layers_s + (cost_s - least_s[self.rank])
-        found_s -= _ROUNDING * (np.abs(cost_s) + abs(total_s) + 2.0 * layers_s)
+        found_s -= _ROUNDING * (np.abs(cost_s) + abs(total_s) + 2.0 * size_s)
         return np.where(allowed, found_s, np.inf)
 
     def slow(self, allowed: _Bools) -> _Bools:
@@ -342,11 +380,15 @@ class PatternSearch:
     def _told_apart(self, part: _PatternPart) -> list[_PatternPart]:
         """Parts that together hold all plans of this one.
 
-        First they differ in the layers of a rank's chunks: other ranks do best with the same numbers in the same turns,
+        First they differ in the first chunk, of those that have small layers alone in a part of the plan only, that has
+        small layers alone. Then they differ in the layers of a rank's chunks: other ranks do best with the same numbers in the same turns,
         because a turn takes as long as its slowest chunk. Of the ranks that mix such patterns, the middle one is taken.
         Then they differ in the turn whose ranks are the least decided, then in a rank's pattern.
         """
         patterns, shares = self.patterns, part.shares * part.allowed
+        hollow, rank = patterns.hollow, patterns.rank
+        share = np.add.reduceat(shares[:, None] * hollow, patterns.first)
+        chunks = np.argwhere(np.minimum(share, 1.0 - share) > _NEAR)
         type_share = np.bincount(patterns.type_of, shares)
         mixed = patterns.by_rank(shares) - np.maximum.reduceat(type_share[patterns.type_of], patterns.first)
         slow = patterns.slow(part.allowed)
@@ -354,7 +396,12 @@ class PatternSearch:
             *(np.add.reduceat(shares[:, None] * which, patterns.first) for which in (slow, ~slow))
         ).sum(axis=0)
         turn = int(undecided.argmax())
-        if mixed.max() > _NEAR:
+        if chunks.size:
+            these = [hollow[:, turn] & (rank == r) for r, turn in chunks]
+            elsewhere = [~hollow[:, turn] & (rank == r) for r, turn in chunks]
+            without = [np.any([no, *these[:n]], axis=0) for n, no in enumerate(elsewhere)]
+            without.append(np.any(these, axis=0))
+        elif mixed.max() > _NEAR:
             most = np.flatnonzero(mixed >= 0.5 * mixed.max())
             of_rank = patterns.rank == most[most.size // 2]
             types = np.flatnonzero((np.bincount(patterns.type_of, of_rank) > 0) & (type_share > _NEAR))
@@ -368,15 +415,14 @@ class PatternSearch:
         else:
             several = patterns.by_rank(part.allowed)[patterns.rank] > 1.0
             if not several.any():
-                # Plans that these patterns stand for may have fewer layers. Such plans are not known then.
                 takes_s, _ = self._simulated(patterns.seconds(part.allowed.astype(np.float64)))
                 return [replace(part, lower_s=max(part.lower_s, takes_s * (1.0 - _ROUNDING)), is_single=True)]
             apart = np.where(several & part.allowed, np.abs(shares - 0.5), np.inf)
             one = int(apart.argmin())
             is_one = np.arange(shares.size) == one
             without = [is_one, (patterns.rank == patterns.rank[one]) & ~is_one]
-        found = (replace(part, allowed=part.allowed & ~left_out, rounds=0, is_best=False) for left_out in without)
-        return [x for x in found if patterns.have_room(x.allowed)]
+        every = (patterns.narrowed(part.allowed & ~left_out) for left_out in without)
+        return [replace(part, allowed=x, rounds=0, is_best=False) for x in every if x.any()]
 
     def _keep(self, shares: FloatArray) -> None:
         """Tries the plan in which each rank has the pattern of its largest share."""
@@ -411,15 +457,16 @@ def _between(one: _Seconds, other: _Seconds, step: float) -> _Seconds:
     return (1.0 - step) * one[0] + step * other[0], (1.0 - step) * one[1] + step * other[1]
 
 
-def _least_seconds(kinds: LayerKinds, stages: int) -> FloatArray:
-    """float64[stages]: the least time of a microbatch in a chunk: with the layers that must be there, or else with some
-    layer."""
-    layer_s = _layer_seconds(kinds)
-    stage = np.arange(stages)[:, None]
-    inside = (kinds.first_chunk <= stage) & (stage <= kinds.last_chunk)
-    alone = inside & (kinds.first_chunk == kinds.last_chunk)
-    found: FloatArray = np.maximum((alone * kinds.layers) @ layer_s, np.where(inside, layer_s, np.inf).min(axis=1))
-    return found * (1.0 - _ROUNDING)
+def _small_layers(kinds: LayerKinds, chunks: IndexArray) -> int:
+    """The most small layers that these chunks have together."""
+    may = np.any((kinds.first_chunk[:, None] <= chunks) & (chunks <= kinds.last_chunk[:, None]), axis=1)
+    return int(kinds.layers[is_small(kinds) & may].sum())
+
+
+def _least_in(kinds: LayerKinds, chunk_s: FloatArray, chunks: IndexArray, most: float = np.inf) -> float:
+    """The least time of a microbatch in these chunks together. chunk_s: float64[2, s], as in ``least_in_chunks``. most:
+    the most small layers."""
+    return least_together(chunk_s[:, chunks], int(min(_small_layers(kinds, chunks), most)))
 
 
 def _needed_layers(program: ChunkProgram, kinds: LayerKinds, room_s: FloatArray) -> FloatArray:
@@ -469,7 +516,7 @@ def _contents(
             more = (each[-1][:, None] + ones).reshape(-1, found.shape[1])
             more = more[(_seconds(more, kinds.figures) <= room_s) & (more.sum(axis=1) <= most)]
             of_kinds = np.add.reduceat(more, kinds.option_start[:-1], axis=1)
-            every = [more @ kinds.figures[:, : FIGURE.fixed + 1], _least_further(more, further_s)[:, None], -of_kinds]
+            every = [more @ kinds.figures, _least_further(more, further_s)[:, None], of_kinds, -of_kinds]
             best = _undominated(np.hstack(every), _MOST_CONTENTS)
             if best is None:
                 return None
@@ -483,9 +530,48 @@ def _contents(
     return fitting
 
 
+def _at_rank(figures: FloatArray, apart: bool) -> FloatArray:
+    """The figures on a rank; apart: whether the hub is on another one. Then layers pay for the hub's edges."""
+    found = figures.copy()
+    found[:, [FIGURE.forward_s, FIGURE.input_s]] += apart * figures[:, [FIGURE.from_hub_s]]
+    found[:, FIGURE.to_hub_s] *= apart
+    return found
+
+
+def _together(
+    listed: Sequence[IndexArray | None], kinds: LayerKinds, further_s: FloatArray, sync_s_per_byte: float
+) -> tuple[IndexArray, ChunkContents] | None:
+    """The contents of a rank's chunks: int64[contents, options], as in ``_contents``, and their figures. further_s:
+    float64[2, v, options]. None if there are too many of some chunk."""
+    layers, alike, seconds = list[IndexArray](), list[IndexArray](), list[FloatArray]()
+    for turn, contents in enumerate(listed):
+        if contents is None:
+            return None
+        takes = contents @ kinds.figures[:, [FIGURE.forward_s, FIGURE.input_s, FIGURE.weight_s, FIGURE.weights]]
+        takes[:, :2] += _least_further(contents, further_s[:, turn])[:, None]
+        takes[:, 3] *= sync_s_per_byte
+        of_kinds = np.add.reduceat(contents, kinds.option_start[:-1], axis=1)
+        _, of = np.unique(of_kinds, axis=0, return_inverse=True)
+        order = np.lexsort((takes.sum(axis=1), of.reshape(-1)))
+        layers.append(contents[order])
+        seconds.append(takes[order])
+        alike.append(np.searchsorted(of.reshape(-1)[order], of.reshape(-1)[order]))
+    start = np.cumsum([0, *map(len, listed)])
+    found = np.concatenate(layers)
+    bytes_ = found @ kinds.figures[:, [FIGURE.activation, FIGURE.fixed]]
+    return found, ChunkContents(
+        start,
+        np.concatenate([first + one for first, one in zip(start, alike, strict=False)]),
+        np.add.reduceat(found, kinds.option_start[:-1], axis=1),
+        np.concatenate(seconds),
+        bytes_[:, 0].copy(),
+        bytes_[:, 1].copy(),
+    )
+
+
 def _least_further(contents: IndexArray, further_s: FloatArray) -> FloatArray:
-    """float64[...]: the least that chunks send and receive beyond the least in either direction. contents: int64[...,
-    options]. further_s: float64[2, ..., options]."""
+    """float64[contents]: the least that chunks send and receive beyond the least in either direction. contents:
+    int64[contents, options]. further_s: float64[2, options]."""
     at_borders = np.where(contents > 0, further_s[:, None], np.inf).min(axis=-1)
     found: FloatArray = np.where(np.isfinite(at_borders), at_borders, 0.0).sum(axis=0)
     return found

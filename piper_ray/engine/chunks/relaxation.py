@@ -363,8 +363,8 @@ class Relaxation:
         return self.task.lower_s <= 0.0 or self.lower_s >= self.target_s
 
     def _patterns(self) -> RankPatterns | None:
-        """The patterns of the ranks. None if there are too many, or if there is a hub."""
-        if (self.kinds.side == chunk_bound.HUB).any() or not np.isfinite(self.target_s):
+        """The patterns of the ranks. None if there are too many, or if the hub's chunk is open."""
+        if self.hub_is_open or not np.isfinite(self.target_s):
             return None
         kinds = self.kinds
         if not kinds.counted[-1]:  # what stands for transfers
@@ -381,7 +381,7 @@ class Relaxation:
             )
         members = self.members[: kinds.layers.size]
         further_s = self.task.tables.further_s(self.program.rank_of, members)
-        return RankPatterns.of(self.program, self.limits, kinds, members, further_s, self.target_s)
+        return RankPatterns.of(self.program, self.limits, kinds, members, self._hub, further_s, self.target_s)
 
     def _program(self) -> ShareProgram:
         from piper_ray.engine.chunks.share_program import ShareProgram  # HiGHS is loaded where it is needed

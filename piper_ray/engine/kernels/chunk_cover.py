@@ -1,12 +1,47 @@
-"""Kernels: the most layers of one kind that all ranks together have room for, besides all layers of the others; rows
-that no other one beats."""
+"""Kernels: the most layers of one kind that all ranks together have room for, besides all layers of the others; what a
+rank may hold; rows that no other one beats."""
 
 from __future__ import annotations
 
-import numpy as np
+from typing import NamedTuple
 
-from piper_ray.compiled.jit import kernel
+import numpy as np
+import numpy.typing as npt
+
+from piper_ray.compiled.jit import kernel, leaf_kernel
+from piper_ray.engine.kernels.arrays import twice_rows
+from piper_ray.engine.kernels.chunk_program import PASSES
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
+
+_A_LITTLE_LESS = 1.0 - 1e-9
+"""A factor on the memory for contents that replace others, so that rounding does not drop both."""
+
+
+class ChunkContents(NamedTuple):
+    """What the chunks of a rank may hold, turn after turn. Contents of the same numbers of layers of each kind follow
+    one another, the fastest first."""
+
+    start: IndexArray  # int64[v + 1], the first content of each turn
+    first_alike: IndexArray  # int64[contents], the first content of the turn with the same numbers of layers
+    layers: IndexArray  # int64[contents, kinds]
+    seconds: FloatArray  # float64[contents, PASSES + 1]: a microbatch's passes; the synchronisation
+    activation: FloatArray  # float64[contents], bytes for each microbatch in flight
+    fixed: FloatArray  # float64[contents], bytes
+
+
+class RankRoom(NamedTuple):
+    """What a rank has room for, and what it needs."""
+
+    microbatches: int
+    microbatch_s: float  # the passes of a microbatch take less
+    batch_s: float  # those of all microbatches and the synchronisation take less
+    memory_bytes: float
+    held: FloatArray  # float64[moments, v], microbatches of each chunk in flight
+    ahead_s: FloatArray  # float64[v + 1, ..]: from each turn on, the least, by the number of small layers left for it
+    small: npt.NDArray[np.bool_]  # bool[kinds]: whether layers are small
+    most: IndexArray  # int64[kinds], the most layers
+    needed: FloatArray  # float64[kinds], the least number of layers
+    layer: FloatArray  # float64[kinds, 3]: the least seconds for a microbatch, activation bytes and fixed bytes
 
 
 @kernel
@@ -59,3 +94,99 @@ def undominated_rows(rows: FloatArray, order: IndexArray, most: int) -> IndexArr
             if count == most:
                 break
     return kept[:count].copy()
+
+
+@kernel
+def fitting_patterns(contents: ChunkContents, room: RankRoom, most_steps: int, most: int) -> tuple[int, IndexArray]:
+    """Returns the number of steps, and int64[patterns, v]: the content of each chunk, for all ways to fill the rank
+    that fit and that no change of one chunk's content beats. If there are more than ``most`` patterns, or more steps
+    than ``most_steps``, it ends with that many.
+
+    A change beats a pattern if the chunk has the same numbers of layers and is as fast in all passes and in
+    synchronisation, and if the pattern still fits. Of two contents that take the same, the first one beats the other.
+    So each change leads to contents that are listed earlier, and after some changes to a pattern that none beats. The
+    layers that the rank still needs are in the chunks behind: they take at least their least time and memory.
+    """
+    moments, v = room.held.shape
+    kinds = room.needed.size
+    found, count, steps = np.empty((64, v), np.int64), 0, 0
+    chosen = np.zeros(v, np.int64)
+    own_s, sync_s, fixed = np.zeros(v + 1), np.zeros(v + 1), np.zeros(v + 1)
+    activation, layers = np.zeros((v + 1, moments)), np.zeros((v + 1, kinds), np.int64)
+    fewest = np.full((v + 1, moments), float(room.microbatches))
+    for turn in range(v - 1, -1, -1):
+        for n in range(moments):
+            fewest[turn, n] = min(fewest[turn + 1, n], room.held[n, turn])
+    turn = 0
+    chosen[0] = contents.start[0]
+    while turn >= 0:
+        c = chosen[turn]
+        if c == contents.start[turn + 1]:
+            turn -= 1
+            if turn >= 0:
+                chosen[turn] += 1
+            continue
+        if steps == most_steps or count > most:
+            break
+        steps += 1
+        behind = turn + 1
+        lacks_s, lacks_activation, lacks_fixed = 0.0, 0.0, 0.0
+        fits, few = True, room.ahead_s.shape[1] - 1
+        for k in range(kinds):
+            layers[behind, k] = layers[turn, k] + contents.layers[c, k]
+            fits &= layers[behind, k] <= room.most[k]
+            if room.small[k]:
+                few = max(0, few - layers[behind, k])
+            lacks = room.needed[k] - layers[behind, k]
+            if lacks > 0.0:
+                lacks_s += lacks * room.layer[k, 0]
+                lacks_activation += lacks * room.layer[k, 1]
+                lacks_fixed += lacks * room.layer[k, 2]
+                if behind == v:
+                    lacks_s = np.inf
+        own_s[behind] = own_s[turn] + (contents.seconds[c, 0] + contents.seconds[c, 1] + contents.seconds[c, 2])
+        sync_s[behind] = sync_s[turn] + contents.seconds[c, PASSES]
+        fixed[behind] = fixed[turn] + contents.fixed[c]
+        busy_s = own_s[behind] + max(room.ahead_s[behind, few], lacks_s)
+        fits &= busy_s < room.microbatch_s and room.microbatches * busy_s + sync_s[behind] < room.batch_s
+        for n in range(moments):
+            if not fits:
+                break
+            activation[behind, n] = activation[turn, n] + contents.activation[c] * room.held[n, turn]
+            lacking = fixed[behind] + lacks_fixed + lacks_activation * fewest[behind, n]
+            fits = activation[behind, n] + lacking <= room.memory_bytes
+        if fits and behind < v:
+            turn = behind
+            chosen[turn] = contents.start[turn]
+            continue
+        if fits and not _is_beaten(contents, room, chosen, activation[v], fixed[v]):
+            if count == found.shape[0]:
+                found = twice_rows(found)
+            for n in range(v):
+                found[count, n] = chosen[n]
+            count += 1
+        chosen[turn] += 1
+    return steps, found[:count].copy()
+
+
+@leaf_kernel
+def _is_beaten(
+    contents: ChunkContents, room: RankRoom, chosen: IndexArray, activation: FloatArray, fixed_bytes: float
+) -> bool:
+    for turn in range(chosen.size):
+        c = chosen[turn]
+        for other in range(contents.first_alike[c], c):
+            beats = True
+            for column in range(PASSES + 1):
+                if contents.seconds[other, column] > contents.seconds[c, column]:
+                    beats = False
+                    break
+            more, more_fixed = contents.activation[other] - contents.activation[c], contents.fixed[other]
+            more_fixed += fixed_bytes - contents.fixed[c]
+            for n in range(activation.size):
+                if not beats:
+                    break
+                beats = activation[n] + more * room.held[n, turn] + more_fixed <= room.memory_bytes * _A_LITTLE_LESS
+            if beats:
+                return True
+    return False
