@@ -11,8 +11,7 @@ import pytest
 import piper_ray
 from piper_ray.engine.chunks import nodes
 from piper_ray.engine.chunks.candidates import model_of
-from piper_ray.engine.chunks.rank_patterns import PatternSearch, RankPatterns
-from piper_ray.engine.chunks.relaxation import Relaxation
+from piper_ray.engine.chunks.relaxation import Case, Relaxation
 from piper_ray.engine.chunks.share_program import ShareProgram
 from piper_ray.engine.kernels.chunk_bound import FIGURE
 from piper_ray.engine.kernels.chunk_moves import batch_seconds, fit_all
@@ -30,7 +29,7 @@ PASSES = slice(FIGURE.forward_s, FIGURE.weight_s + 1)
 
 
 def test_each_rank_of_a_plan_has_a_pattern_that_is_no_worse_and_the_bound_is_not_above_it() -> None:
-    rng, seen, proved = Random(1), 0, 0
+    rng, seen, of_hubs, proved = Random(1), 0, 0, 0
     for _, task in some_tasks(range(10), SCHEDULES):
         program = task.shape.program()
         if program is None or len(task.choices) > 1:
@@ -46,29 +45,31 @@ def test_each_rank_of_a_plan_has_a_pattern_that_is_no_worse_and_the_bound_is_not
         relaxation = Relaxation.of(task, program, target_s)
         if not target_s or relaxation is None or not relaxation.kinds.counted.all():
             continue
-        kinds, members = relaxation.kinds, relaxation.members
-        further_s = task.tables.further_s(program.rank_of, members)
-        patterns = RankPatterns.of(program, relaxation.limits, kinds, members, further_s, target_s)
-        if patterns is None:  # too many
-            continue
         for value_s, chunk_of, choice in plans:
+            of_plan = relaxation
+            if relaxation.hub_is_open:
+                position = task.tables.order.position[task.tables.order.hub or 0]
+                of_plan = relaxation.with_case(Case(hub=int(chunk_of[position])))
+            of_plan.improve(4)
+            search = of_plan.by_rank
+            if search is None:  # too many patterns, or no plan is quick enough
+                continue
+            patterns = search.patterns
             takes = chunk_figures(model.layers, program.rank_of, chunk_of, choice)[:, PASSES]
             takes[:, :2] -= relaxation.limits.crossing_s[:, None]
             for rank, stages in enumerate(program.stage_of):
                 rows, seconds = model.layers.figures[choice], takes[stages]
-                layers = [np.isin(chunk_of[positions], stages).sum() for positions in members]
+                layers = [np.isin(chunk_of[positions], stages).sum() for positions in of_plan.members]
                 sync_s = task.sync_s_per_byte * rows[np.isin(chunk_of, stages), FIGURE.weights].sum()
                 no_worse = (patterns.rank == rank) & (patterns.sync_s <= sync_s + 1e-9)
                 no_worse &= (patterns.passes_s <= seconds + 1e-9).all(axis=(1, 2))
-                assert (no_worse & (patterns.of_kinds >= layers).all(axis=1)).any()
-                seen += 1
-            relaxation.improve(1)
-            search = PatternSearch.of(patterns, relaxation.paths)
-            search.improve(20, target_s)
+                assert (no_worse & (patterns.of_kinds == layers).all(axis=1)).any()
+                seen, of_hubs = seen + 1, of_hubs + (patterns.hub >= 0)
             assert search.lower_s <= value_s * (1.0 + 1e-9)
             assert search.value_s >= search.lower_s * (1.0 - 1e-9)
             proved += search.lower_s > task.lower_s
     assert seen >= 15
+    assert of_hubs >= 5
     assert proved >= 5
 
 

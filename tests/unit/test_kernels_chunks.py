@@ -17,7 +17,13 @@ from piper_ray.engine.chunks.rank_cover import RankCover
 from piper_ray.engine.chunks.relaxation import Case, Relaxation
 from piper_ray.engine.chunks.tasks import ChunkProblem, PipelineShape, Task
 from piper_ray.engine.kernels.chunk_bound import FIGURE, NO_LIMIT, Paths, Prices, least_priced_s, moments, window
-from piper_ray.engine.kernels.chunk_cover import most_of_main, undominated_rows
+from piper_ray.engine.kernels.chunk_cover import (
+    ChunkContents,
+    RankRoom,
+    fitting_patterns,
+    most_of_main,
+    undominated_rows,
+)
 from piper_ray.engine.kernels.chunk_moves import DRAWS, anneal, batch_seconds, fit_all
 from piper_ray.engine.kernels.chunk_program import PASSES, ChunkProgram, critical_path, simulate_chunks
 from piper_ray.engine.kernels.chunk_stages import chunk_figures, fit_rank, peak_bytes, sync_of_ranks
@@ -482,3 +488,61 @@ def test_rows_are_kept_that_no_other_one_beats_or_equals() -> None:
         wanted = [a for a in order if not any((rows[b] <= rows[a]).all() for b in order[: order.tolist().index(a)])]
         assert kept.tolist() == wanted
         assert undominated_rows(rows, order, 2).tolist() == wanted[:2]
+
+
+def random_contents(rng: np.random.Generator, v: int) -> ChunkContents:
+    """At least two ways to have one or two layers of two kinds, the second one small, in each chunk."""
+    rows = [np.array([*product((0, 1, 2), (0, 1))][1 : 1 + int(rng.integers(2, 6))]) for _ in range(v)]
+    layers = np.concatenate([np.repeat(x, 2, axis=0) for x in rows])
+    seconds = layers[:, :1] + rng.integers(0, 3, (len(layers), PASSES + 1)) / 2.0
+    order = np.lexsort((seconds.sum(axis=1), np.arange(len(layers)) // 2))
+    start, each = np.cumsum([0, *(2 * len(x) for x in rows)]), np.arange(len(layers))
+    held = [rng.integers(0, 4, len(layers)).astype(np.float64) for _ in range(2)]
+    return ChunkContents(start, each - each % 2, layers, seconds[order], *held)
+
+
+def test_patterns_of_a_rank_are_those_that_fit_and_each_other_one_is_no_better_than_one_of_them() -> None:
+    rng, beaten = np.random.default_rng(5), 0
+    for _ in range(40):
+        v = int(rng.integers(1, 4))
+        contents, held = random_contents(rng, v), rng.integers(0, 3, (2, v)).astype(np.float64)
+        least = np.sort(rng.integers(0, 3, (v + 1, 4)) / 2.0)[:, ::-1].copy()
+        room = RankRoom(
+            3, 7.0 * v, 22.0 * v, 7.0 * v, held, least, np.array([False, True]), np.array([2 * v - 1, 1]),
+            np.array([1.0, float(rng.integers(0, 2))]), rng.integers(0, 2, (2, 3)).astype(np.float64),
+        )  # fmt: skip
+
+        def fits(chosen: tuple[int, ...]) -> bool:
+            layers = contents.layers[list(chosen)]
+            seconds, fixed = contents.seconds[list(chosen)], contents.fixed[list(chosen)]
+            for turn in range(1, v + 1):
+                own = layers[:turn].sum(axis=0)
+                few = max(0, least.shape[1] - 1 - int(own[1]))
+                lacks = np.maximum(room.needed - own, 0.0)
+                busy_s = seconds[:turn, :PASSES].sum() + max(least[turn, few], lacks @ room.layer[:, 0])
+                bytes_ = held[:, :turn] @ contents.activation[list(chosen[:turn])] + fixed[:turn].sum()
+                fewest = held[:, turn:].min(axis=1, initial=room.microbatches)
+                bytes_ = bytes_ + fewest * (lacks @ room.layer[:, 1]) + lacks @ room.layer[:, 2]
+                if (own > room.most).any() or (turn == v and lacks.any()) or busy_s >= room.microbatch_s:
+                    return False
+                if 3 * busy_s + seconds[:turn, PASSES].sum() >= room.batch_s or (bytes_ > room.memory_bytes).any():
+                    return False
+            return True
+
+        every = [x for x in product(*(range(*pair) for pair in pairwise(contents.start.tolist()))) if fits(x)]
+        steps, found = fitting_patterns(contents, room, 10_000, 10_000)
+        assert steps < 10_000
+        listed = [tuple(row) for row in found.tolist()]
+        assert set(listed) <= set(every)
+        for one in every:
+            no_worse = [
+                other
+                for other in listed
+                if (contents.layers[list(other)] == contents.layers[list(one)]).all()
+                and (contents.seconds[list(other)] <= contents.seconds[list(one)]).all()
+            ]
+            assert no_worse
+        beaten += len(every) - len(listed)
+        assert len(fitting_patterns(contents, room, 10_000, 0)[1]) == min(1, len(listed))
+        assert fitting_patterns(contents, room, 2, 10_000)[0] == 2
+    assert beaten >= 20

@@ -240,7 +240,9 @@ class Node:
         relaxation.aim(target_s)
         if number == 1 and relaxation.case.splits == 0:
             relaxation.limit_ranks()
-        relaxation.improve(_ROUNDS_BEFORE_HUB if relaxation.hub_is_open else effort.rounds)
+        # Most chunks of the hub are ruled out without patterns.
+        rounds = _ROUNDS_BEFORE_HUB if relaxation.hub_is_open else effort.rounds
+        relaxation.improve(rounds, with_patterns=number > 0 or relaxation.case.hub is None)
         self.passes += _PASSES_OF_AN_ITERATION * (relaxation.worked - before)
         lower_s = max(self.lower_s, relaxation.lower_s)
         by_rank, layers_in = relaxation.by_rank, relaxation.layers_in

@@ -44,7 +44,9 @@ _MOST_PARTS = 2_000
 """The most open parts of a search."""
 
 _ROUNDS_OF_A_PART = 60
-"""Rounds of added paths, before the search branches."""
+_ROUNDS_BEFORE_CHUNKS = 8
+"""Rounds of added paths before the search branches, and the same as long as it is open which chunks have small layers
+alone."""
 
 _STEP = 0.2
 """The mean of the fractional plans so far moves towards each new one by this share of the distance."""
@@ -165,7 +167,7 @@ class RankPatterns:
             sync_s, chunks = seconds[..., PASSES].sum(axis=1), layers[chosen]
             to_hub_s = chunks.sum(axis=1) @ of_rank.figures[:, FIGURE.to_hub_s]
             of_kinds = figures.layers[chosen].sum(axis=1)
-            passes_s = seconds[..., :PASSES].reshape(len(chosen), -1)
+            passes_s = seconds[..., :PASSES].reshape(len(chosen), own.size * PASSES)
             best = _undominated(np.column_stack([passes_s, sync_s, of_kinds, -of_kinds]), left)
             if best is None:
                 return None
@@ -333,10 +335,12 @@ class PatternSearch:
             part, enough_s = self.parts[index], min(target_s, self.value_s)
             if part.is_single or part.lower_s >= enough_s * (1.0 - PROOF):
                 break
-            if part.is_best or part.rounds >= _ROUNDS_OF_A_PART:
+            most = _ROUNDS_BEFORE_CHUNKS if self._open_chunks(part).size else _ROUNDS_OF_A_PART
+            if part.is_best or part.rounds >= most:
                 self.parts[index : index + 1] = self._told_apart(part)
             else:
-                self.parts[index] = self._solved(part, min(rounds, _ROUNDS_OF_A_PART - part.rounds), enough_s)
+                most = _ROUNDS_BEFORE_CHUNKS if part.rounds < _ROUNDS_BEFORE_CHUNKS else most
+                self.parts[index] = self._solved(part, min(rounds, most - part.rounds), enough_s)
                 rounds -= self.parts[index].rounds - part.rounds
         least_s = min((part.lower_s for part in self.parts), default=np.inf)
         self.lower_s = max(self.lower_s, min(least_s, target_s, self.value_s))
@@ -377,6 +381,12 @@ class PatternSearch:
             rows = rows.of(np.flatnonzero(prices.path > 0.0)).with_more(rows.of(new))
         return _PatternPart(lower_s, allowed, rows, shares, part.rounds + used, is_best)
 
+    def _open_chunks(self, part: _PatternPart) -> IndexArray:
+        """int64[.., 2], rank and turn of the chunks that have small layers alone in a part of the fractional plan only."""
+        patterns = self.patterns
+        share = np.add.reduceat((part.shares * part.allowed)[:, None] * patterns.hollow, patterns.first)
+        return np.argwhere(np.minimum(share, 1.0 - share) > _NEAR)
+
     def _told_apart(self, part: _PatternPart) -> list[_PatternPart]:
         """Parts that together hold all plans of this one.
 
@@ -386,9 +396,7 @@ class PatternSearch:
         Then they differ in the turn whose ranks are the least decided, then in a rank's pattern.
         """
         patterns, shares = self.patterns, part.shares * part.allowed
-        hollow, rank = patterns.hollow, patterns.rank
-        share = np.add.reduceat(shares[:, None] * hollow, patterns.first)
-        chunks = np.argwhere(np.minimum(share, 1.0 - share) > _NEAR)
+        hollow, rank, chunks = patterns.hollow, patterns.rank, self._open_chunks(part)
         type_share = np.bincount(patterns.type_of, shares)
         mixed = patterns.by_rank(shares) - np.maximum.reduceat(type_share[patterns.type_of], patterns.first)
         slow = patterns.slow(part.allowed)

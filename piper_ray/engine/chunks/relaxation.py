@@ -34,8 +34,8 @@ _FEW_ROUNDS = 5
 _LITTLE = 0.01
 """Where this many rounds gain less than this part of the distance to the target, the search pauses them."""
 
-_ROUNDS_OF_PATTERNS = 5
-"""A round of patterns takes a fifth of the time of a round of shares."""
+_ROUNDS_OF_PATTERNS, _FEW_PATTERNS = 5, 2_000
+"""A round of a few hundred patterns takes a fifth of the time of a round of shares. A round of this many takes as long."""
 
 _MOST_MOMENTS = 24
 """The most moments of a rank at which its memory is counted."""
@@ -83,7 +83,7 @@ class Relaxation:
     each kind each chunk has, float64[kinds, s], and units of time of each rank, in the last fractional plan, which
     keeps the limits only roughly. is_best: whether no other prices are better for the target. worked: iterations of its
     linear programs so far, times their rows. basis: the start of the next program. by_rank: the search that replaces
-    them where each layer's chunk is given.
+    them where ranks have few patterns. are_many: whether the patterns have turned out to be too many.
     """
 
     task: Task
@@ -104,6 +104,7 @@ class Relaxation:
     worked: int = 0
     basis: Basis | None = None
     by_rank: PatternSearch | None = None
+    are_many: bool = False
 
     def __post_init__(self) -> None:
         self.target_s = np.inf
@@ -184,6 +185,7 @@ class Relaxation:
             is_best=False,
             worked=0,
             basis=self.basis if as_before else None,
+            are_many=self.are_many and case.hub == self.case.hub,
         )
         found.aim(self.target_s)
         return found
@@ -286,16 +288,19 @@ class Relaxation:
         least = np.minimum.reduceat(kinds.units, kinds.option_start[:-1])
         return float(np.ceil(kinds.layers @ least / self.task.shape.ranks))
 
-    def improve(self, rounds: int) -> None:
+    def improve(self, rounds: int, *, with_patterns: bool = True) -> None:
         """Seeks better prices, this many times: first the best ones for the known paths, then those with a longer path
-        added."""
+        added. with_patterns: whether to list the patterns of ranks."""
         if self._is_over or self.is_best:
             return
-        if self.by_rank is None and (patterns := self._patterns()) is not None:
-            self.by_rank = PatternSearch.of(patterns, self.paths)
+        if self.by_rank is None and with_patterns and not self.are_many:
+            patterns = self._patterns()
+            self.are_many = patterns is None
+            self.by_rank = None if patterns is None else PatternSearch.of(patterns, self.paths)
         if self.by_rank is not None:
             before = self.by_rank.worked
-            self.by_rank.improve(_ROUNDS_OF_PATTERNS * rounds, self.target_s)
+            often = min(_ROUNDS_OF_PATTERNS, max(1, _FEW_PATTERNS // max(1, self.by_rank.patterns.rank.size)))
+            self.by_rank.improve(often * rounds, self.target_s)
             self.worked += self.by_rank.worked - before
             self.lower_s = max(self.lower_s, self.by_rank.lower_s)
             return
