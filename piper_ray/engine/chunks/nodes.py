@@ -110,6 +110,9 @@ LAST_EFFORTS = (Effort(500, 10_000), Effort(1_000, 20_000))
 _ROUNDS_BEFORE_HUB = 4
 """The rounds of an effort while the hub may be in any chunk."""
 
+_FIRST_STEPS, _STEPS_OF_PATTERNS = 4_000_000, 32_000_000
+"""The steps that may list patterns in the first effort, and later on. A million takes some 0.05 s."""
+
 _FEW_LAYERS = 24
 _STEPS = {0: 20_000, 1: 1_000_000}
 """The steps that may enumerate all plans of a model of few layers before an effort, by the number of the effort."""
@@ -241,8 +244,9 @@ class Node:
         if number == 1 and relaxation.case.splits == 0:
             relaxation.limit_ranks()
         # Most chunks of the hub are ruled out without patterns.
+        first = 0 if relaxation.hub_chunks() else _FIRST_STEPS
         rounds = _ROUNDS_BEFORE_HUB if relaxation.hub_is_open else effort.rounds
-        relaxation.improve(rounds, with_patterns=number > 0 or relaxation.case.hub is None)
+        relaxation.improve(rounds, first if number == 0 else _STEPS_OF_PATTERNS)
         self.passes += _PASSES_OF_AN_ITERATION * (relaxation.worked - before)
         lower_s = max(self.lower_s, relaxation.lower_s)
         by_rank, layers_in = relaxation.by_rank, relaxation.layers_in

@@ -31,9 +31,6 @@ _Seconds = tuple[FloatArray, FloatArray]
 _MOST_CONTENTS = 5_000
 """The most contents of a chunk."""
 
-_MOST_STEPS = 10_000_000
-"""The most contents that are tried behind others, for all ranks together."""
-
 _MOST_PATTERNS = 20_000
 """The most patterns of a rank, before the dominated ones are dropped."""
 
@@ -120,8 +117,10 @@ class RankPatterns:
         hub: int,
         further_s: FloatArray,
         target_s: float,
+        most_steps: int,
     ) -> RankPatterns | None:
-        """Returns the patterns of plans that take less than ``target_s``; None if there are too many. hub: the hub's
+        """Returns the patterns of plans that take less than ``target_s``; None if there are too many, or if that takes
+        ``most_steps``, which are contents that are tried behind others. hub: the hub's
         chunk, by which the windows of kinds are narrowed; -1 if there is no hub. further_s: as in
         ``DegreeTables.further_s``."""
         least = np.minimum.reduceat(kinds.figures, kinds.option_start[:-1])
@@ -159,9 +158,9 @@ class RankPatterns:
                 needed[rank],
                 layer,
             )
-            taken, chosen = fitting_patterns(figures, room, _MOST_STEPS - steps, _MOST_PATTERNS)
+            taken, chosen = fitting_patterns(figures, room, most_steps - steps, _MOST_PATTERNS)
             steps += taken
-            if steps == _MOST_STEPS or len(chosen) > _MOST_PATTERNS:
+            if steps == most_steps or len(chosen) > _MOST_PATTERNS:
                 return None
             seconds = figures.seconds[chosen]  # [patterns, v, PASSES + 1]
             sync_s, chunks = seconds[..., PASSES].sum(axis=1), layers[chosen]
@@ -560,7 +559,7 @@ def _together(
         takes[:, 3] *= sync_s_per_byte
         of_kinds = np.add.reduceat(contents, kinds.option_start[:-1], axis=1)
         _, of = np.unique(of_kinds, axis=0, return_inverse=True)
-        order = np.lexsort((takes.sum(axis=1), of.reshape(-1)))
+        order = np.lexsort((takes[:, PASSES], takes[:, :PASSES].sum(axis=1), of.reshape(-1)))
         layers.append(contents[order])
         seconds.append(takes[order])
         alike.append(np.searchsorted(of.reshape(-1)[order], of.reshape(-1)[order]))

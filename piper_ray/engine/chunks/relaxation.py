@@ -83,7 +83,8 @@ class Relaxation:
     each kind each chunk has, float64[kinds, s], and units of time of each rank, in the last fractional plan, which
     keeps the limits only roughly. is_best: whether no other prices are better for the target. worked: iterations of its
     linear programs so far, times their rows. basis: the start of the next program. by_rank: the search that replaces
-    them where ranks have few patterns. are_many: whether the patterns have turned out to be too many.
+    them where ranks have few patterns. tried: the
+    most steps in which patterns were sought in vain.
     """
 
     task: Task
@@ -104,7 +105,7 @@ class Relaxation:
     worked: int = 0
     basis: Basis | None = None
     by_rank: PatternSearch | None = None
-    are_many: bool = False
+    tried: int = 0
 
     def __post_init__(self) -> None:
         self.target_s = np.inf
@@ -185,7 +186,7 @@ class Relaxation:
             is_best=False,
             worked=0,
             basis=self.basis if as_before else None,
-            are_many=self.are_many and case.hub == self.case.hub,
+            tried=self.tried if case.hub == self.case.hub else 0,
         )
         found.aim(self.target_s)
         return found
@@ -288,14 +289,13 @@ class Relaxation:
         least = np.minimum.reduceat(kinds.units, kinds.option_start[:-1])
         return float(np.ceil(kinds.layers @ least / self.task.shape.ranks))
 
-    def improve(self, rounds: int, *, with_patterns: bool = True) -> None:
+    def improve(self, rounds: int, steps: int = 0) -> None:
         """Seeks better prices, this many times: first the best ones for the known paths, then those with a longer path
-        added. with_patterns: whether to list the patterns of ranks."""
+        added. steps: that may list the patterns of ranks."""
         if self._is_over or self.is_best:
             return
-        if self.by_rank is None and with_patterns and not self.are_many:
-            patterns = self._patterns()
-            self.are_many = patterns is None
+        if self.by_rank is None and steps > self.tried:
+            patterns, self.tried = self._patterns(steps), steps
             self.by_rank = None if patterns is None else PatternSearch.of(patterns, self.paths)
         if self.by_rank is not None:
             before = self.by_rank.worked
@@ -367,7 +367,7 @@ class Relaxation:
         """Whether nothing takes any time, or no plan is quick enough."""
         return self.task.lower_s <= 0.0 or self.lower_s >= self.target_s
 
-    def _patterns(self) -> RankPatterns | None:
+    def _patterns(self, steps: int) -> RankPatterns | None:
         """The patterns of the ranks. None if there are too many, or if the hub's chunk is open."""
         if self.hub_is_open or not np.isfinite(self.target_s):
             return None
@@ -386,7 +386,7 @@ class Relaxation:
             )
         members = self.members[: kinds.layers.size]
         further_s = self.task.tables.further_s(self.program.rank_of, members)
-        return RankPatterns.of(self.program, self.limits, kinds, members, self._hub, further_s, self.target_s)
+        return RankPatterns.of(self.program, self.limits, kinds, members, self._hub, further_s, self.target_s, steps)
 
     def _program(self) -> ShareProgram:
         from piper_ray.engine.chunks.share_program import ShareProgram  # HiGHS is loaded where it is needed

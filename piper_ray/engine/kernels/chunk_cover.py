@@ -19,7 +19,7 @@ _A_LITTLE_LESS = 1.0 - 1e-9
 
 class ChunkContents(NamedTuple):
     """What the chunks of a rank may hold, turn after turn. Contents of the same numbers of layers of each kind follow
-    one another, the fastest first."""
+    one another, by rising time of their passes, then by rising time of their synchronisation."""
 
     start: IndexArray  # int64[v + 1], the first content of each turn
     first_alike: IndexArray  # int64[contents], the first content of the turn with the same numbers of layers
@@ -131,10 +131,10 @@ def fitting_patterns(contents: ChunkContents, room: RankRoom, most_steps: int, m
         steps += 1
         behind = turn + 1
         lacks_s, lacks_activation, lacks_fixed = 0.0, 0.0, 0.0
-        fits, few = True, room.ahead_s.shape[1] - 1
+        in_time, few = True, room.ahead_s.shape[1] - 1
         for k in range(kinds):
             layers[behind, k] = layers[turn, k] + contents.layers[c, k]
-            fits &= layers[behind, k] <= room.most[k]
+            in_time &= layers[behind, k] <= room.most[k]
             if room.small[k]:
                 few = max(0, few - layers[behind, k])
             lacks = room.needed[k] - layers[behind, k]
@@ -148,7 +148,12 @@ def fitting_patterns(contents: ChunkContents, room: RankRoom, most_steps: int, m
         sync_s[behind] = sync_s[turn] + contents.seconds[c, PASSES]
         fixed[behind] = fixed[turn] + contents.fixed[c]
         busy_s = own_s[behind] + max(room.ahead_s[behind, few], lacks_s)
-        fits &= busy_s < room.microbatch_s and room.microbatches * busy_s + sync_s[behind] < room.batch_s
+        if not (in_time and busy_s < room.microbatch_s):  # nor are slower contents with as many layers
+            while c + 1 < contents.start[behind] and contents.first_alike[c + 1] == contents.first_alike[c]:
+                c += 1
+            chosen[turn] = c + 1
+            continue
+        fits = room.microbatches * busy_s + sync_s[behind] < room.batch_s
         for n in range(moments):
             if not fits:
                 break
