@@ -50,7 +50,7 @@ def test_each_rank_of_a_plan_has_a_pattern_that_is_no_worse_and_the_bound_is_not
             if relaxation.hub_is_open:
                 position = task.tables.order.position[task.tables.order.hub or 0]
                 of_plan = relaxation.with_case(Case(hub=int(chunk_of[position])))
-            of_plan.improve(4)
+            of_plan.improve(4, 1_000_000)
             search = of_plan.by_rank
             if search is None:  # too many patterns, or no plan is quick enough
                 continue

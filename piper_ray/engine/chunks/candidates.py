@@ -318,7 +318,7 @@ def all_plans(
     if task.mixed.variants is None:
         return None
     stages = task.shape.stages
-    windows = task.tables.windows(np.ones(stages), np.full(stages, np.inf))
+    windows = task.tables.windows(stages)
     chunk_of, choice = np.empty(windows.shape[0], np.int64), np.empty(windows.shape[0], np.int64)
     model = model_of(task, task.mixed.tables, program)
     value, is_least = best_of_all(

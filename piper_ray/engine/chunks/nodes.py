@@ -103,7 +103,7 @@ class Effort(NamedTuple):
 EFFORTS = (Effort(20, 200), Effort(60, 1_000))
 """The efforts of a case: one each time that it has the least bound. After these it is split."""
 
-LAST_EFFORTS = (Effort(500, 10_000), Effort(1_000, 20_000))
+LAST_EFFORTS = 15 * (Effort(100, 2_000),)
 """The further efforts of a case that cannot be split."""
 
 

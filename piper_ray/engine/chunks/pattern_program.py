@@ -23,8 +23,8 @@ class PatternShares(NamedTuple):
 
 
 class PatternProgram:
-    """Columns: patterns, and the batch. Rows: of each rank the shares are 1 together; of each kind all layers are present; then
-    paths, as they are added. prices: of the last solution.
+    """Columns: patterns, and the batch. Rows: of each rank the shares are 1 together; of each kind all layers are
+    present; then paths, as they are added. prices: of the last solution.
 
     worked: as in ``ShareProgram``.
     """

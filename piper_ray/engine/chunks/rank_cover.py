@@ -63,8 +63,8 @@ def least_in_chunks(kinds: LayerKinds, seconds: FloatArray, chunks: int) -> Floa
 
 
 def least_together(least: FloatArray, small: int) -> float:
-    """The least that some chunks take together. least: as in ``least_in_chunks``, of these chunks. small: the most small
-    layers that they have together, so that at most as many chunks have no other layer."""
+    """The least that some chunks take together. least: as in ``least_in_chunks``, of these chunks. small: the most
+    small layers that they have together, so that at most as many chunks have no other layer."""
     other = np.isfinite(least[0])
     saved = np.where(other, np.where(other, least[0], 0.0) - np.where(other, least[1], 0.0), np.inf)
     order = np.argsort(-saved, kind="stable")

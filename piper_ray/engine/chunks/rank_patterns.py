@@ -28,7 +28,7 @@ from piper_ray.engine.kernels.types import FloatArray, IndexArray
 _Bools = npt.NDArray[np.bool_]
 _Seconds = tuple[FloatArray, FloatArray]
 
-_MOST_CONTENTS = 5_000
+_MOST_CONTENTS = 4_000
 """The most contents of a chunk."""
 
 _MOST_PATTERNS = 20_000
@@ -255,7 +255,10 @@ class RankPatterns:
                 of.reduceat(np.where(allowed[:, None], self.of_kinds, none), self.first)
                 for of, none in ((np.minimum, _MANY), (np.maximum, -_MANY))
             )
-            above, below = self.kinds.layers - (most.sum(axis=0) - most), self.kinds.layers - (least.sum(axis=0) - least)
+            above, below = (
+                self.kinds.layers - (most.sum(axis=0) - most),
+                self.kinds.layers - (least.sum(axis=0) - least),
+            )
             fits = (above[self.rank] <= self.of_kinds) & (self.of_kinds <= below[self.rank])
             left = allowed & fits.all(axis=1)
             if (left == allowed).all():
@@ -381,7 +384,7 @@ class PatternSearch:
         return _PatternPart(lower_s, allowed, rows, shares, part.rounds + used, is_best)
 
     def _open_chunks(self, part: _PatternPart) -> IndexArray:
-        """int64[.., 2], rank and turn of the chunks that have small layers alone in a part of the fractional plan only."""
+        """int64[.., 2], rank and turn of the chunks that have small layers alone in a part of the fractional plan."""
         patterns = self.patterns
         share = np.add.reduceat((part.shares * part.allowed)[:, None] * patterns.hollow, patterns.first)
         return np.argwhere(np.minimum(share, 1.0 - share) > _NEAR)
@@ -389,10 +392,11 @@ class PatternSearch:
     def _told_apart(self, part: _PatternPart) -> list[_PatternPart]:
         """Parts that together hold all plans of this one.
 
-        First they differ in the first chunk, of those that have small layers alone in a part of the plan only, that has
-        small layers alone. Then they differ in the layers of a rank's chunks: other ranks do best with the same numbers in the same turns,
-        because a turn takes as long as its slowest chunk. Of the ranks that mix such patterns, the middle one is taken.
-        Then they differ in the turn whose ranks are the least decided, then in a rank's pattern.
+        First they differ in the first chunk, of those that have small layers alone in a part of the fractional plan,
+        that has small layers alone. Then they differ in the layers of a rank's chunks: other ranks do best with the
+        same numbers in the same turns, because a turn takes as long as its slowest chunk. Of the ranks that mix such
+        patterns, the middle one is taken. Then they differ in the turn whose ranks are the least decided, then in a
+        rank's pattern.
         """
         patterns, shares = self.patterns, part.shares * part.allowed
         hollow, rank, chunks = patterns.hollow, patterns.rank, self._open_chunks(part)
@@ -508,10 +512,7 @@ def _contents(
     """
     inside = (kinds.first_chunk <= stage) & (stage <= kinds.last_chunk)
     alone = inside & (kinds.first_chunk == kinds.last_chunk)
-    least = max(1, int(limits.least_layers[stage]))
-    # A chunk must leave enough layers for the others.
-    spare = int(kinds.layers.sum() - np.maximum(limits.least_layers, 1.0).sum())
-    most = int(min(limits.most_layers[stage], least + spare))
+    most = int(kinds.layers.sum()) - limits.rank_of.size + 1  # a layer is left for each other chunk
     room_s *= 1.0 + _ROUNDING
     found = np.zeros((1, kinds.figures.shape[0]), np.int64)
     for kind, (first, end) in enumerate(zip(*_ranges(kinds), strict=True)):
@@ -533,7 +534,7 @@ def _contents(
         found = each[-1] if alone[kind] else np.concatenate(each)
         if len(found) > _MOST_CONTENTS:
             return None
-    fitting: IndexArray = found[found.sum(axis=1) >= least]
+    fitting: IndexArray = found[found.any(axis=1)]
     return fitting
 
 

@@ -5,6 +5,7 @@ The program grows by the longest paths of the fractional plans that it leads to.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
@@ -34,8 +35,9 @@ _FEW_ROUNDS = 5
 _LITTLE = 0.01
 """Where this many rounds gain less than this part of the distance to the target, the search pauses them."""
 
-_ROUNDS_OF_PATTERNS, _FEW_PATTERNS = 5, 2_000
-"""A round of a few hundred patterns takes a fifth of the time of a round of shares. A round of this many takes as long."""
+_ROUNDS_OF_PATTERNS, _AS_LONG = 5.0, 1_000
+"""A round of a few patterns takes a fifth of the time of a round of shares. A round of this many patterns takes as long
+as that, and a round of twice as many twice as long."""
 
 _MOST_MOMENTS = 24
 """The most moments of a rank at which its memory is counted."""
@@ -49,7 +51,7 @@ _ROUNDS_OF_A_RANK = 4
 _WHOLE = 1e-3
 """A number of units this near to a whole number counts as whole."""
 
-_OF_A_CASE = "least_units", "most_units", "least_layers", "most_layers"
+_OF_A_CASE = "least_units", "most_units"
 """Limits that differ from case to case."""
 
 _ROUNDING = 1e-10
@@ -61,22 +63,20 @@ class Case:
     """Says which plans of a task belong to the case. hub: the chunk of the layer that many others read; None: any
     chunk.
 
-    least_units, most_units: float64[p], of each rank, in units of time; None: any number. least_layers, most_layers:
-    float64[s], of each chunk; None: at least one. splits: how often the plans were divided by these.
+    least_units, most_units: float64[p], of each rank, in units of time; None: any number. splits: how often the plans
+    were divided by these.
     """
 
     hub: int | None = None
     least_units: FloatArray | None = None
     most_units: FloatArray | None = None
-    least_layers: FloatArray | None = None
-    most_layers: FloatArray | None = None
     splits: int = 0
 
 
 @dataclass
 class Relaxation:
-    """``lower_s``: no batch of the case takes less; it rises. kinds: the kinds for which prices are sought, merged ones
-    unless chunks have limits; members: their layers. uncounted_s: the least time of all transfers together, less the
+    """``lower_s``: no batch of the case takes less; it rises. kinds: the merged kinds, for which prices are sought;
+    members: their layers. uncounted_s: the least time of all transfers together, less the
     part that is counted with the chunks.
 
     counts, rank: of the paths through the event graph so far, as in ``Paths``. layers_in, units: how many layers of
@@ -128,11 +128,9 @@ class Relaxation:
             task.memory_bytes,
             np.zeros(shape.ranks),
             np.full(shape.ranks, chunk_bound.NO_LIMIT),
-            np.ones(shape.stages),
-            np.full(shape.stages, chunk_bound.NO_LIMIT),
         )
-        layers = limits.least_layers, limits.most_layers
-        (exact, _), (kinds, members) = (task.tables.kinds(d, *layers, merged=merged) for merged in (False, True))
+        stages = shape.stages
+        (exact, _), (kinds, members) = (task.tables.kinds(d, stages, merged=merged) for merged in (False, True))
         lower_s = RankCover.of(kinds, limits, program).least_s(task.lower_s, target_s)
         forced_s = forced_transfers_s(task, target_s) if lower_s < target_s else 0.0
         if np.isinf(forced_s):
@@ -166,27 +164,19 @@ class Relaxation:
         """Returns the relaxation of fewer plans of the same task. It begins with the paths found so far."""
         limits = _own(self.limits, *_OF_A_CASE)
         exact, kinds = (_own(kinds, "first_chunk", "last_chunk") for kinds in (self.exact_kinds, self.kinds))
-        members, as_before = self.members, case.hub == self.case.hub and case.least_layers is self.case.least_layers
-        if case.least_layers is not None and case.most_layers is not None:
-            d, stages = self.task.data_parallel_degree, self.task.shape.stages
-            one, members = self.task.tables.kinds(d, case.least_layers, case.most_layers, merged=False)
-            exact = self.unit.told(with_transfers(one, self.uncounted_s, stages), self.task)
-            kinds = _own(exact, "first_chunk", "last_chunk")
+        as_before = case.hub == self.case.hub
         found = replace(
             self,
             case=case,
             limits=limits,
             exact_kinds=exact,
             kinds=kinds,
-            members=members,
-            layers_in=self.layers_in if members is self.members else None,
-            units=self.units if members is self.members else None,
             counts=[*self.counts],
             rank=[*self.rank],
             is_best=False,
             worked=0,
             basis=self.basis if as_before else None,
-            tried=self.tried if case.hub == self.case.hub else 0,
+            tried=self.tried if as_before else 0,
         )
         found.aim(self.target_s)
         return found
@@ -199,8 +189,6 @@ class Relaxation:
         self.limits.most_units[:] = most if self.case.most_units is None else np.minimum(most, self.case.most_units)
         if self.case.least_units is not None:
             self.limits.least_units[:] = self.case.least_units
-        if self.case.least_layers is not None and self.case.most_layers is not None:
-            self.limits.least_layers[:], self.limits.most_layers[:] = self.case.least_layers, self.case.most_layers
         if (self.limits.least_units > self.limits.most_units).any():
             self.lower_s = max(self.lower_s, target_s)
 
@@ -219,8 +207,7 @@ class Relaxation:
 
         First they differ in the hub's chunk. The fullest rank has at least the mean number of units, rounded up: either
         no rank has more than that, or rank r has more; and if none has more, rank r has exactly that many. Then they
-        differ in the units of the rank whose number is the furthest from a whole one, and where all are whole, in the
-        layers of chunks.
+        differ in the units of the rank whose number is the furthest from a whole one.
         """
         case, p = self.case, self.task.shape.ranks
         fullest = self._least_units_of_fullest()
@@ -247,34 +234,6 @@ class Relaxation:
                 least_units[rank] = most_units[rank] + 1.0
                 yield replace(case, most_units=most_units, splits=case.splits + 1)
                 yield replace(case, least_units=least_units, splits=case.splits + 1)
-            else:
-                yield from self._by_layers()
-
-    def _by_layers(self) -> Iterator[Case]:
-        """The chunk whose number of layers is the furthest from a whole number has fewer or more.
-
-        Where all of these are whole, but the number for some kind is not, the first chunk whose number is not given has
-        as many, fewer, or more. That narrows windows.
-        """
-        assert self.layers_in is not None
-        layers, least, most = self.kinds.counted @ self.layers_in, self.limits.least_layers, self.limits.most_layers
-        apart = np.abs(layers - np.round(layers))
-        chunk = int(apart.argmax())
-        if apart[chunk] > _WHOLE:
-            below = np.floor(layers[chunk])
-            ranges = [(least[chunk], below), (below + 1.0, most[chunk])]
-        else:
-            apart = np.abs(self.layers_in - np.round(self.layers_in)).max() * (least < most)
-            chunk = int(apart.argmax())  # the first
-            count = np.round(layers[chunk])
-            ranges = [(count, count), (least[chunk], count - 1.0), (count + 1.0, most[chunk])]
-        if apart[chunk] > _WHOLE:
-            for at_least, at_most in ranges:
-                if at_least <= at_most:
-                    least_layers, most_layers = least.copy(), most.copy()
-                    least_layers[chunk], most_layers[chunk] = at_least, at_most
-                    splits = self.case.splits + 1
-                    yield replace(self.case, least_layers=least_layers, most_layers=most_layers, splits=splits)
 
     def _with_full_rank(self, units: float, most_units: FloatArray) -> Iterator[Case]:
         """The cases in which one rank has at least ``units``, for each rank in turn."""
@@ -299,8 +258,8 @@ class Relaxation:
             self.by_rank = None if patterns is None else PatternSearch.of(patterns, self.paths)
         if self.by_rank is not None:
             before = self.by_rank.worked
-            often = min(_ROUNDS_OF_PATTERNS, max(1, _FEW_PATTERNS // max(1, self.by_rank.patterns.rank.size)))
-            self.by_rank.improve(often * rounds, self.target_s)
+            often = min(_ROUNDS_OF_PATTERNS, _AS_LONG / max(1, self.by_rank.patterns.rank.size))
+            self.by_rank.improve(math.ceil(often * rounds), self.target_s)
             self.worked += self.by_rank.worked - before
             self.lower_s = max(self.lower_s, self.by_rank.lower_s)
             return
@@ -447,7 +406,7 @@ class Relaxation:
         found_s, _ = chunk_bound.least_priced_s(self.exact_kinds, self.limits, paths, prices)
         limited = self.limits.most_units < chunk_bound.NO_LIMIT
         priced_s = self.task.memory_bytes * prices.memory.sum()
-        priced_s += float(self.exact_kinds.layers.sum() * np.abs(prices.filled).sum())
+        priced_s += float(self.exact_kinds.layers.sum() * prices.filled.sum())
         priced_s += float((np.abs(prices.units) * np.where(limited, self.limits.most_units, 1.0)).sum())
         return float(found_s - _ROUNDING * (abs(found_s) + priced_s)) if np.isfinite(found_s) else float(found_s)
 

@@ -2,9 +2,9 @@
 
 The order of passes is fixed, so no pass begins later than the longest path to it ends, and a path is a sum over layers.
 Parts of layers are in any chunks of their windows, each part with an option of its own. All layers are present. At no
-moment does a rank hold more than the memory. It has no more or fewer units of time than it may, and a chunk no more or
-fewer layers. No path is longer than the batch, which is minimised. Paths that turn out to be longer are added, and the
-program is solved again.
+moment does a rank hold more than the memory. It has no more or fewer units of time than it may, and no chunk is empty.
+No path is longer than the batch, which is minimised. Paths that turn out to be longer are added, and the program is
+solved again.
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ class ShareProgram:
 
     Columns: parts of layers; seconds of each kind of pass of each chunk; synchronisation of each rank; activations of
     each chunk; fixed bytes of each rank; what ranks have too much, and too little; the batch. Rows: each kind's layers
-    are present; all these sums; moments; units, too many and too few; layers of chunks, too many and too few; then
-    paths. core_s: an average of the fractional plans so far, which the caller that adds paths keeps: seconds of passes
-    and of synchronisation. worked: iterations of the simplex method so far, times rows, and work counted as such.
-    basis: the start of the next solution, of a program of this size.
+    are present; all these sums; moments; units, too many and too few; layers of chunks; then paths. core_s: an average
+    of the fractional plans so far, which the caller that adds paths keeps: seconds of passes and of synchronisation.
+    worked: iterations of the simplex method so far, times rows, and work counted as such. basis: the start of the next
+    solution, of a program of this size.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class ShareProgram:
         # Where groups of columns and of rows begin.
         self._sums = cells + np.cumsum([0, PASSES * s, p, s, p])
         self._over = int(self._sums[-1])
-        self._rows = np.cumsum([0, kinds.layers.size, PASSES * s, p, s, p, moments, p, p, s, s])
+        self._rows = np.cumsum([0, kinds.layers.size, PASSES * s, p, s, p, moments, p, p, s])
         self._highs = highspy.Highs()  # type: ignore[no-untyped-call]
         self._highs.silent()
         self._highs.setOptionValue("threads", 1)
@@ -155,16 +155,15 @@ class ShareProgram:
     def prices(self) -> Prices:
         """The prices of the last solution."""
         duals = np.array(self._highs.getSolution().row_dual)
-        moments, most, least, crowded, filled, paths = self._rows[5:]
+        moments, most, least, filled, paths = self._rows[5:]
         path = np.maximum(0.0, duals[paths:])
         batch_s = self._scale_s / path.sum()
-        of_units = -(duals[most:least] + duals[least:crowded]) * batch_s
-        of_chunks = (duals[crowded:filled] + duals[filled:paths]) * batch_s
+        of_units = -(duals[most:least] + duals[least:filled]) * batch_s
         return Prices(
             path / path.sum(),
             np.maximum(0.0, -duals[moments:most]) * (batch_s / self._limits.memory_bytes),
             np.where(self._limits.most_units < NO_LIMIT, of_units, np.minimum(0.0, of_units)),
-            np.where(self._limits.most_layers < NO_LIMIT, of_chunks, np.maximum(0.0, of_chunks)),
+            np.maximum(0.0, duals[filled:paths]) * batch_s,
         )
 
     def _model(self) -> highspy.HighsLp:
@@ -175,10 +174,8 @@ class ShareProgram:
         sums = np.concatenate([-crossing, -crossing, none])  # nothing waits for the gradients of weights
         moments = limits.moment_rank.size
         most = np.where(limits.most_units < NO_LIMIT, limits.most_units, free)
-        lower = [self._kinds.layers, sums, np.full(moments + p, -np.inf), limits.least_units]
-        lower += [np.full(s, -np.inf), limits.least_layers]
-        most_layers = np.where(limits.most_layers < NO_LIMIT, limits.most_layers, np.inf)
-        upper = [self._kinds.layers, sums, np.ones(moments), most, free, most_layers, np.full(s, np.inf)]
+        lower = [self._kinds.layers, sums, np.full(moments + p, -np.inf), limits.least_units, np.ones(s)]
+        upper = [self._kinds.layers, sums, np.ones(moments), most, free, np.full(s, np.inf)]
         row, column, value = self._entries()
         lp = highspy.HighsLp()
         lp.num_col_, lp.num_row_ = self._over + 3, int(self._rows[-1])
@@ -197,7 +194,7 @@ class ShareProgram:
         kind, chunk, option = self._cells
         s, p = limits.rank_of.size, limits.most_units.size
         cell, rank, figures = np.arange(kind.size), limits.rank_of[chunk], kinds.figures[option]
-        _, passes, sync, activation, fixed, moments, most, least, crowded, filled, _ = self._rows.tolist()
+        _, passes, sync, activation, fixed, moments, most, least, filled, _ = self._rows.tolist()
         memory = limits.memory_bytes
         bytes_ = figures / memory
         listed = [
@@ -207,7 +204,6 @@ class ShareProgram:
             (fixed + rank, cell, bytes_[:, FIGURE.fixed]),
             (most + rank, cell, kinds.units[option]),
             (least + rank, cell, kinds.units[option]),
-            (crowded + chunk, cell, kinds.counted[kind]),
             (filled + chunk, cell, kinds.counted[kind]),
             (np.arange(passes, moments), np.arange(self._sums[0], self._over), np.full(moments - passes, -1.0)),
         ]
@@ -228,9 +224,8 @@ class ShareProgram:
             ),
             (np.arange(moments, most), np.full(most - moments, self._over), np.full(most - moments, -1.0)),
             (np.arange(most, least), np.full(p, self._over), -np.clip(limits.most_units, 1.0, kinds.layers.sum())),
-            (np.arange(least, crowded), np.full(p, self._over + 1), np.maximum(1.0, limits.least_units)),
-            (np.arange(filled, filled + s), np.full(s, self._over + 1), limits.least_layers),
-            (np.arange(crowded, filled), np.full(s, self._over), -np.clip(limits.most_layers, 1.0, kinds.layers.sum())),
+            (np.arange(least, filled), np.full(p, self._over + 1), np.maximum(1.0, limits.least_units)),
+            (np.arange(filled, filled + s), np.full(s, self._over + 1), np.ones(s)),
         ]
         row, column, value = (np.concatenate(part) for part in zip(*listed, strict=True))
         some = value != 0.0

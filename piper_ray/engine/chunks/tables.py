@@ -453,31 +453,21 @@ class DegreeTables:
         ]
         return np.where(self.crossing_s(rank_of)[..., None] > 0.0, np.concatenate(rows, axis=1)[:, None], 0.0)
 
-    def windows(self, least_layers: FloatArray, most_layers: FloatArray) -> IndexArray:
-        """int64[n, 2]: for each position the first and the last chunk that the layer may be in, if each chunk has this
-        many layers.
+    def windows(self, stages: int) -> IndexArray:
+        """int64[n, 2]: for each position the first and the last of this many chunks that the layer may be in.
 
-        A layer is in chunk k only if the chunks up to k have room for all layers that come before it, and enough other
-        layers are left for the chunks behind k: all but it and those before it. The same holds the other way round.
+        A layer is in chunk k only if enough other layers are left for the chunks behind k: all but it and those before
+        it. The same holds the other way round. No chunk is empty.
         """
-        n, before, behind = self.order.size, self.order.before, self.order.behind
-        room, needed = np.cumsum(most_layers), np.cumsum(least_layers)
-        room_back, needed_back = np.cumsum(most_layers[::-1]), np.cumsum(least_layers[::-1])
-        last = least_layers.size - 1
-        first_chunk = np.maximum(
-            np.searchsorted(room, before + 1), last - np.searchsorted(needed_back, n - 1 - before, side="right")
-        )
-        last_chunk = np.minimum(
-            last - np.searchsorted(room_back, behind + 1), np.searchsorted(needed, n - 1 - behind, side="right")
-        )
+        n, last = self.order.size, stages - 1
+        first_chunk = np.maximum(0, last - (n - 1 - self.order.before))
+        last_chunk = np.minimum(last, n - 1 - self.order.behind)
         return np.stack([first_chunk, last_chunk], axis=1).astype(np.int64)
 
-    def kinds(
-        self, data_parallel_degree: int, least_layers: FloatArray, most_layers: FloatArray, *, merged: bool
-    ) -> tuple[LayerKinds, list[IndexArray]]:
+    def kinds(self, data_parallel_degree: int, stages: int, *, merged: bool) -> tuple[LayerKinds, list[IndexArray]]:
         """Groups of layers that may be in the same chunks and run the same, and their positions, which ascend. merged:
         groups them for any chunks that they may be in."""
-        windows = self.windows(least_layers, most_layers)
+        windows = self.windows(stages)
         rows: list[tuple[int, int, int, int, bytes]] = []
         members = list[IndexArray]()
         for (side, options), listed in self._alike(data_parallel_degree).items():

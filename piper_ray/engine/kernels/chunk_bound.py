@@ -9,7 +9,7 @@ synchronisation of the rank at its end. All of that is a sum over layers, and so
   Layers are whole, so that holds in whole units of time, too: the layers of a rank, each rounded down, take no more
   than the limit rounded down (Gomory, 1958). If cases are distinguished by their fullest rank, it has a least number,
   too;
-- no chunk is empty: 1 - layers <= 0. A case may set other least and most numbers of layers for each chunk.
+- no chunk is empty: 1 - layers <= 0.
 
 A limit (held - limit) <= 0 times a price >= 0 is at most 0, so it may be added to a plan's time for a lower bound. The
 least priced sum, in which each layer chooses the chunk and the TMPC that are cheapest for it, is then a bound for any
@@ -87,8 +87,6 @@ class ShapeLimits(NamedTuple):
     memory_bytes: float
     least_units: FloatArray  # float64[p], whole units of time
     most_units: FloatArray  # float64[p]; NO_LIMIT: any number
-    least_layers: FloatArray  # float64[s], of each chunk
-    most_layers: FloatArray  # float64[s]; NO_LIMIT: any number
 
 
 class Paths(NamedTuple):
@@ -103,7 +101,7 @@ class Prices(NamedTuple):
     """path: float64[paths], shares that sum to 1. memory: float64[moments], seconds per byte, at least 0.
 
     units: float64[p], seconds per unit: positive if there are too many, negative if too few. filled: float64[s],
-    seconds per layer of a chunk: positive if there are too few, negative if too many.
+    seconds per layer of a chunk, at least 0.
     """
 
     path: FloatArray
@@ -148,9 +146,7 @@ def least_priced_s(kinds: LayerKinds, limits: ShapeLimits, paths: Paths, prices:
     costs = costs_of(limits, paths, prices.path, prices.memory)
     fixed_s = -limits.memory_bytes * prices.memory.sum()
     for k in range(s):
-        price = prices.filled[k]
-        if price != 0.0:
-            fixed_s += price * (limits.least_layers[k] if price > 0.0 else limits.most_layers[k])
+        fixed_s += prices.filled[k]
     for r in range(prices.units.size):
         price = prices.units[r]
         if price != 0.0:
