@@ -16,11 +16,10 @@ from piper_ray.engine.chunks.share_program import ShareProgram
 from piper_ray.engine.kernels.chunk_bound import FIGURE
 from piper_ray.engine.kernels.chunk_moves import batch_seconds, fit_all
 from piper_ray.engine.kernels.chunk_stages import chunk_figures
-from piper_ray.engine.solve import solve
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.solution import Status
 from tests.chunks_brute_force import least_step_s
-from tests.instances import build, random_instance, tmpc
+from tests.instances import build, tmpc
 from tests.solver_support import ONE_THREAD
 from tests.unit.test_kernels_chunks import random_choice, random_chunks, some_tasks
 
@@ -50,7 +49,8 @@ def test_each_rank_of_a_plan_has_a_pattern_that_is_no_worse_and_the_bound_is_not
             if relaxation.hub_is_open:
                 position = task.tables.order.position[task.tables.order.hub or 0]
                 of_plan = relaxation.with_case(Case(hub=int(chunk_of[position])))
-            of_plan.improve(4, 1_000_000)
+            of_plan.list_patterns(1_000_000)
+            of_plan.improve(4)
             search = of_plan.by_rank
             if search is None:  # too many patterns, or no plan is quick enough
                 continue
@@ -91,16 +91,3 @@ def test_ranks_of_whole_choices_are_proved_without_shares_of_layers(
         assert least_s is not None
         assert found.status is Status.OPTIMAL
         assert found.time_per_sample_s == pytest.approx(least_s / instance.microbatches, rel=1e-9)
-
-
-def test_patterns_that_have_more_layers_than_there_are_keep_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plans that such patterns stand for are quicker than any plan of one pattern for each rank."""
-    monkeypatch.setattr(nodes, "_STEPS", {})
-    instance = random_instance(70_111, most_layers=5, most_tmpcs=2, most_devices=4)
-    instance = instance.replace(memory_bytes=Random(70_111).uniform(0.4, 0.9) * instance.memory_bytes)
-    least_s = least_step_s(instance, SCHEDULES[0])
-    assert least_s is not None
-    best_s = least_s / instance.microbatches
-    options = replace(ONE_THREAD, within_s=1.2 * best_s, passes_limit=20_000_000)
-    found = solve(instance, schedule=SCHEDULES[0], options=options)
-    assert found.lower_bound_s <= best_s * (1.0 + 1e-9)

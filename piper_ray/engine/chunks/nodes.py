@@ -110,8 +110,9 @@ LAST_EFFORTS = 15 * (Effort(100, 2_000),)
 _ROUNDS_BEFORE_HUB = 4
 """The rounds of an effort while the hub may be in any chunk."""
 
-_FIRST_STEPS, _STEPS_OF_PATTERNS = 4_000_000, 32_000_000
-"""The steps that may list patterns in the first effort, and later on. A million takes some 0.05 s."""
+_STEPS_OF_PATTERNS, _STEPS_BY_HUB = (1_000_000, 10_000_000), (0, 10_000_000)
+"""The steps that may list patterns in the first effort and in later ones: where there is no hub, and where its chunk is
+given, because most of its chunks are ruled out without patterns. A million steps take some 0.05 s."""
 
 _FEW_LAYERS = 24
 _STEPS = {0: 20_000, 1: 1_000_000}
@@ -234,19 +235,18 @@ class Node:
             assert self.candidates is not None
             return TurnOutcome(max(self.lower_s, proved_s), self.candidates.best)
         relaxation = self.relaxation
+        relaxation.aim(target_s)
+        steps = _STEPS_BY_HUB if relaxation.hub_chunks() else _STEPS_OF_PATTERNS
+        relaxation.list_patterns(steps[number > 0])
         # Where many layers read one, little is proved as long as that may be anywhere.
         if number == len(EFFORTS) or (number > 0 and relaxation.hub_is_open):
             children = [self.case(index, 0) for index, _ in enumerate(relaxation.cases())]
             if children:
                 return TurnOutcome(self.lower_s, None, children)
         effort, before = (*EFFORTS, *LAST_EFFORTS)[number], relaxation.worked
-        relaxation.aim(target_s)
         if number == 1 and relaxation.case.splits == 0:
             relaxation.limit_ranks()
-        # Most chunks of the hub are ruled out without patterns.
-        first = 0 if relaxation.hub_chunks() else _FIRST_STEPS
-        rounds = _ROUNDS_BEFORE_HUB if relaxation.hub_is_open else effort.rounds
-        relaxation.improve(rounds, first if number == 0 else _STEPS_OF_PATTERNS)
+        relaxation.improve(_ROUNDS_BEFORE_HUB if relaxation.hub_is_open else effort.rounds)
         self.passes += _PASSES_OF_AN_ITERATION * (relaxation.worked - before)
         lower_s = max(self.lower_s, relaxation.lower_s)
         by_rank, layers_in = relaxation.by_rank, relaxation.layers_in

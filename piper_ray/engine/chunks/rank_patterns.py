@@ -3,9 +3,10 @@
 A pattern says how many layers of each kind run with which option in each chunk of a rank. Only patterns count that fit
 the rank's memory. Of two patterns with the same numbers of layers, only one counts if it takes no longer in any chunk.
 A linear program mixes the patterns of each rank (``pattern_program``) so that all layers are present. Within a pattern
-layers and choices are whole, while the program of shares of layers splits them. The search branches on how many layers
-a rank has in each chunk. Then it branches on a turn: either all its chunks are as fast as they can be, or rank r is the
-first one whose chunk is not. Both raise bounds quickly, because a turn takes as long as its slowest chunk.
+layers and choices are whole, while the program of shares of layers splits them. The search branches on which chunks
+have small layers alone, then on how many layers a rank has in each chunk. Then it branches on a turn: either all its
+chunks are as fast as they can be, or rank r is the first one whose chunk is not. That raises bounds quickly, because a
+turn takes as long as its slowest chunk.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from piper_ray.engine.kernels.types import FloatArray, IndexArray
 _Bools = npt.NDArray[np.bool_]
 _Seconds = tuple[FloatArray, FloatArray]
 
-_MOST_CONTENTS = 4_000
+_MOST_CONTENTS = 2_000
 """The most contents of a chunk."""
 
 _MOST_PATTERNS = 20_000
@@ -129,20 +130,19 @@ class RankPatterns:
         chunk_s = least_in_chunks(kinds, layer[:, 0], program.rank_of.size) * (1.0 - _ROUNDING)
         room_s = target_s * (1.0 + _ROUNDING) - waits_s(kinds, limits, program)
         room_s -= 2.0 * m * np.bincount(program.rank_of, limits.crossing_s, p)
-        needed, left, steps = _needed_layers(program, kinds, room_s[1] / m), _MOST_KEPT, 0
+        needed, most, steps = _needed_layers(program, kinds, room_s[1] / m), _MOST_KEPT, 0
         found: list[tuple[IndexArray, FloatArray, FloatArray]] = []
         for rank, stages in enumerate(program.stage_of.tolist()):
             of_rank = kinds._replace(figures=_at_rank(kinds.figures, hub >= 0 and rank != program.rank_of[hub]))
             microbatch_s, own = room_s[1, rank] / m, np.array(stages)
             left_s = [microbatch_s - _least_in(kinds, chunk_s, own[own != stage]) for stage in stages]
-            listed = [
-                _contents(of_rank, limits, stage, further_s[:, stage], room)
-                for stage, room in zip(stages, left_s, strict=True)
-            ]
-            contents = _together(listed, of_rank, further_s[:, stages], limits.sync_s_per_byte)
-            if contents is None:
-                return None
-            layers, figures = contents
+            listed = list[IndexArray]()
+            for stage, left in zip(stages, left_s, strict=True):
+                contents = _contents(of_rank, limits, stage, further_s[:, stage], left)
+                if contents is None:
+                    return None
+                listed.append(contents)
+            layers, figures = _together(listed, of_rank, further_s[:, stages], limits.sync_s_per_byte)
             held = program.held[program.held_start[rank] : program.held_start[rank + 1]].astype(np.float64)
             few = range(_small_layers(kinds, own) + 1)
             ahead_s = [[_least_in(kinds, chunk_s, own[n:], most) for most in few] for n in range(own.size + 1)]
@@ -167,10 +167,10 @@ class RankPatterns:
             to_hub_s = chunks.sum(axis=1) @ of_rank.figures[:, FIGURE.to_hub_s]
             of_kinds = figures.layers[chosen].sum(axis=1)
             passes_s = seconds[..., :PASSES].reshape(len(chosen), own.size * PASSES)
-            best = _undominated(np.column_stack([passes_s, sync_s, of_kinds, -of_kinds]), left)
+            best = _undominated(np.column_stack([passes_s, sync_s, of_kinds, -of_kinds]), most)
             if best is None:
                 return None
-            left -= best.size
+            most -= best.size
             found.append((chunks[best], seconds[best, :, :PASSES], np.column_stack([sync_s, to_hub_s])[best]))
         counts = [len(chunks) for chunks, *_ in found]
         sync_s, to_hub_s = np.concatenate([one for *_, one in found]).T
@@ -207,7 +207,7 @@ class RankPatterns:
     def hollow(self) -> _Bools:
         """bool[patterns, v], whether a chunk has small layers alone."""
         large = np.repeat(~is_small(self.kinds), np.diff(self.kinds.option_start))
-        found: _Bools = ~self.layers[..., large].any(axis=2)
+        found: _Bools = (self.layers[..., large] == 0).all(axis=2)
         return found
 
     def plan(self, chosen: IndexArray) -> tuple[IndexArray, IndexArray] | None:
@@ -260,7 +260,7 @@ class RankPatterns:
                 self.kinds.layers - (least.sum(axis=0) - least),
             )
             fits = (above[self.rank] <= self.of_kinds) & (self.of_kinds <= below[self.rank])
-            left = allowed & fits.all(axis=1)
+            left: _Bools = allowed & fits.all(axis=1)
             if (left == allowed).all():
                 return left
             allowed = left
@@ -520,7 +520,7 @@ def _contents(
             continue
         ones = np.eye(end - first, found.shape[1], first, dtype=np.int64)
         each = [found]
-        for _ in range(int(kinds.layers[kind]) if alone[kind] else most):
+        for _ in range(int(kinds.layers[kind] if alone[kind] else min(kinds.layers[kind], most))):
             more = (each[-1][:, None] + ones).reshape(-1, found.shape[1])
             more = more[(_seconds(more, kinds.figures) <= room_s) & (more.sum(axis=1) <= most)]
             of_kinds = np.add.reduceat(more, kinds.option_start[:-1], axis=1)
@@ -547,14 +547,12 @@ def _at_rank(figures: FloatArray, apart: bool) -> FloatArray:
 
 
 def _together(
-    listed: Sequence[IndexArray | None], kinds: LayerKinds, further_s: FloatArray, sync_s_per_byte: float
-) -> tuple[IndexArray, ChunkContents] | None:
+    listed: Sequence[IndexArray], kinds: LayerKinds, further_s: FloatArray, sync_s_per_byte: float
+) -> tuple[IndexArray, ChunkContents]:
     """The contents of a rank's chunks: int64[contents, options], as in ``_contents``, and their figures. further_s:
-    float64[2, v, options]. None if there are too many of some chunk."""
+    float64[2, v, options]."""
     layers, alike, seconds = list[IndexArray](), list[IndexArray](), list[FloatArray]()
     for turn, contents in enumerate(listed):
-        if contents is None:
-            return None
         takes = contents @ kinds.figures[:, [FIGURE.forward_s, FIGURE.input_s, FIGURE.weight_s, FIGURE.weights]]
         takes[:, :2] += _least_further(contents, further_s[:, turn])[:, None]
         takes[:, 3] *= sync_s_per_byte

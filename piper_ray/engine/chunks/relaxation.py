@@ -248,14 +248,17 @@ class Relaxation:
         least = np.minimum.reduceat(kinds.units, kinds.option_start[:-1])
         return float(np.ceil(kinds.layers @ least / self.task.shape.ranks))
 
-    def improve(self, rounds: int, steps: int = 0) -> None:
-        """Seeks better prices, this many times: first the best ones for the known paths, then those with a longer path
-        added. steps: that may list the patterns of ranks."""
-        if self._is_over or self.is_best:
-            return
-        if self.by_rank is None and steps > self.tried:
+    def list_patterns(self, steps: int) -> None:
+        """Lists the patterns of the ranks if that takes fewer than these steps. They replace the shares of layers."""
+        if self.by_rank is None and steps > self.tried and not (self._is_over or self.is_best):
             patterns, self.tried = self._patterns(steps), steps
             self.by_rank = None if patterns is None else PatternSearch.of(patterns, self.paths)
+
+    def improve(self, rounds: int) -> None:
+        """Seeks better prices, this many times: first the best ones for the known paths, then those with a longer path
+        added."""
+        if self._is_over or self.is_best:
+            return
         if self.by_rank is not None:
             before = self.by_rank.worked
             often = min(_ROUNDS_OF_PATTERNS, _AS_LONG / max(1, self.by_rank.patterns.rank.size))

@@ -164,7 +164,7 @@ def fitting_patterns(contents: ChunkContents, room: RankRoom, most_steps: int, m
             turn = behind
             chosen[turn] = contents.start[turn]
             continue
-        if fits and not _is_beaten(contents, room, chosen, activation[v], fixed[v]):
+        if fits and not _is_beaten(contents, room, chosen, activation[v], float(fixed[v])):
             if count == found.shape[0]:
                 found = twice_rows(found)
             for n in range(v):
