@@ -110,9 +110,9 @@ LAST_EFFORTS = 15 * (Effort(100, 2_000),)
 _ROUNDS_BEFORE_HUB = 4
 """The rounds of an effort while the hub may be in any chunk."""
 
-_STEPS_OF_PATTERNS, _STEPS_BY_HUB = (1_000_000, 10_000_000), (0, 10_000_000)
-"""The steps that may list patterns in the first effort and in later ones: where there is no hub, and where its chunk is
-given, because most of its chunks are ruled out without patterns. A million steps take some 0.05 s."""
+_STEPS_OF_PATTERNS, _STEPS_BY_HUB = (1_000_000, 10_000_000, 10_000_000), (0, 0, 10_000_000)
+"""The steps that may list patterns in each of the first efforts and from then on: where there is no hub, and where its
+chunk is given, because most of its chunks are ruled out without patterns. A million steps take some 0.05 s."""
 
 _FEW_LAYERS = 24
 _STEPS = {0: 20_000, 1: 1_000_000}
@@ -237,7 +237,7 @@ class Node:
         relaxation = self.relaxation
         relaxation.aim(target_s)
         steps = _STEPS_BY_HUB if relaxation.hub_chunks() else _STEPS_OF_PATTERNS
-        relaxation.list_patterns(steps[number > 0])
+        relaxation.list_patterns(steps[min(number, len(EFFORTS))])
         # Where many layers read one, little is proved as long as that may be anywhere.
         if number == len(EFFORTS) or (number > 0 and relaxation.hub_is_open):
             children = [self.case(index, 0) for index, _ in enumerate(relaxation.cases())]
