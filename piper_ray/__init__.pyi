@@ -74,6 +74,7 @@ from piper_ray.model.constraints import SameDegrees as SameDegrees
 from piper_ray.model.constraints import StageCount as StageCount
 from piper_ray.model.constraints import AllDevices as AllDevices
 from piper_ray.model.constraints import KeepOrder as KeepOrder
+from piper_ray.model.constraints import Unplaced as Unplaced
 from piper_ray.model.constraints import SustainedRate as SustainedRate
 from piper_ray.model.constraints import Recompute as Recompute
 

@@ -169,6 +169,7 @@ _CERTIFIED: Mapping[str, type[constraints.Constraint]] = {
         constraints.TensorParallelDegrees,
         constraints.DataParallelDegrees,
         KeepOrder,
+        constraints.Unplaced,
     )
 }
 _RULES = (Recompute.AUTO, Recompute.ALWAYS, Recompute.NEVER, Recompute.ALL_OR_NONE)

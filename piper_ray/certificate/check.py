@@ -45,7 +45,7 @@ from piper_ray.certificate.kernels.closure import first_gap
 from piper_ray.certificate.kernels.types import TOO_HARD, UNFIT, Claim, ThreadScratch, make_scratch
 from piper_ray.certificate.tables import Vertices, claim_of, count_downsets
 from piper_ray.model import arguments
-from piper_ray.model.constraints import SameDegreesByKind
+from piper_ray.model.constraints import SameDegreesByKind, Unplaced
 from piper_ray.model.cores import usable_cores
 from piper_ray.model.errors import CertificateRefused, ChoiceTooHard
 from piper_ray.model.figures import PROOF_TOLERANCE, relative_gap
@@ -212,9 +212,9 @@ def _levels_of(instance: Instance, certificate: Certificate) -> list[Instance]:
     on_levels = levels_of(charged(instance, certificate.restrictions))
     if not certificate.schedule.asynchronous:
         return on_levels
-    if not instance.cluster.kinds:
+    if not instance.cluster.kinds and not certificate.restrictions.has(Unplaced):
         on_levels = [with_fastest_borders(level) for level in on_levels]
-    else:
+    if instance.cluster.kinds:
         _check_parts(on_levels[0], certificate)
         on_levels = [on_kinds(on_levels[0], tails.kinds) for tails in certificate.tails]
     if [tails.devices for tails in certificate.tails] != [level.devices for level in on_levels]:

@@ -40,6 +40,7 @@ from piper_ray.engine.search.planning import Planning
 from piper_ray.engine.subproblems import instances
 from piper_ray.engine.tables.problem import build_problem
 from piper_ray.model import arguments
+from piper_ray.model.constraints import Unplaced
 from piper_ray.model.cores import usable_cores
 from piper_ray.model.errors import LimitError, UsageError
 from piper_ray.model.events import silent
@@ -76,7 +77,8 @@ def certify(
     instance, restrictions: those of the solve. Under 2bw one evaluation of the lattice is made. It takes as long as the
     last ones of the solve, or longer if these had closer bounds on what a plan may still use. Under a flush the bound
     may be lower than the solution's, if the check cannot look through all plans between the two. On nodes with faster
-    links it is that of plans with all borders at the fastest rate, which may be lower too.
+    links the bound of plans with places (``Plan.places``) is that of all borders at the fastest rate. If this is lower
+    than the solution's, and its plan has no places, the certificate is restricted to plans without them (``Unplaced``).
     threads: None: one for each core. memory_limit: as for ``solve``. backend: does the work; None: threads of this
     process.
     Raises UsageError if there is no certificate for "pipedream", for constraints on more than a stage or for blocks of
@@ -102,12 +104,17 @@ def certify(
     if instance.cluster.kinds:
         parts = _on_kinds(charged(instance, restrictions), restrictions, bound_s, limit_bytes, stop or Stop())
         return Certificate(instance.digest, instance.name, restrictions, bound_s, tuple(parts))
-    levels = [with_fastest_borders(level) for level in instances(charged(instance, restrictions))]
+    levels = instances(charged(instance, restrictions))
     with closing(LocalBackend(threads)) if backend is None else nullcontext(backend) as used:
-        for level in levels if instance.cluster.levels()[-1].has_faster_groups else ():
+        if levels[-1].cluster.has_faster_groups and not restrictions.has(Unplaced):
+            relaxed = tuple(map(with_fastest_borders, levels))
             options = SolveOptions().changed(memory_limit=memory_limit)
-            request = SolveRequest(level, restrictions, options, used, silent, stop or Stop())
-            bound_s = min(bound_s, certifiable_s(solve_unplaced(request)))
+            requests = (SolveRequest(x, restrictions, options, used, silent, stop or Stop()) for x in relaxed)
+            least_s = min(certifiable_s(solve_unplaced(request)) for request in requests)
+            if least_s < bound_s and (solution.plan is None or solution.plan.places is None):
+                restrictions = restrictions.adding(Unplaced())
+            else:
+                levels, bound_s = relaxed, min(bound_s, least_s)
         tails = tuple(_tails(level, restrictions, bound_s, limit_bytes, used, stop or Stop()) for level in levels)
     return Certificate(instance.digest, instance.name, restrictions, bound_s, tails)
 

@@ -28,6 +28,7 @@ from piper_ray.engine.search.search import Search
 from piper_ray.engine.search.wide import WideSearch
 from piper_ray.engine.tables.problem import LatticeTables, build_problem
 from piper_ray.engine.tables.tmpc_options import build_options
+from piper_ray.model.constraints import Unplaced
 from piper_ray.model.errors import ChoiceTooHard, LimitError, UsageError
 from piper_ray.model.events import StepFinished, silent
 from piper_ray.model.fields import when_asked
@@ -48,7 +49,7 @@ def solve_layers(request: SolveRequest, prepared: Preparation | None = None) -> 
     Raises what ``engine.solve.solve`` raises.
     """
     instance = request.instance
-    if len(instance.cluster.links) == 1:
+    if len(instance.cluster.links) == 1 or request.restrictions.has(Unplaced):
         return solve_unplaced(request, prepared)
     from piper_ray.engine.placed import with_places
 

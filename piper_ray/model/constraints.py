@@ -448,6 +448,23 @@ class KeepOrder(Constraint):
 
 
 @dataclass(frozen=True)
+class Unplaced(Constraint):
+    """Plans under 2bw do not say where their stages lie on nodes (``Plan.places``), so all borders are charged at the
+    outermost link.
+
+    >>> import piper_ray
+    >>> llama = piper_ray.estimate("llama3-8b", "H100-SXM", nodes=8)
+    >>> kept = piper_ray.Restrictions(constraints=[piper_ray.Unplaced()])
+    >>> piper_ray.solve(llama, schedule="2bw", restrictions=kept, threads=1).plan.places is None
+    True
+    """
+
+    def violations(self, instance: Instance, plan: Plan) -> Iterator[str]:  # noqa: ARG002
+        if plan.places is not None:
+            yield "the plan says where its stages lie on nodes"
+
+
+@dataclass(frozen=True)
 class SustainedRate(Constraint):
     """Each stage of an asynchronous plan keeps enough microbatches in flight to keep the slowest stage busy when
     replicas take turns, and has the memory for them. The plan states how many; ``evaluate`` checks by simulation

@@ -17,7 +17,7 @@ from piper_ray.certificate.certificate import Tails
 from piper_ray.certificate.check import verify_certificate
 from piper_ray.engine.certify import certify
 from piper_ray.engine.solve import solve
-from piper_ray.model.constraints import DataParallelDegrees, KeepOrder, Recompute, TensorParallelDegrees
+from piper_ray.model.constraints import DataParallelDegrees, KeepOrder, Recompute, TensorParallelDegrees, Unplaced
 from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
 from piper_ray.model.plan_rules import in_order, with_fastest_borders
 from piper_ray.model.restrictions import Restrictions
@@ -111,6 +111,12 @@ def test_groups_with_links_of_their_own(seed: int) -> None:
     expected = [x for x in (brute_force_on_all(with_fastest_borders(level)) for level in levels) if x is not None]
     found = verify_certificate(instance, certificate, threads=1)
     optimum = min((float(x.time_per_sample_s) for x in expected), default=math.inf)
+    if certificate.restrictions.has(Unplaced):
+        best = brute_force(instance)
+        assert best is not None
+        assert not is_accepted(instance, replace(certificate, restrictions=Restrictions()))
+        assert float(best.time_per_sample_s) > optimum
+        optimum = float(best.time_per_sample_s)
     assert found.bound_s == pytest.approx(optimum, rel=2e-9, abs=0.0)
     if 0.0 < optimum < math.inf:
         assert not is_accepted(instance, replace(certificate, bound_s=optimum * (1.0 + 1e-9)))
