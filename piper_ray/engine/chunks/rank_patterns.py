@@ -121,9 +121,8 @@ class RankPatterns:
         most_steps: int,
     ) -> RankPatterns | None:
         """Returns the patterns of plans that take less than ``target_s``; None if there are too many, or if that takes
-        ``most_steps``, which are contents that are tried behind others. hub: the hub's
-        chunk, by which the windows of kinds are narrowed; -1 if there is no hub. further_s: as in
-        ``DegreeTables.further_s``."""
+        ``most_steps``, each of which tries one content behind others. hub: the hub's chunk, by which the windows of
+        kinds are narrowed; -1 if there is no hub. further_s: as in ``DegreeTables.further_s``."""
         least = np.minimum.reduceat(kinds.figures, kinds.option_start[:-1])
         layer = np.column_stack([_layer_seconds(kinds), least[:, [FIGURE.activation, FIGURE.fixed]]])
         m, p = program.microbatches, len(program.stage_of)

@@ -76,15 +76,14 @@ class Case:
 @dataclass
 class Relaxation:
     """``lower_s``: no batch of the case takes less; it rises. kinds: the merged kinds, for which prices are sought;
-    members: their layers. uncounted_s: the least time of all transfers together, less the
-    part that is counted with the chunks.
+    members: their layers. uncounted_s: the least time of all transfers together, less the part that is counted with the
+    chunks.
 
     counts, rank: of the paths through the event graph so far, as in ``Paths``. layers_in, units: how many layers of
     each kind each chunk has, float64[kinds, s], and units of time of each rank, in the last fractional plan, which
     keeps the limits only roughly. is_best: whether no other prices are better for the target. worked: iterations of its
     linear programs so far, times their rows. basis: the start of the next program. by_rank: the search that replaces
-    them where ranks have few patterns. tried: the
-    most steps in which patterns were sought in vain.
+    them where ranks have few patterns. tried: the most steps in which patterns were sought in vain.
     """
 
     task: Task
