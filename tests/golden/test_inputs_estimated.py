@@ -24,9 +24,9 @@ INPUTS = Path(__file__).resolve().parents[2] / "inputs"
 MODELS = [
     # name, two numbers of GPUs, least over greatest time of the stages that hold one of the model's repeated layers
     ("gpt3-175b", 128, 1024, 0.9),
-    ("llama3-70b", 64, 512, 0.7),
+    ("llama3-70b", 64, 512, 0.65),
     ("llama3-405b", 1024, 16384, 0.9),
-    ("mixtral-8x22b", 64, 512, 0.8),
+    ("mixtral-8x22b", 64, 512, 0.75),
     ("t5-11b", 16, 128, 0.8),
     ("vit-22b", 32, 512, 0.9),
     ("clip-vit-l-14", 8, 64, 0.9),
