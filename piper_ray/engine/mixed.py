@@ -19,6 +19,7 @@ import numpy as np
 from piper_ray.cost.bounds import ceiling_s
 from piper_ray.cost.variants import by_links, layer_without_choice, usable_variants
 from piper_ray.engine.evaluation.dual_prices import kept_s
+from piper_ray.engine.evaluation.front_tails import list_tails, trace_tail
 from piper_ray.engine.evaluation.outcome import TracedStage
 from piper_ray.engine.evaluation.threshold import limits_by_work
 from piper_ray.engine.flush.kinds import KindSearch
@@ -33,15 +34,8 @@ from piper_ray.engine.flush.mixes import (
 )
 from piper_ray.engine.kernels.knapsack import TOO_HARD as CHOICE_TOO_HARD
 from piper_ray.engine.kernels.knapsack import least_cost
-from piper_ray.engine.kernels.mixed import (
-    TOO_HARD,
-    MixArrays,
-    MixedLimits,
-    MixedTails,
-    OpenTails,
-    find_tails,
-    keep_tails,
-)
+from piper_ray.engine.kernels.mixed import MixArrays, MixedLimits, find_tails
+from piper_ray.engine.kernels.tails import FrontTails, OpenTails
 from piper_ray.engine.kernels.types import FloatArray
 from piper_ray.engine.lattice.contraction import without_contraction
 from piper_ray.engine.lattice.downsets import Lattice
@@ -54,7 +48,7 @@ from piper_ray.engine.search.planning import Planning, ValuedPlan, items_of
 from piper_ray.engine.tables.problem import LatticeTables, Problem, build_problem
 from piper_ray.engine.tables.tmpc_options import build_options
 from piper_ray.model.cluster import Cluster, Link
-from piper_ray.model.errors import ChoiceTooHard, LimitError
+from piper_ray.model.errors import LimitError
 from piper_ray.model.events import EvaluationFinished
 from piper_ray.model.instance import Instance, Tmpc, with_rows
 from piper_ray.model.plan import Plan
@@ -142,7 +136,7 @@ class MixedWorkload:
         share_s: FloatArray = self.lattice.sums(each)[:, 0]
         return share_s
 
-    def tails(self, threshold_s: float, check: Callable[[], None]) -> tuple[MixedTails, int, int]:
+    def tails(self, threshold_s: float, check: Callable[[], None]) -> tuple[FrontTails, int, int]:
         """Returns the undominated tails of stages that keep the threshold, their number, and that of downsets which
         have some. check: called again and again; what it raises is passed on. Raises ChoiceTooHard."""
         problem, mixes, share_s = self.problem, self.mixes, self.share_s
@@ -150,32 +144,23 @@ class MixedWorkload:
         room = 1.0 - (share_s[-1] - share_s) / keep_s + _ROUNDING
         sums = limits_by_work(problem.cluster.data_parallel_limit, replica_work_s, float(replica_work_s[-1]), keep_s)
         limits = MixedLimits(keep_s, room, sums)
-        kinds, cells, downsets = mixes.stride.size, len(mixes.counts), share_s.size
-        grids = [np.empty((kinds * kinds, cells), np.int64) for _ in OpenTails._fields]
-        found = OpenTails(*grids)
-        tails = MixedTails(
-            np.zeros((downsets, kinds * kinds + 1), np.int64), *(np.zeros(kinds, np.int64) for _ in range(4))
-        )
-        tails.start[0] = [sum(g * kinds + g < front for g in range(kinds)) for front in range(kinds * kinds + 1)]
-        used, live = kinds, 1
-        for i in range(1, downsets):
-            check()
-            count = find_tails(i, problem.tables, mixes, limits, tails, found, problem.scratch)
-            if count == TOO_HARD:
-                raise ChoiceTooHard
-            if used + count > tails.sums.size:
-                more = max(used, count)
-                tails = MixedTails(tails.start, *(np.concatenate((x, np.zeros(more, np.int64))) for x in tails[1:]))
-            used, live = int(keep_tails(i, used, found, tails)), live + (count > 0)
-        return tails, used, live
+        kinds = mixes.stride.size
+        start = np.zeros((share_s.size, kinds * kinds + 1), np.int64)
+        start[0] = [sum(g * kinds + g < front for g in range(kinds)) for front in range(kinds * kinds + 1)]
 
-    def stages(self, tails: MixedTails, used: int, threshold_s: float) -> list[TracedStage] | None:
+        def find(i: int, tails: FrontTails, found: OpenTails) -> int:
+            return find_tails(i, problem.tables, mixes, limits, tails, found, problem.scratch)
+
+        return list_tails(start, (kinds * kinds, len(mixes.counts)), find, check)
+
+    def stages(self, tails: FrontTails, used: int, threshold_s: float) -> list[TracedStage] | None:
         """Returns the stages of a plan of fewest devices that such tails have; None if there is none."""
         first = int(tails.start[-1, 0])
         if first == used:
             return None
         devices = self.mixes.counts[tails.cell[first:used]].sum(axis=1)
-        return list(_traced(tails, first + int(np.argmin(devices)), kept_s(threshold_s)))
+        traced = trace_tail(tails, first + int(np.argmin(devices)), kept_s(threshold_s))
+        return [stage for stage, _ in traced]
 
     def missed_s(self, plan: Plan) -> FloatArray:
         """Returns float64[n]: for each vertex the seconds that the search may have left out per byte of its edges and
@@ -332,15 +317,3 @@ class MixedSearch:
         bounds = self.ledger.bounds()
         self.ledger.listener(EvaluationFinished(len(self.stats), threshold_s, feasible, seconds, live, bounds))
         return stages
-
-
-def _traced(tails: MixedTails, state: int, threshold_s: float) -> Iterable[TracedStage]:
-    """Yields the stages of a tail, front to back."""
-    ends = tails.start[:, -1]
-    i = int(np.searchsorted(ends, state, side="right"))
-    while i > 0:
-        behind = int(tails.behind[state])
-        j, later_sum = int(np.searchsorted(ends, behind, side="right")), int(tails.sums[behind])
-        d = int(tails.sums[state]) - later_sum
-        yield TracedStage(i, j, int(tails.variant[state]), d, later_sum, threshold_s * d)
-        i, state = j, behind

@@ -12,7 +12,6 @@ from __future__ import annotations
 import time
 from collections.abc import Generator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from itertools import product
 
 import numpy as np
@@ -20,19 +19,12 @@ import numpy as np
 from piper_ray.cost.bounds import ceiling_s
 from piper_ray.cost.variants import by_links, usable_variants
 from piper_ray.engine.evaluation.dual_prices import kept_s
+from piper_ray.engine.evaluation.front_tails import list_tails, trace_tail
 from piper_ray.engine.evaluation.outcome import TracedStage
 from piper_ray.engine.evaluation.threshold import limits_by_work
 from piper_ray.engine.flush.mixes import BorderRates, Placed, edge_rates
-from piper_ray.engine.kernels.mixed import TOO_HARD
-from piper_ray.engine.kernels.placed import (
-    OpenPlaces,
-    PlaceArrays,
-    PlacedTails,
-    PlaceLimits,
-    find_placed_tails,
-    keep_placed_tails,
-)
-from piper_ray.engine.kernels.types import IndexArray
+from piper_ray.engine.kernels.placed import PlaceArrays, PlaceLimits, find_placed_tails
+from piper_ray.engine.kernels.tails import FrontTails, OpenTails
 from piper_ray.engine.lattice.contraction import without_contraction
 from piper_ray.engine.lattice.downsets import Lattice, build_lattice
 from piper_ray.engine.lattice.layer_graph import build_graph
@@ -44,7 +36,7 @@ from piper_ray.engine.search.planning import Planning, ValuedPlan
 from piper_ray.engine.subproblems import Solver, SubProblem, best_of, least_s
 from piper_ray.engine.tables.problem import LatticeTables, Problem, build_problem
 from piper_ray.engine.tables.tmpc_options import build_options
-from piper_ray.model.errors import ChoiceTooHard, LimitError
+from piper_ray.model.errors import LimitError
 from piper_ray.model.events import EvaluationFinished
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan_rules import with_fastest_borders
@@ -141,18 +133,13 @@ class PlacedWorkload:
         )
         return cls(instance, problem, places)
 
-    @cached_property
-    def _room(self) -> OpenPlaces:
-        shape = self.places.size.size + 1, self.instance.devices + 1
-        return OpenPlaces(*(np.empty(shape, np.int64) for _ in OpenPlaces._fields))
-
     def plan(
         self, threshold_s: float, ledger: Ledger[ValuedPlan]
     ) -> tuple[list[tuple[TracedStage, int]] | None, int, int]:
         """Returns the stages of a plan that ends furthest back among those that keep the threshold, front to back, each
         with its place (None: there is no such plan); the numbers of downsets with tails, and of tails. Raises
         ChoiceTooHard, and what ``Ledger.check`` raises."""
-        problem, places, found = self.problem, self.places, self._room
+        problem, places = self.problem, self.places
         sums, cluster, keep_s = problem.workload.sums, problem.cluster, kept_s(threshold_s)
         limits = PlaceLimits(
             keep_s,
@@ -164,35 +151,20 @@ class PlacedWorkload:
                 )
             ),
         )
-        downsets, outermost = problem.lattice.bits.shape[0], places.size.size
-        tails = PlacedTails(
-            np.zeros((downsets, outermost + 2), np.int64), *(np.zeros(1, np.int64) for _ in PlacedTails._fields[1:])
-        )
-        tails.start[0, -1] = used = live = 1
-        for i in range(1, downsets):
-            ledger.check()
-            count = find_placed_tails(i, problem.tables, places, limits, tails, found, problem.scratch)
-            if count == TOO_HARD:
-                raise ChoiceTooHard
-            if used + count > tails.sums.size:
-                more = np.zeros(max(used, count), np.int64)
-                tails = PlacedTails(tails.start, *(np.concatenate((x, more)) for x in tails[1:]))
-            used, live = int(keep_placed_tails(i, used, found, tails)), live + (count > 0)
-        first = int(tails.start[-1, outermost])
+        outermost = places.size.size
+        start = np.zeros((problem.lattice.bits.shape[0], outermost + 2), np.int64)
+        start[0, -1] = 1
+
+        def find(i: int, tails: FrontTails, found: OpenTails) -> int:
+            return find_placed_tails(i, problem.tables, places, limits, tails, found, problem.scratch)
+
+        tails, used, live = list_tails(start, (outermost + 1, self.instance.devices + 1), find, ledger.check)
+        first = int(start[-1, outermost])
         if first == used:
             return None, live, used
-        return list(self._traced(tails, first + int(np.argmin(tails.place[first:used])), keep_s)), live, used
-
-    def _traced(self, tails: PlacedTails, state: int, keep_s: float) -> Generator[tuple[TracedStage, int], None, None]:
-        ends: IndexArray = tails.start[:, -1]
-        i = ends.size - 1
-        while i > 0:
-            behind = int(tails.behind[state])
-            j, later_sum = int(np.searchsorted(ends, behind, side="right")), int(tails.sums[behind])
-            d = int(tails.sums[state]) - later_sum
-            stage = TracedStage(i, j, int(tails.variant[state]), d, later_sum, keep_s * d)
-            yield stage, int(tails.first[state])
-            i, state = j, behind
+        traced = trace_tail(tails, first + int(np.argmin(tails.cell[first:used])), keep_s)
+        degree = problem.tables.options.degree
+        return [(x, end - x.data_parallel_degree * int(degree[x.variant])) for x, end in traced], live, used
 
 
 @dataclass

@@ -24,9 +24,9 @@ INPUTS = Path(__file__).resolve().parents[2] / "inputs"
 MODELS = [
     # name, two numbers of GPUs, least over greatest time of the stages that hold one of the model's repeated layers
     ("gpt3-175b", 128, 1024, 0.9),
-    ("llama3-70b", 64, 512, 0.65),
+    ("llama3-70b", 64, 512, 0.7),
     ("llama3-405b", 1024, 16384, 0.9),
-    ("mixtral-8x22b", 64, 512, 0.75),
+    ("mixtral-8x22b", 64, 512, 0.8),
     ("t5-11b", 16, 128, 0.8),
     ("vit-22b", 32, 512, 0.9),
     ("clip-vit-l-14", 8, 64, 0.9),
@@ -41,9 +41,11 @@ def loaded(name: str, devices: int | None = None) -> Instance:
     return piper_ray.load(INPUTS / f"{name}.toml", devices=devices)
 
 
-def optimum(instance: Instance) -> tuple[Plan, tuple[StageEvaluation, ...], float]:
+def optimum(
+    instance: Instance, restrictions: piper_ray.Restrictions = piper_ray.Restrictions()
+) -> tuple[Plan, tuple[StageEvaluation, ...], float]:
     """Under Piper's schedule the plan, what its stages cost by the independent check, and its time per sample."""
-    solution = piper_ray.solve(instance, schedule="2bw")
+    solution = piper_ray.solve(instance, schedule="2bw", restrictions=restrictions)
     assert solution.status is piper_ray.Status.OPTIMAL
     assert solution.plan is not None
     evaluation = piper_ray.evaluate(instance, solution.plan, schedule="2bw")
@@ -67,7 +69,9 @@ def test_planned_at_two_sizes(name: str, few: int, many: int, balance: float) ->
     times = []
     for devices in (few, many):
         instance = loaded(name, devices)
-        plan, stages, time_s = optimum(instance)
+        # With places one stage may have less to do: a faster plan need not be more even.
+        plan, stages, time_s = optimum(instance, piper_ray.Restrictions(constraints=[piper_ray.Unplaced()]))
+        assert optimum(instance)[2] <= time_s * (1.0 + 1e-9)
         times.append(time_s)
         assert plan.devices <= devices
         assert max(stage.tensor_parallel_degree for stage in plan.stages) <= 8  # within a node

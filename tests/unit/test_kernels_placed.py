@@ -8,8 +8,8 @@ from random import Random
 
 import numpy as np
 
-from piper_ray.engine.kernels.mixed import NO_TAIL
-from piper_ray.engine.kernels.placed import OpenPlaces, PlaceArrays, keep_least, least_place
+from piper_ray.engine.kernels.placed import PlaceArrays, keep_least, least_place
+from piper_ray.engine.kernels.tails import NO_TAIL, OpenTails
 
 
 def random_groups(rng: Random) -> list[int]:
@@ -45,7 +45,7 @@ def test_tails_that_others_dominate_are_dropped() -> None:
         rates, places = len(sizes) + 1, rng.randint(2, 30)
         sums = np.array([[rng.choice([NO_TAIL, *range(1, 9)]) for _ in range(places)] for _ in range(rates)])
         sums[:, 0] = NO_TAIL  # no tail but the empty one lies there
-        found = OpenPlaces(sums.copy(), *(np.zeros((rates, places), np.int64) for _ in OpenPlaces._fields[1:]))
+        found = OpenTails(sums.copy(), *(np.zeros((rates, places), np.int64) for _ in OpenTails._fields[1:]))
         none, blocks = np.zeros(0, np.int64), np.zeros((0, 0, 0), np.int64)
         arrays = PlaceArrays(np.array(groups), np.array(sizes, np.int64), blocks, none, none)
 

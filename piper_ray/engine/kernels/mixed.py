@@ -9,18 +9,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
-
 from piper_ray.compiled.jit import kernel
 from piper_ray.cost.stage import in_flight
 from piper_ray.engine.kernels import scan, selection
-from piper_ray.engine.kernels.arrays import stable_order
 from piper_ray.engine.kernels.bounds import first_divisor_by_memory, first_divisor_by_time, is_subset
 from piper_ray.engine.kernels.level import stage_fits
+from piper_ray.engine.kernels.tails import NO_TAIL, TOO_HARD, FrontTails, OpenTails
 from piper_ray.engine.kernels.types import FloatArray, IndexArray, StageKey, StageWork, Tables
-
-NO_TAIL = np.int64(2**62)
-TOO_HARD = -1
 
 
 class MixArrays(NamedTuple):
@@ -44,32 +39,13 @@ class MixedLimits(NamedTuple):
     data_parallel_sum: IndexArray  # int64[m]
 
 
-class MixedTails(NamedTuple):
-    """Tails of finished downsets, each front by rising sums."""
-
-    start: IndexArray  # int64[m, fronts + 1]
-    sums: IndexArray  # int64[..]: of data-parallel degrees
-    cell: IndexArray  # int64[..]: the mix
-    behind: IndexArray  # int64[..]: the tail behind the first stage
-    variant: IndexArray  # int64[..]: of the first stage
-
-
-class OpenTails(NamedTuple):
-    """Tails of the current downset: int64[fronts, cells] each."""
-
-    sums: IndexArray
-    behind: IndexArray
-    variant: IndexArray
-    least: IndexArray  # the least over all mixes with no more of any kind
-
-
 @kernel
 def find_tails(
     i: int,
     tables: Tables,
     mixes: MixArrays,
     limits: MixedLimits,
-    tails: MixedTails,
+    tails: FrontTails,
     found: OpenTails,
     steps: selection.StepCache,
 ) -> int:
@@ -151,25 +127,3 @@ def _keep_least(mixes: MixArrays, found: OpenTails) -> int:
             else:
                 found.sums[front, cell] = NO_TAIL
     return left
-
-
-@kernel
-def keep_tails(i: int, used: int, found: OpenTails, tails: MixedTails) -> int:
-    """Appends the tails of downset i after the first ``used``. Returns their number then. There must be room for
-    them."""
-    fronts, cells = found.sums.shape
-    for front in range(fronts):
-        tails.start[i, front] = used
-        count = 0
-        of_cell, sums = np.empty(cells, np.int64), np.empty(cells)
-        for cell in range(cells):
-            if found.sums[front, cell] != NO_TAIL:
-                of_cell[count], sums[count] = cell, found.sums[front, cell]
-                count += 1
-        for at in stable_order(sums, count):
-            cell = of_cell[at]
-            tails.sums[used], tails.cell[used] = found.sums[front, cell], cell
-            tails.behind[used], tails.variant[used] = found.behind[front, cell], found.variant[front, cell]
-            used += 1
-    tails.start[i, fronts] = used
-    return used

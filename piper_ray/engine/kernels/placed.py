@@ -17,15 +17,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
-
 from piper_ray.compiled.jit import inlined_kernel, kernel, leaf_kernel
 from piper_ray.cost.stage import in_flight
 from piper_ray.engine.kernels import scan, selection
-from piper_ray.engine.kernels.arrays import stable_order
 from piper_ray.engine.kernels.bounds import first_divisor_by_memory, first_divisor_by_time, is_subset
 from piper_ray.engine.kernels.level import stage_fits
-from piper_ray.engine.kernels.mixed import NO_TAIL, TOO_HARD
+from piper_ray.engine.kernels.tails import NO_TAIL, TOO_HARD, FrontTails, OpenTails
 from piper_ray.engine.kernels.types import IndexArray, StageKey, StageWork, Tables
 
 
@@ -47,17 +44,6 @@ class PlaceLimits(NamedTuple):
     data_parallel_sum: IndexArray  # int64[m]
 
 
-class PlacedTails(NamedTuple):
-    """Tails of finished downsets by rate, each rate by rising sums."""
-
-    start: IndexArray  # int64[m, rates + 1]
-    sums: IndexArray  # int64[..]: of data-parallel degrees
-    place: IndexArray  # int64[..]
-    behind: IndexArray  # int64[..]: the tail behind the first stage
-    variant: IndexArray  # int64[..]: of the first stage
-    first: IndexArray  # int64[..]: the place of the first stage
-
-
 class StageAhead(NamedTuple):
     """A stage in front of a tail. total: the sum of d with it. most: the devices up to its front at most."""
 
@@ -66,16 +52,6 @@ class StageAhead(NamedTuple):
     devices: int
     total: int
     most: int
-
-
-class OpenPlaces(NamedTuple):
-    """Tails of the current downset: int64[rates, K + 1] each."""
-
-    sums: IndexArray
-    behind: IndexArray
-    variant: IndexArray
-    first: IndexArray
-    least: IndexArray  # the least sum of those that dominate a place, and its own
 
 
 @leaf_kernel
@@ -100,8 +76,8 @@ def find_placed_tails(
     tables: Tables,
     places: PlaceArrays,
     limits: PlaceLimits,
-    tails: PlacedTails,
-    found: OpenPlaces,
+    tails: FrontTails,
+    found: OpenTails,
     steps: selection.StepCache,
 ) -> int:
     """Finds the undominated tails of downset i. Returns their number, or TOO_HARD if a TMPC choice is too hard."""
@@ -138,7 +114,7 @@ def find_placed_tails(
                 while index < cluster.end_divisor[r]:
                     d, blocks = divisors[index], places.blocks[r, index]
                     stage = StageAhead(state, r, t * d, later_sum + d, limits.place[i])
-                    at = tails.place[state]
+                    at = tails.cell[state]
                     if (
                         stage.total > limits.data_parallel_sum[i]
                         or at + stage.devices > limits.place[i]
@@ -169,8 +145,8 @@ def _extend(
     stage: StageAhead,
     blocks: IndexArray,
     places: PlaceArrays,
-    tails: PlacedTails,
-    found: OpenPlaces,
+    tails: FrontTails,
+    found: OpenTails,
     is_kept: bool,
 ) -> bool:
     """Whether the stage leads to a tail of less sum than known, which is kept if ``is_kept``.
@@ -179,7 +155,7 @@ def _extend(
     the first place, and in the next group of each size that is no smaller.
     """
     state, variant, devices, total, most = stage
-    at, behind, ahead, outermost = tails.place[state], places.behind[variant], places.ahead[variant], places.size.size
+    at, behind, ahead, outermost = tails.cell[state], places.behind[variant], places.ahead[variant], places.size.size
     within = places.size[ahead] if ahead < outermost else 0
     adds = False
     for level in range(-1, places.groups.size if ahead < outermost else 0):
@@ -198,13 +174,12 @@ def _extend(
             continue
         adds = True
         if is_kept:
-            found.sums[ahead, end], found.behind[ahead, end] = total, state
-            found.variant[ahead, end], found.first[ahead, end] = variant, first
+            found.sums[ahead, end], found.behind[ahead, end], found.variant[ahead, end] = total, state, variant
     return adds
 
 
 @kernel
-def keep_least(places: PlaceArrays, found: OpenPlaces) -> int:
+def keep_least(places: PlaceArrays, found: OpenTails) -> int:
     """Drops tails that others dominate. Returns the number of the others."""
     left, outermost = 0, places.size.size
     for rate in range(outermost + 1):
@@ -232,26 +207,3 @@ def keep_least(places: PlaceArrays, found: OpenPlaces) -> int:
             else:
                 found.sums[rate, place] = NO_TAIL
     return left
-
-
-@kernel
-def keep_placed_tails(i: int, used: int, found: OpenPlaces, tails: PlacedTails) -> int:
-    """Appends the tails of downset i after the first ``used``. Returns their number then. There must be room for
-    them."""
-    rates, places = found.sums.shape
-    sums, place_of = np.empty(places), np.empty(places, np.int64)
-    for rate in range(rates):
-        tails.start[i, rate] = used
-        count = 0
-        for place in range(places):
-            if found.sums[rate, place] != NO_TAIL:
-                place_of[count], sums[count] = place, found.sums[rate, place]
-                count += 1
-        for at in stable_order(sums, count):
-            place = place_of[at]
-            tails.sums[used], tails.place[used] = found.sums[rate, place], place
-            tails.behind[used], tails.variant[used] = found.behind[rate, place], found.variant[rate, place]
-            tails.first[used] = found.first[rate, place]
-            used += 1
-    tails.start[i, rates] = used
-    return used
