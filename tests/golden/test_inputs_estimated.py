@@ -14,6 +14,7 @@ from piper_ray.cli.app import app
 from piper_ray.evaluate import MEMORY_TOLERANCE, StageEvaluation
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan, Stage
+from piper_ray.model.restrictions import Restrictions
 from piper_ray.workloads.estimate.build import EstimateRequest, estimate
 from piper_ray.workloads.estimate.config import read_model
 from piper_ray.workloads.estimate.hardware import load_hardware
@@ -42,7 +43,7 @@ def loaded(name: str, devices: int | None = None) -> Instance:
 
 
 def optimum(
-    instance: Instance, restrictions: piper_ray.Restrictions = piper_ray.Restrictions()
+    instance: Instance, restrictions: Restrictions = Restrictions()
 ) -> tuple[Plan, tuple[StageEvaluation, ...], float]:
     """Under Piper's schedule the plan, what its stages cost by the independent check, and its time per sample."""
     solution = piper_ray.solve(instance, schedule="2bw", restrictions=restrictions)
@@ -70,7 +71,7 @@ def test_planned_at_two_sizes(name: str, few: int, many: int, balance: float) ->
     for devices in (few, many):
         instance = loaded(name, devices)
         # With places one stage may have less to do: a faster plan need not be more even.
-        plan, stages, time_s = optimum(instance, piper_ray.Restrictions(constraints=[piper_ray.Unplaced()]))
+        plan, stages, time_s = optimum(instance, Restrictions(constraints=[piper_ray.Unplaced()]))
         assert optimum(instance)[2] <= time_s * (1.0 + 1e-9)
         times.append(time_s)
         assert plan.devices <= devices
