@@ -290,8 +290,8 @@ class PlanDemand:
         """The estimates by samples of a microbatch, and a text about sizes that are too large.
 
         check: may raise, to stop it. known: estimates on other numbers of devices, for a demand that ``prices_like``
-        this one. Raises UsageError if no estimate can be made, and InfeasibleError if even the
-        layers of the smallest microbatches need more memory than there is.
+        this one. Raises UsageError if no estimate can be made, and InfeasibleError if even the layers of the smallest
+        microbatches need more memory than there is.
         """
         found: dict[int, Estimate] = {}
         for samples in self.microbatch_sizes():
