@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import combinations
 from random import Random
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import piper_ray
 from piper_ray.engine.chunks import nodes
 from piper_ray.engine.chunks.candidates import model_of
+from piper_ray.engine.chunks.rank_patterns import LayerRuns
 from piper_ray.engine.chunks.relaxation import Case, Relaxation
 from piper_ray.engine.chunks.share_program import ShareProgram
 from piper_ray.engine.kernels.chunk_bound import FIGURE
@@ -71,6 +73,17 @@ def test_each_rank_of_a_plan_has_a_pattern_that_is_no_worse_and_the_bound_is_not
     assert seen >= 15
     assert of_hubs >= 5
     assert proved >= 5
+
+
+def test_a_chunk_of_a_chain_has_layers_in_a_row() -> None:
+    rng = np.random.default_rng(0)
+    for size, chunks in ((6, 3), (9, 4), (5, 5)):
+        kind_of = rng.integers(0, 3, size)
+        runs = LayerRuns.of([np.flatnonzero(kind_of == kind) for kind in range(3)])
+        cuts = [(0, *inner, size) for inner in combinations(range(1, size), chunks - 1)]
+        for chunk in range(chunks):
+            found = {tuple(row) for row in runs.of_chunk(chunk, chunks).tolist()}
+            assert found == {tuple(np.bincount(kind_of[slice(*cut[chunk : chunk + 2])], minlength=3)) for cut in cuts}
 
 
 @pytest.mark.parametrize("schedule", [Schedule(ScheduleName.INTERLEAVED, 2), Schedule(ScheduleName.ZB_V)], ids=str)

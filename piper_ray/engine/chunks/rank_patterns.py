@@ -85,6 +85,37 @@ class Rows(NamedTuple):
 
 
 @dataclass(frozen=True)
+class LayerRuns:
+    """Layers in a row of a chain. start, end: int64[runs], of positions. layers: int64[distinct, kinds], the numbers of
+    layers of each kind that some run has; which: int64[runs], those of each run."""
+
+    start: IndexArray
+    end: IndexArray
+    layers: IndexArray
+    which: IndexArray
+
+    @classmethod
+    def of(cls, members: Sequence[IndexArray]) -> LayerRuns:
+        """members: the positions of the layers of each kind."""
+        size = sum(map(len, members))
+        before = np.zeros((size + 1, len(members)), np.int64)
+        for kind, positions in enumerate(members):
+            before[positions + 1, kind] = 1
+        before = np.cumsum(before, axis=0)
+        start, end = np.triu_indices(size + 1, 1)
+        layers, which = np.unique(before[end] - before[start], axis=0, return_inverse=True)
+        return cls(start, end, layers, which.reshape(-1))
+
+    def of_chunk(self, chunk: int, chunks: int) -> IndexArray:
+        """int64[.., kinds]: the distinct numbers of layers of a chunk, where each other chunk has a layer."""
+        size = self.end.max()
+        begins = self.start >= chunk if chunk else self.start == 0
+        ends = self.end <= size - (chunks - 1 - chunk) if chunk < chunks - 1 else self.end == size
+        found: IndexArray = self.layers[np.unique(self.which[begins & ends])]
+        return found
+
+
+@dataclass(frozen=True)
 class RankPatterns:
     """The patterns of all ranks, one rank after the other. kinds: with ``members``, the positions of their layers.
 
@@ -119,10 +150,12 @@ class RankPatterns:
         further_s: FloatArray,
         target_s: float,
         most_steps: int,
+        runs: LayerRuns | None,
     ) -> RankPatterns | None:
         """Returns the patterns of plans that take less than ``target_s``; None if there are too many, or if that takes
         ``most_steps``, each of which tries one content behind others. hub: the hub's chunk, by which the windows of
-        kinds are narrowed; -1 if there is no hub. further_s: as in ``DegreeTables.further_s``."""
+        kinds are narrowed; -1 if there is no hub. further_s: as in ``DegreeTables.further_s``. runs: those of a chain
+        of layers; None if the model is none."""
         least = np.minimum.reduceat(kinds.figures, kinds.option_start[:-1])
         layer = np.column_stack([_layer_seconds(kinds), least[:, [FIGURE.activation, FIGURE.fixed]]])
         m, p = program.microbatches, len(program.stage_of)
@@ -137,7 +170,8 @@ class RankPatterns:
             left_s = [microbatch_s - _least_in(kinds, chunk_s, own[own != stage]) for stage in stages]
             listed = list[IndexArray]()
             for stage, left in zip(stages, left_s, strict=True):
-                contents = _contents(of_rank, limits, stage, further_s[:, stage], left)
+                in_runs = None if runs is None else runs.of_chunk(stage, program.rank_of.size)
+                contents = _contents(of_rank, limits, stage, further_s[:, stage], left, in_runs)
                 if contents is None:
                     return None
                 listed.append(contents)
@@ -501,10 +535,16 @@ def _layer_seconds(kinds: LayerKinds) -> FloatArray:
 
 
 def _contents(
-    kinds: LayerKinds, limits: ShapeLimits, stage: int, further_s: FloatArray, room_s: float
+    kinds: LayerKinds,
+    limits: ShapeLimits,
+    stage: int,
+    further_s: FloatArray,
+    room_s: float,
+    in_runs: IndexArray | None,
 ) -> IndexArray | None:
     """int64[contents, options]: the possible contents of a chunk, as numbers of layers with each option, if a
     microbatch takes at most ``room_s``. None if there are too many. further_s: float64[2, options], of this chunk.
+    in_runs: int64[runs, kinds], the numbers of layers that a chunk of a chain can have.
 
     Of contents with the same numbers of layers of each kind, only those are kept that no other one beats in time and
     memory.
@@ -531,10 +571,21 @@ def _contents(
             if not best.size:
                 break
         found = each[-1] if alone[kind] else np.concatenate(each)
+        if in_runs is not None:
+            found = found[_are_among(np.add.reduceat(found, kinds.option_start[:-1], axis=1), in_runs, kind + 1)]
         if len(found) > _MOST_CONTENTS:
             return None
     fitting: IndexArray = found[found.any(axis=1)]
     return fitting
+
+
+def _are_among(of_kinds: IndexArray, in_runs: IndexArray, first: int) -> _Bools:
+    """bool[contents]: whether some run has the same numbers of layers of the ``first`` kinds. of_kinds: int64[contents,
+    kinds]."""
+    both = np.concatenate([in_runs, of_kinds])[:, :first]
+    _, row = np.unique(both, axis=0, return_inverse=True)
+    found: _Bools = np.isin(row.reshape(-1)[len(in_runs) :], row.reshape(-1)[: len(in_runs)])
+    return found
 
 
 def _at_rank(figures: FloatArray, apart: bool) -> FloatArray:

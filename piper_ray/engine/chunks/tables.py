@@ -140,6 +140,11 @@ class ModelOrder:
     def size(self) -> int:
         return len(self.layers)
 
+    @property
+    def is_chain(self) -> bool:
+        """Whether there is only one order along the edges."""
+        return bool((self.before == np.arange(self.size)).all())
+
     @cached_property
     def successors(self) -> tuple[tuple[int, ...], ...]:
         """The positions of the successors of each position."""
