@@ -46,6 +46,10 @@ _ROUNDS_BEFORE_CHUNKS = 8
 """Rounds of added paths before the search branches, and the same as long as it is open which chunks have small layers
 alone."""
 
+_FEW_ROUNDS = 5
+_LITTLE = 0.01
+"""Where this many rounds gain less than this part of the distance to the target, the search branches."""
+
 _STEP = 0.2
 """The mean of the fractional plans so far moves towards each new one by this share of the distance."""
 
@@ -314,13 +318,6 @@ class RankPatterns:
         found_s -= _ROUNDING * (np.abs(cost_s) + abs(total_s) + 2.0 * size_s)
         return np.where(allowed, found_s, np.inf)
 
-    def slow(self, allowed: _Bools) -> _Bools:
-        """bool[patterns, v]: where a chunk takes longer than with another allowed pattern of the rank."""
-        takes_s = self.passes_s.sum(axis=2)
-        least_s = np.minimum.reduceat(np.where(allowed[:, None], takes_s, np.inf), self.first)
-        found: _Bools = takes_s > least_s[self.rank] * _A_LITTLE_SLOWER
-        return found
-
 
 @dataclass(frozen=True)
 class _PatternPart:
@@ -387,6 +384,7 @@ class PatternSearch:
         patterns, rows, shares, is_best, used = self.patterns, part.rows, part.shares, False, 0
         program = PatternProgram(patterns, part.allowed, rows)
         core_s: _Seconds | None = None
+        batches_s: list[float] = []
         while used < rounds and not is_best:
             used += 1
             solution = program.solve()
@@ -401,6 +399,10 @@ class PatternSearch:
             core_s = now_s if core_s is None else _between(core_s, now_s, _STEP)
             longest_s, longer = self._longest(now_s)
             is_best = longest_s <= solution.batch_s * (1.0 + _NEAR)
+            batches_s.append(solution.batch_s)
+            if len(batches_s) > _FEW_ROUNDS:
+                gained_s = solution.batch_s - batches_s[-1 - _FEW_ROUNDS]
+                is_best |= gained_s < _LITTLE * (enough_s - solution.batch_s)
             if not is_best:
                 for step in (0.0, 0.5):
                     longer = longer.with_more(self._longest(_between(core_s, now_s, step))[1])
@@ -435,27 +437,32 @@ class PatternSearch:
         hollow, rank, chunks = patterns.hollow, patterns.rank, self._open_chunks(part)
         type_share = np.bincount(patterns.type_of, shares)
         mixed = patterns.by_rank(shares) - np.maximum.reduceat(type_share[patterns.type_of], patterns.first)
-        slow = patterns.slow(part.allowed)
-        undecided = np.minimum(
-            *(np.add.reduceat(shares[:, None] * which, patterns.first) for which in (slow, ~slow))
-        ).sum(axis=0)
-        turn = int(undecided.argmax())
+        takes_s = patterns.passes_s.sum(axis=2)
+        pace_s = np.add.reduceat(shares[:, None] * takes_s, patterns.first).max(axis=0)
+        above = (shares[:, None] * np.maximum(0.0, takes_s - pace_s)).sum(axis=0)
+        turn = int(above.argmax())
+        mean = np.add.reduceat(shares[:, None] * patterns.of_kinds, patterns.first)
+        spread = np.add.reduceat(shares[:, None] * abs(patterns.of_kinds - mean[patterns.rank]), patterns.first)
         if chunks.size:
             these = [hollow[:, turn] & (rank == r) for r, turn in chunks]
             elsewhere = [~hollow[:, turn] & (rank == r) for r, turn in chunks]
             without = [np.any([no, *these[:n]], axis=0) for n, no in enumerate(elsewhere)]
             without.append(np.any(these, axis=0))
+        elif spread.max() > _NEAR:
+            rank_, kind = np.unravel_index(int(spread.argmax()), spread.shape)
+            many = patterns.of_kinds[:, kind] > np.floor(mean[rank_, kind] + _NEAR)
+            without = [(patterns.rank == rank_) & many, (patterns.rank == rank_) & ~many]
+        elif above.max() > _NEAR * takes_s.max():
+            late = takes_s[:, turn] > pace_s[turn] * _A_LITTLE_SLOWER
+            ranks = range(patterns.first.size)
+            first = [np.where(patterns.rank == rank, ~late, late & (patterns.rank < rank)) for rank in ranks]
+            without = [late, *first]
         elif mixed.max() > _NEAR:
             most = np.flatnonzero(mixed >= 0.5 * mixed.max())
             of_rank = patterns.rank == most[most.size // 2]
             types = np.flatnonzero((np.bincount(patterns.type_of, of_rank) > 0) & (type_share > _NEAR))
             without = [of_rank & (patterns.type_of != one) for one in types]
             without.append(np.isin(patterns.type_of, types))
-        elif undecided[turn] > _NEAR:
-            late = slow[:, turn]
-            ranks = range(patterns.first.size)
-            first = [np.where(patterns.rank == rank, ~late, late & (patterns.rank < rank)) for rank in ranks]
-            without = [late, *first]
         else:
             several = patterns.by_rank(part.allowed)[patterns.rank] > 1.0
             if not several.any():
