@@ -4,9 +4,9 @@ A pattern says how many layers of each kind run with which option in each chunk 
 the rank's memory. Of two patterns with the same numbers of layers, only one counts if it takes no longer in any chunk.
 A linear program mixes the patterns of each rank (``pattern_program``) so that all layers are present. Within a pattern
 layers and choices are whole, while the program of shares of layers splits them. The search branches on which chunks
-have small layers alone, then on how many layers a rank has in each chunk. Then it branches on a turn: either all its
-chunks are as fast as they can be, or rank r is the first one whose chunk is not. That raises bounds quickly, because a
-turn takes as long as its slowest chunk.
+have small layers alone, then on how many layers a rank has. Then it branches on a turn: either none of its chunks takes
+longer than some time, or rank r is the first one whose chunk does. That raises bounds, because a turn takes as long as
+its slowest chunk.
 """
 
 from __future__ import annotations
@@ -233,14 +233,6 @@ class RankPatterns:
         return found
 
     @cached_property
-    def type_of(self) -> IndexArray:
-        """int64[patterns]: the same number for patterns of a rank that have the same numbers of layers of each kind in
-        each chunk."""
-        by_chunk = np.add.reduceat(self.layers, self.kinds.option_start[:-1], axis=2).reshape(self.rank.size, -1)
-        _, found = np.unique(np.column_stack([self.rank, by_chunk]), axis=0, return_inverse=True)
-        return found.reshape(-1).astype(np.int64)
-
-    @cached_property
     def hollow(self) -> _Bools:
         """bool[patterns, v], whether a chunk has small layers alone."""
         large = np.repeat(~is_small(self.kinds), np.diff(self.kinds.option_start))
@@ -283,6 +275,12 @@ class RankPatterns:
     def by_rank(self, figures: FloatArray | _Bools) -> FloatArray:
         """float64[p]: their sums. figures: those of each pattern."""
         return np.add.reduceat(figures.astype(np.float64), self.first)
+
+    def mean_and_spread(self, shares: FloatArray, figures: FloatArray | IndexArray) -> tuple[FloatArray, FloatArray]:
+        """float64[p, columns] each: of each rank the mean of these figures, and the mean distance from it. shares: of
+        each rank 1 together. figures: [patterns, columns]."""
+        mean = np.add.reduceat(shares[:, None] * figures, self.first)
+        return mean, np.add.reduceat(shares[:, None] * np.abs(figures - mean[self.rank]), self.first)
 
     def narrowed(self, allowed: _Bools) -> _Bools:
         """Leaves out patterns with more layers of some kind than the other ranks leave, or fewer. All are left out if
@@ -428,50 +426,43 @@ class PatternSearch:
         """Parts that together hold all plans of this one.
 
         First they differ in the first chunk, of those that have small layers alone in a part of the fractional plan,
-        that has small layers alone. Then they differ in the layers of a rank's chunks: other ranks do best with the
-        same numbers in the same turns, because a turn takes as long as its slowest chunk. Of the ranks that mix such
-        patterns, the middle one is taken. Then they differ in the turn whose ranks are the least decided, then in a
-        rank's pattern.
+        that has small layers alone. Then they differ in how many layers of a kind a rank has: at most the mean of the
+        fractional plan, or more. Then they differ in a turn. Its pace is the longest mean time of a rank's chunk:
+        either no chunk of the turn takes longer, or rank r is the first one whose chunk does. In the end they differ in
+        a rank's pattern.
         """
-        patterns, shares = self.patterns, part.shares * part.allowed
-        hollow, rank, chunks = patterns.hollow, patterns.rank, self._open_chunks(part)
-        type_share = np.bincount(patterns.type_of, shares)
-        mixed = patterns.by_rank(shares) - np.maximum.reduceat(type_share[patterns.type_of], patterns.first)
+        patterns, chunks = self.patterns, self._open_chunks(part)
+        hollow, rank = patterns.hollow, patterns.rank
+        shares = np.maximum(part.shares, 0.0) * part.allowed
+        if patterns.by_rank(shares).min() < 0.5:  # they are of a program without a solution
+            shares = part.allowed.astype(np.float64)
+        shares /= patterns.by_rank(shares)[rank]
+        layers, layers_spread = patterns.mean_and_spread(shares, patterns.of_kinds)
         takes_s = patterns.passes_s.sum(axis=2)
-        pace_s = np.add.reduceat(shares[:, None] * takes_s, patterns.first).max(axis=0)
-        above = (shares[:, None] * np.maximum(0.0, takes_s - pace_s)).sum(axis=0)
-        turn = int(above.argmax())
-        mean = np.add.reduceat(shares[:, None] * patterns.of_kinds, patterns.first)
-        spread = np.add.reduceat(shares[:, None] * abs(patterns.of_kinds - mean[patterns.rank]), patterns.first)
+        pace_s = patterns.mean_and_spread(shares, takes_s)[0].max(axis=0)
+        longer_s = shares @ np.maximum(0.0, takes_s - pace_s)
         if chunks.size:
             these = [hollow[:, turn] & (rank == r) for r, turn in chunks]
             elsewhere = [~hollow[:, turn] & (rank == r) for r, turn in chunks]
             without = [np.any([no, *these[:n]], axis=0) for n, no in enumerate(elsewhere)]
             without.append(np.any(these, axis=0))
-        elif spread.max() > _NEAR:
-            rank_, kind = np.unravel_index(int(spread.argmax()), spread.shape)
-            many = patterns.of_kinds[:, kind] > np.floor(mean[rank_, kind] + _NEAR)
-            without = [(patterns.rank == rank_) & many, (patterns.rank == rank_) & ~many]
-        elif above.max() > _NEAR * takes_s.max():
+        elif layers_spread.max() > _NEAR:
+            one, kind = divmod(int(layers_spread.argmax()), layers.shape[1])
+            more = patterns.of_kinds[:, kind] > layers[one, kind]
+            without = [(rank == one) & more, (rank == one) & ~more]
+        elif longer_s.max() > _NEAR * pace_s.max():
+            turn = int(longer_s.argmax())
             late = takes_s[:, turn] > pace_s[turn] * _A_LITTLE_SLOWER
-            ranks = range(patterns.first.size)
-            first = [np.where(patterns.rank == rank, ~late, late & (patterns.rank < rank)) for rank in ranks]
+            first = [np.where(rank == one, ~late, late & (rank < one)) for one in range(patterns.first.size)]
             without = [late, *first]
-        elif mixed.max() > _NEAR:
-            most = np.flatnonzero(mixed >= 0.5 * mixed.max())
-            of_rank = patterns.rank == most[most.size // 2]
-            types = np.flatnonzero((np.bincount(patterns.type_of, of_rank) > 0) & (type_share > _NEAR))
-            without = [of_rank & (patterns.type_of != one) for one in types]
-            without.append(np.isin(patterns.type_of, types))
         else:
-            several = patterns.by_rank(part.allowed)[patterns.rank] > 1.0
+            several = patterns.by_rank(part.allowed)[rank] > 1.0
             if not several.any():
-                takes_s, _ = self._simulated(patterns.seconds(part.allowed.astype(np.float64)))
-                return [replace(part, lower_s=max(part.lower_s, takes_s * (1.0 - _ROUNDING)), is_single=True)]
+                batch_s, _ = self._simulated(patterns.seconds(part.allowed.astype(np.float64)))
+                return [replace(part, lower_s=max(part.lower_s, batch_s * (1.0 - _ROUNDING)), is_single=True)]
             apart = np.where(several & part.allowed, np.abs(shares - 0.5), np.inf)
-            one = int(apart.argmin())
-            is_one = np.arange(shares.size) == one
-            without = [is_one, (patterns.rank == patterns.rank[one]) & ~is_one]
+            is_one = np.arange(shares.size) == int(apart.argmin())
+            without = [is_one, (rank == rank[is_one]) & ~is_one]
         every = (patterns.narrowed(part.allowed & ~left_out) for left_out in without)
         return [replace(part, allowed=x, rounds=0, is_best=False) for x in every if x.any()]
 
