@@ -46,10 +46,6 @@ _ROUNDS_BEFORE_CHUNKS = 8
 """Rounds of added paths before the search branches, and the same as long as it is open which chunks have small layers
 alone."""
 
-_FEW_ROUNDS = 5
-_LITTLE = 0.01
-"""Where this many rounds gain less than this part of the distance to the target, the search branches."""
-
 _STEP = 0.2
 """The mean of the fractional plans so far moves towards each new one by this share of the distance."""
 
@@ -382,7 +378,6 @@ class PatternSearch:
         patterns, rows, shares, is_best, used = self.patterns, part.rows, part.shares, False, 0
         program = PatternProgram(patterns, part.allowed, rows)
         core_s: _Seconds | None = None
-        batches_s: list[float] = []
         while used < rounds and not is_best:
             used += 1
             solution = program.solve()
@@ -397,10 +392,6 @@ class PatternSearch:
             core_s = now_s if core_s is None else _between(core_s, now_s, _STEP)
             longest_s, longer = self._longest(now_s)
             is_best = longest_s <= solution.batch_s * (1.0 + _NEAR)
-            batches_s.append(solution.batch_s)
-            if len(batches_s) > _FEW_ROUNDS:
-                gained_s = solution.batch_s - batches_s[-1 - _FEW_ROUNDS]
-                is_best |= gained_s < _LITTLE * (enough_s - solution.batch_s)
             if not is_best:
                 for step in (0.0, 0.5):
                     longer = longer.with_more(self._longest(_between(core_s, now_s, step))[1])
@@ -432,39 +423,47 @@ class PatternSearch:
         a rank's pattern.
         """
         patterns, chunks = self.patterns, self._open_chunks(part)
-        hollow, rank = patterns.hollow, patterns.rank
-        shares = np.maximum(part.shares, 0.0) * part.allowed
-        if patterns.by_rank(shares).min() < 0.5:  # they are of a program without a solution
-            shares = part.allowed.astype(np.float64)
-        shares /= patterns.by_rank(shares)[rank]
-        layers, layers_spread = patterns.mean_and_spread(shares, patterns.of_kinds)
-        takes_s = patterns.passes_s.sum(axis=2)
-        pace_s = patterns.mean_and_spread(shares, takes_s)[0].max(axis=0)
-        longer_s = shares @ np.maximum(0.0, takes_s - pace_s)
+        hollow, rank, without = patterns.hollow, patterns.rank, list[_Bools]()
         if chunks.size:
             these = [hollow[:, turn] & (rank == r) for r, turn in chunks]
             elsewhere = [~hollow[:, turn] & (rank == r) for r, turn in chunks]
             without = [np.any([no, *these[:n]], axis=0) for n, no in enumerate(elsewhere)]
             without.append(np.any(these, axis=0))
-        elif layers_spread.max() > _NEAR:
-            one, kind = divmod(int(layers_spread.argmax()), layers.shape[1])
-            more = patterns.of_kinds[:, kind] > layers[one, kind]
-            without = [(rank == one) & more, (rank == one) & ~more]
-        elif longer_s.max() > _NEAR * pace_s.max():
-            turn = int(longer_s.argmax())
-            late = takes_s[:, turn] > pace_s[turn] * _A_LITTLE_SLOWER
-            first = [np.where(rank == one, ~late, late & (rank < one)) for one in range(patterns.first.size)]
-            without = [late, *first]
+        elif (divided := self._divided(part.shares, part.allowed)) is not None:
+            without = divided
         else:
             several = patterns.by_rank(part.allowed)[rank] > 1.0
             if not several.any():
                 batch_s, _ = self._simulated(patterns.seconds(part.allowed.astype(np.float64)))
                 return [replace(part, lower_s=max(part.lower_s, batch_s * (1.0 - _ROUNDING)), is_single=True)]
-            apart = np.where(several & part.allowed, np.abs(shares - 0.5), np.inf)
-            is_one = np.arange(shares.size) == int(apart.argmin())
+            apart = np.where(several & part.allowed, np.abs(part.shares - 0.5), np.inf)
+            is_one = np.arange(rank.size) == int(apart.argmin())
             without = [is_one, (rank == rank[is_one]) & ~is_one]
         every = (patterns.narrowed(part.allowed & ~left_out) for left_out in without)
         return [replace(part, allowed=x, rounds=0, is_best=False) for x in every if x.any()]
+
+    def _divided(self, shares: FloatArray, allowed: _Bools) -> list[_Bools] | None:
+        """Which patterns each case leaves out, by the layers of a rank or the pace of a turn; None if a fractional plan
+        mixes neither."""
+        patterns, rank = self.patterns, self.patterns.rank
+        shares = np.maximum(shares, 0.0) * allowed
+        if patterns.by_rank(shares).min() < 0.5:  # they are of a program without a solution
+            shares = allowed.astype(np.float64)
+        shares /= patterns.by_rank(shares)[rank]
+        layers, layers_spread = patterns.mean_and_spread(shares, patterns.of_kinds)
+        if layers_spread.max() > _NEAR:
+            one, kind = divmod(int(layers_spread.argmax()), layers.shape[1])
+            more = patterns.of_kinds[:, kind] > layers[one, kind]
+            return [(rank == one) & more, (rank == one) & ~more]
+        takes_s = patterns.passes_s.sum(axis=2)
+        pace_s = patterns.mean_and_spread(shares, takes_s)[0].max(axis=0)
+        longer_s = shares @ np.maximum(0.0, takes_s - pace_s)
+        if longer_s.max() <= _NEAR * pace_s.max():
+            return None
+        turn = int(longer_s.argmax())
+        late = takes_s[:, turn] > pace_s[turn] * _A_LITTLE_SLOWER
+        first = [np.where(rank == one, ~late, late & (rank < one)) for one in range(patterns.first.size)]
+        return [late, *first]
 
     def _keep(self, shares: FloatArray) -> None:
         """Tries the plan in which each rank has the pattern of its largest share."""
