@@ -46,6 +46,10 @@ _ROUNDS_BEFORE_CHUNKS = 8
 """Rounds of added paths before the search branches, and the same as long as it is open which chunks have small layers
 alone."""
 
+_FEW_ROUNDS, _LITTLE, _MIXED = 5, 0.01, 0.1
+"""Where this many rounds gain less than this part of the distance to the target, and the layers of a rank are this far
+from their mean, the search branches."""
+
 _STEP = 0.2
 """The mean of the fractional plans so far moves towards each new one by this share of the distance."""
 
@@ -378,6 +382,7 @@ class PatternSearch:
         patterns, rows, shares, is_best, used = self.patterns, part.rows, part.shares, False, 0
         program = PatternProgram(patterns, part.allowed, rows)
         core_s: _Seconds | None = None
+        batches_s: list[float] = []
         while used < rounds and not is_best:
             used += 1
             solution = program.solve()
@@ -392,6 +397,11 @@ class PatternSearch:
             core_s = now_s if core_s is None else _between(core_s, now_s, _STEP)
             longest_s, longer = self._longest(now_s)
             is_best = longest_s <= solution.batch_s * (1.0 + _NEAR)
+            batches_s.append(solution.batch_s)
+            if len(batches_s) > _FEW_ROUNDS:
+                gained_s = solution.batch_s - batches_s[-1 - _FEW_ROUNDS]
+                mixes = bool(patterns.mean_and_spread(shares, patterns.of_kinds)[1].max() > _MIXED)
+                is_best |= mixes and gained_s < _LITTLE * (enough_s - solution.batch_s)
             if not is_best:
                 for step in (0.0, 0.5):
                     longer = longer.with_more(self._longest(_between(core_s, now_s, step))[1])
