@@ -320,8 +320,8 @@ class RankPatterns:
 @dataclass(frozen=True)
 class _PatternPart:
     """Plans of the allowed patterns. rows: the paths that its prices refer to, or its parent's. shares: the last
-    fractional plan's, float64[patterns]. rounds: the number so far. is_best: whether no further round raises its bound.
-    is_single: whether each rank has only one pattern."""
+    fractional plan's, float64[patterns]. rounds: the number so far. is_best: whether further rounds raise its bound by
+    little or nothing. is_single: whether each rank has only one pattern."""
 
     lower_s: float
     allowed: _Bools
