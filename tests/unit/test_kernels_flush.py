@@ -224,7 +224,7 @@ def test_one_row_stands_for_choices_that_are_close(schedule: FlushSchedule) -> N
             stage = StageKey(top, 0, int(arrays.variants[0]))
             y, one = in_flight(arrays.schedule, arrays.microbatches, 0), np.empty(4)
             least = least_figures(stage, workload.arrays, arrays)
-            if quickest_row(stage, y, np.inf, least, workload.arrays, arrays, one) == NO_ROW:
+            if quickest_row(stage, y, np.inf, True, least, workload.arrays, arrays, one) == NO_ROW:
                 continue
             exact, every, _ = front_rows(stage, y, np.inf, 4096, least, one, workload.arrays, arrays)
             status, rows, _ = front_rows(stage, y, np.inf, 1, least, one, workload.arrays, arrays)
@@ -244,7 +244,7 @@ def test_merged_choices_of_layers_alike_keep_the_time_of_both_passes() -> None:
     ]
     start, figures = np.arange(0, 9 * 20 + 1, 9), np.tile(np.array(ways), (20, 1))
     memory_bytes = 80.0
-    least_s = least_time_choice(start, figures, memory_bytes, np.inf, np.empty(20, np.int64))
+    least_s = least_time_choice(start, figures, memory_bytes, np.inf, True, np.empty(20, np.int64))
     status, rows, _, _, _ = choice_front(start, figures, memory_bytes, 1.1 * least_s, FEW, True)
     assert status == MERGED
     assert 0.98 * least_s <= rows[:, 3].min() <= least_s * (1 + 1e-12)
@@ -257,10 +257,27 @@ def test_least_time_choice() -> None:
         memory_bytes = float(figures[:, 3].sum()) * rng.choice([0.2, 0.5, 1.0])
         times = [both_s for *_, both_s in all_choices(start, figures, memory_bytes, np.inf)]
         chosen = np.empty(start.size - 1, np.int64)
-        found_s = least_time_choice(start, figures, memory_bytes, np.inf, chosen)
+        found_s = least_time_choice(start, figures, memory_bytes, np.inf, True, chosen)
         assert found_s == (pytest.approx(min(times)) if times else np.inf)
         if times:
             assert figures[chosen, :2].sum() == pytest.approx(found_s)
+
+
+def test_a_choice_that_need_not_be_exact_takes_at_most_a_step_more() -> None:
+    rng = Random(8)
+    for layers in (3, 99, 100, 150):
+        rows = [(rng.uniform(1, 2), rng.uniform(2, 4), 0.0, rng.uniform(4, 6)) for _ in range(layers)]
+        both = [(row, (row[0] * 1.1, row[1] * 1.3, 0.0, row[3] / 5)) for row in rows]
+        figures, start = np.array(both).reshape(-1, 4), np.arange(0, 2 * layers + 1, 2)
+        steps_s = [sum(less[:2]) - sum(row[:2]) for row, less in both]
+        memory_bytes, chosen = 3.0 * layers, np.empty(layers, np.int64)
+        least_s = least_time_choice(start, figures, memory_bytes, np.inf, True, chosen)
+        found_s = least_time_choice(start, figures, memory_bytes, np.inf, False, chosen)
+        assert figures[chosen, 3].sum() <= memory_bytes
+        assert figures[chosen, :2].sum() == pytest.approx(found_s)
+        is_greedy = layers >= 100
+        assert least_s * (1 - 1e-12) <= found_s <= least_s + max(steps_s) * is_greedy
+        assert least_time_choice(start, figures, memory_bytes, found_s * (1 - 1e-6), False, chosen) == np.inf
 
 
 def workload_of(instance: Instance) -> FlushWorkload | None:
@@ -296,7 +313,7 @@ def every_tail(workload: FlushWorkload, task: DegreePair) -> dict[tuple[int, int
                     y = in_flight(arrays.schedule, arrays.microbatches, behind)
                     least = least_figures(StageKey(i, j, r), tables, arrays)
                     one = np.empty(4)
-                    if quickest_row(StageKey(i, j, r), y, np.inf, least, tables, arrays, one) == NO_ROW:
+                    if quickest_row(StageKey(i, j, r), y, np.inf, True, least, tables, arrays, one) == NO_ROW:
                         continue
                     rows = front_rows(StageKey(i, j, r), y, np.inf, 4096, least, one, tables, arrays)[1]
                     for f, b, sync, both_s in rows.tolist():

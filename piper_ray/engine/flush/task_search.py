@@ -81,8 +81,9 @@ class ChosenStages:
         return self.task.data_parallel_degree * int(self.task.tensor_parallel_degrees[self.variant].sum())
 
 
-def choose(tables: FlushTables, task: FlushTask, stages: StageList) -> ChosenStages:
-    """Makes the TMPC choices that the stages name; for stages that name none, makes quick choices that fit."""
+def choose(tables: FlushTables, task: FlushTask, stages: StageList, *, is_exact: bool = True) -> ChosenStages:
+    """Makes the TMPC choices that the stages name; for stages that name none, makes quick choices that fit. is_exact:
+    whether those of least time are exact (``least_time_choice``)."""
     p = stages.outer.size
     seconds = np.zeros((p, 3))
     options = []
@@ -93,7 +94,7 @@ def choose(tables: FlushTables, task: FlushTask, stages: StageList) -> ChosenSta
         least = least_figures(stage, tables, task)
         items[:, 2] *= task.sync_s_per_byte[stage.variant]
         wanted = stages.seconds[k] - np.array([least.tensor_forward_s, least.tensor_backward_s, 0.0])
-        chosen = _chosen(int(stages.choice[k]), wanted, start, items, task.memory_bytes[stage.variant])
+        chosen = _chosen(int(stages.choice[k]), wanted, start, items, task.memory_bytes[stage.variant], is_exact)
         totals = items[chosen].sum(axis=0)
         seconds[k, 0] = totals[0] + least.tensor_forward_s
         seconds[k, 1] = totals[1] + least.tensor_backward_s
@@ -102,10 +103,10 @@ def choose(tables: FlushTables, task: FlushTask, stages: StageList) -> ChosenSta
     return ChosenStages(task, stages.variant, tuple(options), seconds, of_batch_s(task, seconds))
 
 
-def _chosen_well(tables: FlushTables, task: FlushTask, stages: StageList) -> ChosenStages:
+def _chosen_well(tables: FlushTables, task: FlushTask, stages: StageList, *, is_exact: bool = True) -> ChosenStages:
     """Makes the choices that the stages name or those of least time, whichever gives the faster batch. Merged choices
     name none that is there, so those of least time may be better."""
-    found = choose(tables, task, stages)
+    found = choose(tables, task, stages, is_exact=is_exact)
     if not (stages.choice == ON_FRONT).any():
         return found
     return _better(found, choose(tables, task, stages._replace(choice=np.full_like(stages.choice, LEAST_TIME))))
@@ -129,18 +130,20 @@ def build_flush_plan(instance: Instance, workload: FlushWorkload, chosen: Chosen
     return Plan(tuple(built))
 
 
-def _chosen(choice: int, wanted: FloatArray, start: IndexArray, items: FloatArray, memory_bytes: float) -> IndexArray:
+def _chosen(
+    choice: int, wanted: FloatArray, start: IndexArray, items: FloatArray, memory_bytes: float, is_exact: bool
+) -> IndexArray:
     """Returns the option of each layer, as an index into ``items``. wanted: the seconds to take or to come close to."""
     chosen = start[:-1].copy()
     if choice == FASTEST:
         return chosen
     if choice == LEAST_TIME:
-        least_time_choice(start, items, memory_bytes, np.inf, chosen)
+        least_time_choice(start, items, memory_bytes, np.inf, is_exact, chosen)
         return chosen
     most_s = (wanted[0] + wanted[1]) * (1.0 + 1e-9)
     status, rows, ids, before, taken = choice_front(start, items, memory_bytes, most_s, MANY, True)
     if status == NONE_FITS:  # the wanted seconds are only a bound
-        least_time_choice(start, items, memory_bytes, np.inf, chosen)
+        least_time_choice(start, items, memory_bytes, np.inf, is_exact, chosen)
         return chosen
     at = int(ids[np.argmin(np.abs(rows[:, :3] - wanted).sum(axis=1))])
     for k in range(chosen.size - 1, -1, -1):
@@ -351,7 +354,7 @@ def _completed(
     state, lower_s = best_state(task.arrays, states, downsets)
     if state < 0:
         return TaskResult(np.inf, kept)
-    found = _chosen_well(tables, task.arrays, best_stages(states, state))
+    found = _chosen_well(tables, task.arrays, best_stages(states, state), is_exact=proves)
     control[0] = min(control[0], found.value_s)
     looked_through, by_levels = False, _BY_LEVELS[task.arrays.schedule]
     for most_nodes in (_FEW_NODES, _MOST_NODES):

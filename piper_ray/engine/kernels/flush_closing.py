@@ -196,7 +196,7 @@ def close_gap(
                 if _with_tail_s(task, levels, states, path, depth, (j, mix, q, m)) >= control[0] * (1.0 - _ENOUGH):
                     continue
                 most_s = control[0] / microbatches
-                if quickest_row(stage, y, most_s, least, tables, task, one) == NO_ROW:
+                if quickest_row(stage, y, most_s, True, least, tables, task, one) == NO_ROW:
                     continue
                 _put(path, depth, np.array([least.forward_s, least.backward_s, least.sync_s, one[3]]))
                 if _with_tail_s(task, levels, states, path, depth, (j, mix, q, m)) >= control[0] * (1.0 - _ENOUGH):

@@ -162,13 +162,14 @@ def quickest_row(
     stage: StageKey,
     y: int,
     most_s: float,
+    is_exact: bool,
     least: LeastFigures,
     tables: FlushTables,
     task: FlushTask,
     row: FloatArray,
 ) -> int:
-    """Writes the choice of least t to ``row``. Returns FASTEST, LEAST_TIME, NO_CHOICE if only a bound is known, or
-    NO_ROW if none of at most ``most_s`` fits."""
+    """Writes the choice of least t to ``row``; if it need not be exact, one that may take a little more. Returns
+    FASTEST, LEAST_TIME, NO_CHOICE if only a bound is known, or NO_ROW if none of at most ``most_s`` fits."""
     if fastest_fits(stage, y, tables, task):
         i, j, r = stage
         forward_s = tables.sums[r, i, SUM.fast_forward_s] - tables.sums[r, j, SUM.fast_forward_s]
@@ -179,7 +180,7 @@ def quickest_row(
     _, start, items = stage_items(stage, y, tables, task)
     chosen = np.empty(start.size - 1, np.int64)
     most_s -= least.tensor_forward_s + least.tensor_backward_s
-    found_s = least_time_choice(start, items, task.memory_bytes[stage.variant], most_s, chosen)
+    found_s = least_time_choice(start, items, task.memory_bytes[stage.variant], most_s, is_exact, chosen)
     if found_s == np.inf:
         return NO_ROW
     if found_s < 0.0:

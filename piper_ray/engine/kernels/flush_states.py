@@ -218,7 +218,9 @@ def tails(
                                 continue
                             if one_of[behind] != stage_id:
                                 one_of[behind] = stage_id
-                                one_choice[behind] = quickest_row(key, y, room_s, least, tables, task, one[behind])
+                                one_choice[behind] = quickest_row(
+                                    key, y, room_s, follows_all, least, tables, task, one[behind]
+                                )
                             if one_choice[behind] == NO_ROW:
                                 continue
                             alone = not follows_all or one_choice[behind] == NO_CHOICE
