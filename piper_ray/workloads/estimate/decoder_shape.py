@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
 from piper_ray.model.instance import TrainedModel
 from piper_ray.workloads.estimate.architectures.decoder import DecoderConfig, Rules
@@ -52,15 +51,15 @@ class DecoderShape:
         """The rules that hold for all layers."""
         return self.config.rules()
 
-    @cached_property
+    @property
     def mixing(self) -> tuple[Described | None, ...]:
         """What mixes tokens in each layer."""
-        return tuple(self.config.mixing(layer) for layer in range(self.config.layers))
+        return self.config.mixing
 
-    @cached_property
+    @property
     def feeding(self) -> tuple[Described | None, ...]:
         """What feeds forward in each layer."""
-        return tuple(self.config.feeding(layer) for layer in range(self.config.layers))
+        return self.config.feeding
 
     @property
     def attends(self) -> bool:

@@ -186,18 +186,24 @@ def _instance(
     """The instance, whose only link is the one between stages. w is converted to the bytes that take as long on that
     link as the synchronisation takes on the replicas' own."""
     tensors, tied = architecture.tensors, architecture.tied_nodes
+    d = layout.data
+    weights_bytes = {
+        key: size_s * setting.bytes_per_s / 4.0 * d / (d - 1) if d > 1 else 0.0 for key, size_s in sync_s.items()
+    }
+    alone = {
+        key: tmpc_of(replace(costs[key], unsaid_s=0.0), mode).changed(
+            weights_bytes=weights_bytes[key], least_data_parallel_degree=1
+        )
+        for key, mode in chosen.items()
+    }
     layers = []
     for index, node in enumerate(architecture.nodes):
-        key, mode = node.kind.key, chosen[node.kind.key]
+        kind, mode = node.kind, chosen[node.kind.key]
         sent = (
             {end: sync_bytes(size, mode.degree, mode, setting) for end, size in side.items()} for side in tensors[index]
         )
-        tmpc = tmpc_of(replace(costs[key], unsaid_s=0.0), mode).between(*sent)
-        d = layout.data
-        weights_bytes = sync_s[key] * setting.bytes_per_s / 4.0 * d / (d - 1) if d > 1 else 0.0
-        tmpc = replace(tmpc, weights_bytes=weights_bytes, least_data_parallel_degree=1)
-        rows = {layout.tensor * layout.context: (tmpc,)}
-        kind, common = node.kind, TOKEN_EMBEDDING if index in tied else ""
+        rows = {layout.tensor * layout.context: (alone[kind.key].between(*sent),)}
+        common = TOKEN_EMBEDDING if index in tied else ""
         layers.append(Layer(index, kind.name, rows, node.path, common, kind.experts, kind.key_heads, node.predictor))
     edges = tuple(
         Edge(source, index, edge_bytes(size_bytes, setting))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from piper_ray.workloads.estimate import operators
 from piper_ray.workloads.estimate.architectures import experts, state_space
@@ -122,13 +123,15 @@ class DecoderConfig(RowConfig):
         """The rules of all its layers."""
         return self.rules_of(Rules, paths=DecoderPaths(**self.row["paths"]))
 
-    def mixing(self, layer: int) -> Described | None:
-        """What mixes tokens in a layer."""
-        return self._part("mixing", layer)
+    @cached_property
+    def mixing(self) -> tuple[Described | None, ...]:
+        """What mixes tokens in each layer."""
+        return tuple(self._part("mixing", layer) for layer in range(self.layers))
 
-    def feeding(self, layer: int) -> Described | None:
-        """What feeds forward in a layer."""
-        return self._part("feeding", layer)
+    @cached_property
+    def feeding(self) -> tuple[Described | None, ...]:
+        """What feeds forward in each layer."""
+        return tuple(self._part("feeding", layer) for layer in range(self.layers))
 
     def _part(self, fact: str, layer: int) -> Described | None:
         part = self.named(fact, layer)
@@ -192,7 +195,7 @@ def decoder_of(config: DecoderConfig, microbatch: Microbatch) -> Decoder:
         "s": microbatch.tokens or 1, "b": microbatch.samples, "h": config.hidden_size,
         "V": config.vocab_size, "P": rules.positions,
     }  # fmt: skip
-    shapes = [LayerShape(config.mixing(layer), config.feeding(layer)) for layer in range(config.layers)]
+    shapes = [LayerShape(*parts) for parts in zip(config.mixing, config.feeding, strict=True)]
     tables = [POSITIONS] if rules.positions else []
     layers = layer_kinds(shapes, symbols, style, rules.norms, rules.parallel_norms)
     further = config.predictors
