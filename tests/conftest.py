@@ -40,6 +40,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.fixture
+def few(request: pytest.FixtureRequest) -> bool:
+    """Whether a test that has one answer for many models takes a few of them: it does without ``--all``."""
+    return not request.config.getoption("--all")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "all" if config.getoption("--all") else "quick"))
 
@@ -82,16 +88,16 @@ _FIRST = (
     "machines",
     "commands",
     "ranks",
-    "Ray",
     "tests/cli/test_docs.py",
+    "Ray",
     "tests/unit/test_validate_estimates.py",
     "tests/property/test_kinds.py",
     "tests/unit/test_export_forms.py",
     "tests/property/test_plans_of_all_cells.py",
     "tests/unit/test_flush_solve.py",
 )
-"""Scopes that take longest begin, so that no process works alone at the end; of the first three, which begin together,
-only one mostly waits."""
+"""Scopes that take longest begin, so that no process works alone at the end; of the first four, which begin together,
+only one mostly waits. The Ray that files share begins when ranks have ended, which take the cores."""
 
 
 @cache

@@ -247,7 +247,7 @@ def test_who_is_quick_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         time.sleep(0.02 * random.random())
         return real(node, turn, control)
 
-    alone = {seed: piper_ray.solve(random_instance(seed), schedule="interleaved", threads=1) for seed in range(3)}
+    alone = {seed: piper_ray.solve(random_instance(seed), schedule="interleaved", threads=1) for seed in range(2)}
     monkeypatch.setattr(Node, "take", slow)
     for seed, one in alone.items():
         found = piper_ray.solve(random_instance(seed), schedule="interleaved", threads=4)

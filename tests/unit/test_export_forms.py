@@ -19,7 +19,7 @@ from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
 from piper_ray.workloads.estimate.config import model_of_config, read_model
 from tests.export_support import ROOT
-from tests.unit.test_export_models import ONE, PUBLISHED, few_or_all, models, planned, shallow
+from tests.unit.test_export_models import ONE, PUBLISHED, models, planned, shallow
 
 READ = {
     Target.MEGATRON: "megatron.args", Target.MEGATRON_BRIDGE: "piper_plan.py", Target.TORCHTITAN: "torchtitan.json",
@@ -43,7 +43,6 @@ def exported(instance: Instance, plan: Plan, target: Target) -> Export | str:
         return str(error)
 
 
-@few_or_all
 def test_every_model_is_read_back_from_every_form_or_refused(few: bool) -> None:
     """All take each model as it is planned; each model is read back from a quarter of the forms."""
     taken = dict.fromkeys(Target, 0)

@@ -67,8 +67,6 @@ LAYERS = 5
 FEW = {"Llama-3.1-8B", "mixtral-8x22b", "Qwen3-Next-80B-A3B", "bert-large"}
 """Models of a quick run, two of which runtimes take."""
 
-few_or_all = pytest.mark.parametrize("few", [True, pytest.param(False, marks=pytest.mark.long)], ids=["few", "all"])
-
 
 def models(few: bool = False) -> dict[str, ModelConfig]:
     known = [name for name in model_names() if name not in ("llama3-8b", "mixtral-8x7b", *PUBLISHED)]
@@ -98,7 +96,6 @@ def planned(model: ModelConfig, **options: Any) -> tuple[Estimate, Plan]:
     return result, Plan(tuple(Stage(tuple(x), 8, 1, {layer: chosen[layer] for layer in x}) for x in halves), True)
 
 
-@few_or_all
 def test_every_model_is_the_planned_one_or_refused(tmp_path: Path, few: bool) -> None:
     """As many parameters in Megatron-Core's own GPTModel as in the estimate."""
     accepted: dict[str, Estimate] = {}

@@ -28,7 +28,7 @@ from tests.estimate_support import estimated, model_of
 from tests.export_support import runtime_says
 from tests.run_support import imported, results_of_ranks
 from tests.titan_ranks import TOKENS, WORDS
-from tests.unit.test_export_models import PUBLISHED, REFUSED_BY_ALL, blocks, few_or_all, models, planned, shallow
+from tests.unit.test_export_models import PUBLISHED, REFUSED_BY_ALL, blocks, models, planned, shallow
 
 ONE = Schedule(ScheduleName.ONE_F_ONE_B)
 TITAN = RUNTIMES[RuntimeName.TORCHTITAN]
@@ -66,7 +66,6 @@ def of_published(name: str, **changes: Any) -> ModelConfig:
     return model_of_config(name, shallow(PUBLISHED[name]["config"]) | changes)
 
 
-@few_or_all
 def test_every_model_is_the_planned_one_or_refused(tmp_path: Path, few: bool) -> None:
     """As many parameters in torchtitan's own model, which its config makes, as in the estimate."""
     accepted: dict[str, Estimate] = {}

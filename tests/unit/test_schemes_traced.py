@@ -69,15 +69,16 @@ def test_axes_are_those_that_the_code_means(family: str) -> None:
     assert not list(layer.unruled(_setting()))
 
 
-@pytest.mark.parametrize("family", long_after(1, _AXES))
-def test_schemes_of_families_hold_by_the_rule_table(family: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "border"), long_after(1, [(family, number % len(BORDERS)) for number, family in enumerate(_AXES)])
+)
+def test_schemes_of_families_hold_by_the_rule_table(family: str, border: int) -> None:
     (layer,) = _layers(family)
     prices = TracedPrices(2, _setting(), layer)
-    for border, share in zip(BORDERS, (1.0, 3.0), strict=True):
-        program = SchemeProgram(layer.graph, 2, prices, border)
-        scheme = program.fastest(8.0, share * 1.001 * program.least_held_bytes(8.0))
-        assert scheme is not None
-        assert faults_of(in_full(scheme, PricedGraph(layer.graph, prices))) == []
+    program = SchemeProgram(layer.graph, 2, prices, BORDERS[border])
+    scheme = program.fastest(8.0, (1.0, 3.0)[border] * 1.001 * program.least_held_bytes(8.0))
+    assert scheme is not None
+    assert faults_of(in_full(scheme, PricedGraph(layer.graph, prices))) == []
 
 
 def test_megatrons_schemes_of_a_users_own_layer_have_their_names() -> None:
