@@ -81,15 +81,16 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 _ROOT = Path(__file__).parents[1]
-_SHARED = {"local_ray": "Ray", "cli_cases": "commands", "results_of_ranks": "ranks"}
+_SHARED = {"local_ray": "Ray", "cli_cases": "commands", "results_of_ranks": "ranks", "runtime_says": "runtimes"}
 """What files name, and the scope of those that do: they share a Ray, or the process that commands or ranks are copies
-of."""
+of, or that has imported a runtime."""
 _FIRST = (
     "machines",
     "commands",
     "ranks",
     "tests/cli/test_docs.py",
     "Ray",
+    "runtimes",
     "tests/unit/test_validate_estimates.py",
     "tests/property/test_kinds.py",
     "tests/unit/test_export_forms.py",
