@@ -90,6 +90,7 @@ _FIRST = (
     "ranks",
     "tests/cli/test_docs.py",
     "Ray",
+    "commands elsewhere",
     "runtimes",
     "tests/unit/test_validate_estimates.py",
     "tests/property/test_kinds.py",
@@ -103,11 +104,15 @@ only one mostly waits. The Ray that files share begins when ranks have ended, wh
 
 @cache
 def _scope_of(path: Path) -> str:
-    """Tests of one scope run in one process: those of a file, as what they share is made once, or of several files."""
+    """Tests of one scope run in one process: those of a file, as what they share is made once, or of several files.
+
+    Those with commands would take longer than any other scope, so the ones outside ``tests/cli`` are one of their own.
+    """
     if path.parent.name == "faults":
         return "machines"
     text = path.read_text("utf-8")
-    return next((scope for word, scope in _SHARED.items() if word in text), str(path).removeprefix(f"{_ROOT}/"))
+    scope = next((scope for word, scope in _SHARED.items() if word in text), str(path).removeprefix(f"{_ROOT}/"))
+    return "commands elsewhere" if scope == "commands" and path.parent.name != "cli" else scope
 
 
 @pytest.hookimpl(optionalhook=True)
