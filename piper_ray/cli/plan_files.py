@@ -53,16 +53,16 @@ def write_plan(found: FoundPlans, one: Proposed, launch: Export, out: Path, comm
     from piper_ray.report.document import plan_document, proof_document, to_text
     from piper_ray.report.estimate import file_text
 
-    demand, solution = found.demand, one.solution
-    instance, schedule = on_whole_gpus(found, one), solution.schedule
+    demand, schedule = found.demand, one.solution.schedule
+    instance, proof = on_whole_gpus(found, one), proof_document(one.solution)
     if demand.set_aside_bytes or demand.headroom:  # nothing is proved of plans that leave less
-        solution = replace(solution, status=Status.FEASIBLE, lower_bound_s=0.0)
+        proof |= {"status": Status.FEASIBLE.value, "lower_bound_s": None, "gap": None}
     written = launch.write(out)
     workload, plan_file = out / WORKLOAD, out / PLAN
     made = one.estimate.kinds or (replace(one.estimate, instance=instance),)
     write_atomically(workload, file_text(instance, made, command))
     evaluation = piper_ray.evaluate(instance, one.plan, schedule=schedule, step=demand.step)
-    document = plan_document(instance, one.plan, evaluation, proof_document(solution), schedule)
+    document = plan_document(instance, one.plan, evaluation, proof, schedule)
     write_atomically(plan_file, to_text(document))
     return [workload, plan_file, *written]
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, ClassVar
 
 from piper_ray import ScheduleName
@@ -138,6 +139,12 @@ class WrittenOptions:
         if there is not None and not there.is_dir():
             is_file = "is a file" if there == self.out else f"{there} is a file"
             raise UsageError(f"--out {self.out}: {is_file}; expected a folder")
+        if there is not None:
+            try:  # before a search that may take minutes
+                with TemporaryFile(dir=there):
+                    pass
+            except OSError as error:
+                raise UsageError(f"--out {self.out}: no file can be made in {there}: {error.strerror}") from None
         if self.out is None and not (self.dry_run or self.json or table):
             raise UsageError("expected --out DIR for the files, or --dry-run or --json for the answer alone")
         if self.out is not None and self.dry_run:

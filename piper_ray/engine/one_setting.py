@@ -377,11 +377,14 @@ def worths_of(
     found, under = np.full((len(settings), 2), math.inf), _Terms(schedule, step)
     if settings and settings[0].kinds.whole.cluster.kinds:
         return [Worth(*pair) for pair in _worths_on_kinds(settings, restrictions, under).tolist()]
+    tried = list[_AtDegrees]()
     for t in settings[0].kinds.whole.degrees if settings else ():
         able = [number for number, one in enumerate(settings) if t in one.tables]
         if able and restrictions.admits_tensor_parallel_degree(t):
             rows = np.stack([settings[number].tables[t].rows for number in able])
-            found[able] = np.minimum(found[able], _worths_at(rows, t, settings[0].kinds, restrictions, under))
+            tried += _at_degrees(np.array(able), rows, t, settings[0].kinds, restrictions, under)
+    for one in sorted(tried, key=lambda one: one.quick_s.min()):
+        one.improve(found, under.schedule)
     return [Worth(*pair) for pair in found.tolist()]
 
 
@@ -413,13 +416,51 @@ class FigureTable:
         return found
 
 
-def _worths_at(rows: FloatArray, t: int, kinds: AlikeLayers, restrictions: Restrictions, under: _Terms) -> FloatArray:
-    """Returns float64[setting, 2], the fields of ``Worth``, for plans with this t in all stages. rows: float64[setting,
-    kind of layer, TMPC, figure]."""
+@dataclass(frozen=True)
+class _AtDegrees:
+    """Plans with one d and one t in all stages. settings: int[one], the numbers of the settings that may have some.
+    figures: theirs. counts: the possible numbers of ranks. m: microbatches of a replica. sum_s: seconds to sum the
+    gradients per byte of a rank's weights. about_s, quick_s: float64[one], of a sample; the estimate, and a lower bound
+    without a look at memory."""
+
+    settings: npt.NDArray[np.intp]
+    figures: _OfReplicas
+    whole: Instance
+    counts: range
+    m: int
+    sum_s: float
+    about_s: FloatArray
+    quick_s: FloatArray
+
+    def improve(self, found: FloatArray, schedule: Schedule) -> None:
+        """Puts what these plans take into ``found``, float64[setting, 2], the fields of ``Worth``. Memory, which takes
+        longer, is looked at only where these plans may take less than what is found."""
+        memory_bytes = _memory_bytes(self.whole)
+        near = np.flatnonzero(self.quick_s < found[self.settings, 1])
+        least_s = self.quick_s.copy()
+        if near.size:
+            batch_s = self.figures.only(near).least_batch_s(self.counts, self.m, schedule, self.sum_s, memory_bytes)
+            least_s[near] = batch_s * (1.0 - PROOF) / self.whole.microbatches
+        about_s = np.where(np.isfinite(least_s), self.about_s, math.inf)
+        found[self.settings] = np.minimum(found[self.settings], np.stack([about_s, least_s], axis=1))
+
+
+def _memory_bytes(instance: Instance) -> float:
+    return instance.memory_bytes * (1.0 + MEMORY_TOLERANCE)
+
+
+def _at_degrees(
+    settings: npt.NDArray[np.intp],
+    rows: FloatArray,
+    t: int,
+    kinds: AlikeLayers,
+    restrictions: Restrictions,
+    under: _Terms,
+) -> Iterator[_AtDegrees]:
+    """Yields the plans with this t for each d. rows: float64[setting, kind of layer, TMPC, figure]."""
     instance, schedule = kinds.whole, under.schedule
-    memory_bytes, batch = instance.memory_bytes * (1.0 + MEMORY_TOLERANCE), instance.microbatches
+    memory_bytes, batch = _memory_bytes(instance), instance.microbatches
     in_flight, fill = (1.5, 0.5) if schedule.name in CHUNKED else (1.0, 1.0)  # with two chunks on each rank
-    found = np.full((len(rows), 2), math.inf)
     for d in restrictions.data_parallel_degrees(instance):
         counts = rank_counts(instance, restrictions, d * t)
         if not counts:
@@ -432,22 +473,20 @@ def _worths_at(rows: FloatArray, t: int, kinds: AlikeLayers, restrictions: Restr
         work_s = of_d.total(_TIME)
         fewest = counts[0] if schedule.name in FLUSHED else None  # with fewer of them, replicas are nearer
         sum_s = 0.0 if schedule.asynchronous else sync_s_per_byte(under.step, instance.cluster, d, t, fewest)
-        batch_s = of_d.least_batch_s(counts, m, schedule, sum_s, memory_bytes)
         ranks = np.array(counts)
         kept_bytes = of_d.total(_FIXED)[:, None] / ranks
         in_flight_bytes = of_d.total(_ACTIVATION)[:, None] * np.minimum(m, in_flight * ranks) / ranks
         sums_s = 4.0 * (d - 1) / d * of_d.total(_WEIGHTS)[:, None] / ranks / instance.bandwidth_bytes_per_s
         step_s = (m + fill * (ranks - 1)) * work_s[:, None] / ranks + sums_s
-        fitting = (kept_bytes + in_flight_bytes <= memory_bytes) & np.isfinite(batch_s)[:, None]
-        about_s = np.where(fitting, step_s, math.inf).min(axis=1)
-        found[able] = np.minimum(found[able], np.stack([about_s, batch_s * (1.0 - PROOF)], axis=1) / batch)
-    return found
+        about_s = np.where(kept_bytes + in_flight_bytes <= memory_bytes, step_s, math.inf).min(axis=1) / batch
+        quick_s = of_d.quick_batch_s(counts[-1], m, schedule, sum_s) * (1.0 - PROOF) / batch
+        yield _AtDegrees(settings[able], of_d, instance, counts, m, sum_s, about_s, quick_s)
 
 
 def _worths_on_kinds(settings: Sequence[ModeSetting], restrictions: Restrictions, under: _Terms) -> FloatArray:
     """Returns float64[setting, 2], the fields of ``Worth``, on devices of several kinds."""
     instance, schedule = settings[0].kinds.whole, under.schedule
-    memory_bytes, found = instance.memory_bytes * (1.0 + MEMORY_TOLERANCE), np.full((len(settings), 2), math.inf)
+    memory_bytes, found = _memory_bytes(instance), np.full((len(settings), 2), math.inf)
     fewest = 1 if schedule.name in FLUSHED else None
     looked_at = list[tuple[float, _OnKinds, FloatArray]]()
     for one in _on_kinds(settings, restrictions, schedule):
@@ -656,11 +695,21 @@ class _OfReplicas:
         found: FloatArray = (self.rows[..., _ACTIVATION] + self.rows[..., _FIXED]).min(axis=2)
         return found
 
+    def _held(self, m: int, sum_s: float) -> HeldLayers:
+        seconds = m * self.least[..., _TIME] + sum_s * self.least[..., _WEIGHTS]
+        return HeldLayers(self.counts, seconds, self.rows[..., _FIXED], self.rows[..., _ACTIVATION])
+
+    def quick_batch_s(self, most: int, m: int, schedule: Schedule, sum_s: float) -> FloatArray:
+        """Returns float64[setting]: a lower bound on a batch of m microbatches on at most ``most`` ranks, where memory
+        is no limit. Each of its terms is least with the most ranks."""
+        held = self._held(m, sum_s)
+        found: FloatArray = np.maximum(held.seconds @ held.counts / most, held.whole_s(most))
+        return np.maximum(found, _filled_s(self.total(_TIME), most, m, schedule))
+
     def least_batch_s(self, counts: range, m: int, schedule: Schedule, sum_s: float, memory_bytes: float) -> FloatArray:
         """Returns float64[setting]: a lower bound on a batch of m microbatches; inf: none fits. counts: the possible
         numbers of ranks. sum_s: seconds to sum the gradients per byte of a rank's weights."""
-        seconds = m * self.least[..., _TIME] + sum_s * self.least[..., _WEIGHTS]
-        held = HeldLayers(self.counts, seconds, self.rows[..., _FIXED], self.rows[..., _ACTIVATION])
+        held = self._held(m, sum_s)
         found, open_ = np.full(len(self.rows), math.inf), np.arange(len(self.rows))
         work_s = self.total(_TIME)
         for ranks in reversed(counts):
@@ -677,24 +726,27 @@ class _OfReplicas:
 def _least_on_s(
     held: HeldLayers, work_s: FloatArray, ranks: int, m: int, schedule: Schedule, memory_bytes: float
 ) -> FloatArray:
-    """Returns float64[setting]: a lower bound on a batch on at most ``ranks`` ranks. work_s: of a microbatch.
+    """Returns float64[setting]: a lower bound on a batch on at most ``ranks`` ranks. work_s: of a microbatch."""
+    flight = surely_in_flight(schedule, ranks, m)
+    if schedule.name is ScheduleName.INTERLEAVED:  # fewer ranks may have less in flight, but no less than this
+        flight = np.minimum(flight, np.arange(ranks, 0, -1.0))
+    return np.maximum(held.least_s(flight, memory_bytes), _filled_s(work_s, ranks, m, schedule))
+
+
+def _filled_s(work_s: FloatArray, ranks: int, m: int, schedule: Schedule) -> FloatArray:
+    """Returns float64[setting]: a lower bound on a batch on at most ``ranks`` ranks, as pipelines fill and drain.
+    work_s: of a microbatch.
 
     Under a flush without chunks, the stages in front of a stage have each passed a microbatch on before it begins,
     and run a backward pass after it ends. With stage times x_1 .. x_p the batch takes T >= x_1 + .. + x_(q-1) + m
     x_q for each q. So what is left of T after the first q stages, T - x_1 - .. - x_q, is at least (1 - 1/m) of what
     is left after q - 1 of them. Hence T - w >= (1 - 1/m)^p T, where w is the sum of all x.
     """
-    flight = surely_in_flight(schedule, ranks, m)
-    if schedule.name is ScheduleName.INTERLEAVED:  # fewer ranks may have less in flight, but no less than this
-        flight = np.minimum(flight, np.arange(ranks, 0, -1.0))
-    found = held.least_s(flight, memory_bytes)
     if schedule.name in FLUSHED and not schedule.asynchronous:
-        found = np.maximum(found, work_s / (1.0 - (1.0 - 1.0 / m) ** ranks))
-        if (shares := room(TASK_CODES[schedule.name], m, ranks)).size:
-            found = np.maximum(found, work_s * (1.0 + 1.0 / shares[-1]))
-    elif schedule.name is ScheduleName.INTERLEAVED:
-        found = np.maximum(found, work_s)
-    return found
+        found: FloatArray = work_s / (1.0 - (1.0 - 1.0 / m) ** ranks)
+        shares = room(TASK_CODES[schedule.name], m, ranks)
+        return np.maximum(found, work_s * (1.0 + 1.0 / shares[-1])) if shares.size else found
+    return work_s if schedule.name is ScheduleName.INTERLEAVED else np.zeros_like(work_s)
 
 
 def _never_loses(one: Instance, other: Instance) -> bool:

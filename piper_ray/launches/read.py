@@ -94,7 +94,8 @@ def read_script(source: Source, asked: Asked) -> Launch:
                 "what the script adds to it is then not known"
             )
         known = "Megatron, Megatron-Bridge, torchtitan or DeepSpeed, such as --tensor-model-parallel-size"
-        raise UsageError(f"no command of the script has options of {known}{others}; give the script that has")
+        where = f"{source.path}: " if source.path else ""
+        raise UsageError(f"{where}no command of the script has options of {known}{others}; give the script that has")
     if asked.number is not None and not 1 <= asked.number <= len(distinct):
         raise UsageError(f"launch {asked.number}: the script has {len(distinct)}")
     if len(distinct) > 1 and asked.number is None:

@@ -204,15 +204,20 @@ class Cells:
         )
         return cls(cells, settings, tuple(dict.fromkeys(schedules)), tuple(dict.fromkeys(refused)), ways[0].on_host)
 
-    def on(self, change: Callable[[Cluster], Cluster], *, roomier: bool = True) -> list[Cell]:
-        """The same cells on another cluster. change: makes it from the one that a cell is on.
+    def on(
+        self, change: Callable[[Cluster], Cluster], *, roomier: bool = True, within_s: float = math.inf
+    ) -> list[Cell]:
+        """The same cells on another cluster, as far as they may have plans faster than ``within_s``. change: makes it
+        from the one that a cell is on.
 
         roomier: whether that cluster may have more of anything. If it only has less memory, the cells' lower bounds
         still hold.
         """
         found = list[Cell]()
         for _, alike in groupby(self.cells, key=lambda one: (id(one.estimate), one.schedule, one.on_host)):
-            before = list(alike)
+            before = [one for one in alike if roomier or one.lower_s < within_s]
+            if not before:
+                continue
             first = before[0]
             instance = first.estimate.instance.replace(cluster=change(first.estimate.instance.cluster))
             estimate, kinds = replace(first.estimate, instance=instance), replace(first.setting.kinds, whole=instance)

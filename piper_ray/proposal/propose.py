@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -239,8 +240,10 @@ def what_would_help(
     )
 
     def changed(what: str, change: Callable[[Cluster], Cluster], roomier: bool, watch: Watch) -> Help:
-        cells = proposal.cells.on(change, roomier=roomier)
-        return Help(what, _best_of(demand, cells, _on(change, proposal), stop, watch))
+        known = [*_on(change, proposal)]
+        within_s = min((one.step_s for one in known), default=math.inf)
+        cells = proposal.cells.on(change, roomier=roomier, within_s=within_s)
+        return Help(what, _best_of(demand, cells, known, stop, watch))
 
     def larger(batch: int, watch: Watch) -> Help | None:
         found = _best_at(proposal, replace(demand.request, batch=batch), stop, watch)

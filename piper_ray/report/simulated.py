@@ -285,8 +285,8 @@ def overlapped_text(instance: Instance, plan: Plan, simulation: Simulation) -> s
     )
     default, flagged = time_text(default_s, 3), time_text(flagged_s, 3)
     return (
-        "the step counts transfers between stages in full; Megatron makes them during passes, except in warm-up and "
-        f"flush, and so takes {default} (modelled)"
+        "the step and any bound count transfers between stages in full; Megatron makes them during passes, except in "
+        f"warm-up and flush, and so takes {default} (modelled)"
         + (f", {flagged} with --overlap-p2p-communication-warmup-flush" if flagged != default else "")
     )
 

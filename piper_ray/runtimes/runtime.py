@@ -126,21 +126,22 @@ class Runtime:
         within = divisors(gpus_per_node) if self.tensor_parallelism else [1]
         within = [t for t in within if self.setting.divides_key_heads(instance, t)]
         degrees = sorted({t * context for t in within for context in self._contexts(instance)})
-        kinds = bool(instance.cluster.kinds)  # with kinds, stages with k recomputed layers of their own are too many
-        setting = replace(self.setting, by_layer=self.setting.by_layer and not kinds)
+        divided = tuple(piece for piece in pieces_of(instance).members if len(piece) > 1) if self.blocks else ()
+        # With kinds, stages with k recomputed layers of their own are too many; pieces of several layers have no first.
+        first_k = self.first_k and not instance.cluster.kinds and not divided
+        by_layer = self.setting.by_layer and not instance.cluster.kinds and (first_k or not self.first_k)
+        setting = replace(self.setting, by_layer=by_layer)
         asked: list[Constraint] = [self.same_degrees(instance), KeepOrder(), setting]
         asked.append(TensorParallelDegrees(tuple(t for t in degrees if t <= instance.devices)))
         if self.setting.experts and any(layer.experts for layer in instance.layers):
             asked.append(WholeExpertGroups())
         if sites := instance.cluster.sites:
             asked.append(WholeNodesAtSites(len(sites), gpus_per_node_of(instance)))
-        if self.blocks:
-            divided = tuple(piece for piece in pieces_of(instance).members if len(piece) > 1)
-            if divided:
-                asked.append(WholePieces(divided))
+        if divided:
+            asked.append(WholePieces(divided))
         if self.on_one_rank(instance) is not None:
             asked.append(StageCount(1))
-        if self.first_k and not kinds:
+        if first_k:
             asked.append(RecomputeRule(Recompute.FIRST_K))
         if schedule in CHUNKED:
             asked.append(PipelinedChunks())

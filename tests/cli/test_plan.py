@@ -121,7 +121,7 @@ def test_what_the_runtime_holds_beside_the_figures_is_set_aside(tmp_path: Path) 
     assert f", {held.group(1)} kept free for DeepSpeed: by these estimates no plan" in " ".join(finished.stdout.split())
     workload, plan = str(out / "workload.toml"), out / "plan.json"
     document = json.loads(plan.read_text())
-    assert (document["status"], document["lower_bound_s"]) == ("feasible", 0.0)
+    assert (document["status"], document["lower_bound_s"], document["gap"]) == ("feasible", None, None)
     again = run("export", workload, str(plan), "--to", "deepspeed", "-o", str(tmp_path / "again"))
     assert again.returncode == 0, again.stderr
     assert (tmp_path / "again" / "ds_config.json").read_text() == (out / "ds_config.json").read_text()
@@ -482,6 +482,13 @@ def test_a_folder_below_a_file_is_refused_before_the_search(tmp_path: Path) -> N
     finished = small(tmp_path, "--nodes", "1", "-o", str(tmp_path / "file" / "out"))
     assert finished.returncode == 2
     assert f"{tmp_path / 'file'} is a file; expected a folder" in finished.stderr
+
+
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="a folder in which nobody makes files")
+def test_a_folder_that_takes_no_files_is_refused_before_the_search(tmp_path: Path) -> None:
+    finished = small(tmp_path, "--nodes", "1", "-o", "/proc/self/out")
+    assert finished.returncode == 2
+    assert "--out /proc/self/out: no file can be made in /proc/self" in finished.stderr
 
 
 def test_a_launch_of_experts_that_says_nothing_of_their_tensor_parallelism_has_that_of_all_layers(

@@ -14,9 +14,10 @@ import piper_ray
 from piper_ray import InputError, UsageError
 from piper_ray.export.files import Target
 from piper_ray.export.targets import exportable
-from piper_ray.model.constraints import WholePieces, choices_made
+from piper_ray.model.constraints import RecomputeRule, WholePieces, choices_made
 from piper_ray.model.figures import held_text
 from piper_ray.model.mode import ALL_REPLICAS
+from piper_ray.model.one_mode import OneMode
 from piper_ray.model.schedule import ScheduleName
 from piper_ray.proposal.demand import PlanDemand
 from piper_ray.proposal.propose import propose
@@ -57,6 +58,11 @@ def test_blocks_runtimes_keep_the_tower_with_the_embedding() -> None:
     whole = WholePieces((pieces.members[0],))
     for name in (RuntimeName.MEGATRON, RuntimeName.TORCHTITAN):
         assert whole in RUNTIMES[name].constraints(instance, ScheduleName.ONE_F_ONE_B, 8)
+    # Stages of a FlagScale plan recompute their first k layers, and a piece of several layers has no first one.
+    kept = RUNTIMES[RuntimeName.FLAGSCALE].constraints(instance, ScheduleName.ONE_F_ONE_B, 8)
+    assert whole in kept
+    assert not any(isinstance(one, RecomputeRule) for one in kept)
+    assert [one.by_layer for one in kept if isinstance(one, OneMode)] == [False]
     for name in (RuntimeName.TORCH, RuntimeName.DEEPSPEED):  # which cut anywhere
         kept = RUNTIMES[name].constraints(instance, ScheduleName.ONE_F_ONE_B, 8)
         assert not any(isinstance(one, WholePieces) for one in kept)

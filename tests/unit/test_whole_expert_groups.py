@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from piper_ray import solve
-from piper_ray.model.constraints import SameDegrees, WholeExpertGroups
+from piper_ray.model.constraints import SameDegrees, WholeExpertGroups, WholePieces
 from piper_ray.model.instance import Instance
 from piper_ray.model.mode import Mode
 from piper_ray.model.restrictions import Restrictions
@@ -33,3 +33,18 @@ def test_no_stage_has_a_part_of_a_group(name: str, layers: int) -> None:
     assert kept.plan is not None
     assert {stage.devices % 2 for stage in kept.plan.stages} == {0}
     assert not [*rule.violations(instance, kept.plan)]
+
+
+def test_pieces_of_layers_spread_experts_as_their_layers_do() -> None:
+    """A piece of both layers, which would have d = 3 if its experts were forgotten."""
+    instance, rule = mixture(2).replace(devices=3), WholeExpertGroups()
+    asked = SameDegrees(), WholePieces(((0, 1),))
+    roomy = instance.replace(memory_bytes=30.0)
+    free, kept = (
+        solve(roomy, schedule="1f1b", restrictions=Restrictions(constraints=rules), threads=1)
+        for rules in (asked, (*asked, rule))
+    )
+    assert free.plan is not None
+    assert [stage.devices for stage in free.plan.stages] == [3]
+    assert kept.plan is not None
+    assert [stage.devices for stage in kept.plan.stages] == [2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,6 +15,7 @@ from piper_ray.engine.lattice.blocks import MOST_DOWNSETS, find_blocks
 from piper_ray.engine.preparation import Outline
 from piper_ray.engine.tables.flat_options import SHARED, TIME, WEIGHTS, A, B, figures_of
 from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
+from piper_ray.model.mode import Mode, mode_of
 from piper_ray.model.plan import Plan
 from piper_ray.model.solution import BlockStats
 from piper_ray.simulate.stages import pass_times
@@ -157,14 +159,15 @@ def build_instance(
 ) -> BlockInstance:
     """Builds the instance with blocks as layers. Their TMPCs are combinations of the layers' TMPCs in each variant.
 
-    The variants already reflect the restrictions. A block's TMPC has the recomputation and the least data-parallel
-    degree of its variant, so that the same restrictions leave each variant its own TMPCs.
+    The variants already reflect the restrictions. A block's TMPC has the recomputation, the least data-parallel degree
+    and the spread of experts of its variant, so that the same restrictions leave each variant its own TMPCs.
     """
     block_of = {layer: block for block, of_block in enumerate(members) for layer in of_block}
     choices: dict[tuple[int, int, str], BlockChoice] = {}
     tmpcs: list[dict[int, list[Tmpc]]] = [{} for _ in members]
     dropped = 0
     for variant in variants:
+        mode = _with_spread(variant)
         for block, of_block in enumerate(members):
             found = combine(of_block, variant.tmpcs, block_of)
             dropped += found.dropped
@@ -188,6 +191,7 @@ def build_instance(
                         least_data_parallel_degree=variant.least_data_parallel_degree,
                         forward_s=forward_s,
                         weight_s=weight_s,
+                        mode=mode,
                     )
                 )
     layers = tuple(
@@ -201,6 +205,13 @@ def build_instance(
     )
     blocks = replace(instance, layers=layers, edges=_edges(instance, block_of), tensors=_tensors(instance, block_of))
     return BlockInstance(blocks, tuple(members), choices, dropped)
+
+
+def _with_spread(variant: Variant) -> Mode:
+    """Returns the variant's recomputation, and experts that are spread over whole groups of all its layers."""
+    modes = [tmpc.mode for row in variant.tmpcs.values() for tmpc in row]
+    groups = [mode.experts * mode.expert_tensor for mode in modes if mode.experts is not None]
+    return replace(mode_of("", variant.recompute is True), experts=math.lcm(*groups) if groups else None)
 
 
 def _chosen(variant: Variant, choice: BlockChoice) -> list[Tmpc]:
