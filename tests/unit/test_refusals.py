@@ -41,6 +41,19 @@ def test_deepseek_on_two_nodes() -> None:
     assert not refused("deepseek-v3", 20)
 
 
+def test_nodes_whose_own_memory_would_hold_the_optimizer_s_state_are_fewer() -> None:
+    """6 bytes for each of 671 G parameters on the GPUs, and 16 in nodes' memory of 1.8 TB."""
+    for asked in (None, True):
+
+        def reasons(nodes: int, on_host: bool | None = asked) -> tuple[str, ...]:
+            request = EstimateRequest(nodes=nodes, offer=Offer(zero=ALL_REPLICAS), optimizer_on_host=on_host)
+            return reasons_against(read_model("deepseek-v3"), HARDWARE, "H100-SXM", request, MEGATRON)
+
+        assert any("it takes 7 nodes or more" in reason for reason in reasons(2))
+        assert reasons(6)
+        assert not reasons(7)
+
+
 def test_host_memory_that_would_do_is_told() -> None:
     """Of 16 bytes for each of 117 G parameters."""
 

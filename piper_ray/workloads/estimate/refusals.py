@@ -176,13 +176,20 @@ def _without_room(
     room = _room(model, hardware.training, gpu, request, runtime)
     if room.fits():
         return
-    per_node = request.node_of(gpu)
+
+    def fits(nodes: int) -> bool:
+        """Whether so many nodes may do, whose own memory may hold the optimizer's state."""
+        more = replace(request, nodes=nodes)
+        if request.optimizer_on_host and host_excess(model, gpu, more) is not None:
+            return False
+        return _room(model, hardware.training, gpu, more, runtime).fits()
+
     nodes, enough = request.nodes, request.nodes
-    while enough < _MOST_NODES and not replace(room, devices=enough * per_node).fits():
+    while enough < _MOST_NODES and not fits(enough):
         nodes, enough = enough, 2 * enough
     while enough - nodes > 1:
         middle = (nodes + enough) // 2
-        nodes, enough = (nodes, middle) if replace(room, devices=middle * per_node).fits() else (middle, enough)
+        nodes, enough = (nodes, middle) if fits(middle) else (middle, enough)
     training = room.training
     each = training.weight_bytes + training.gradient_bytes + training.optimizer_bytes
     states = room.architecture.trained_parameters * each
@@ -217,8 +224,8 @@ def _room(model: ModelConfig, training: Training, gpu: Gpu, request: EstimateReq
         offload=request.offer.offload,
         microbatches=max(1, (request.batch or model.batch) // samples),
     )
-    on_host = may_be_on_host(runtime, request, training) and host_excess(model, gpu, request) is None
-    return _without_optimizer(room) if on_host else room
+    on_host = bool(request.optimizer_on_host) or host_excess(model, gpu, request) is None
+    return _without_optimizer(room) if on_host and may_be_on_host(runtime, request, training) else room
 
 
 def _without_optimizer(room: _Room) -> _Room:
