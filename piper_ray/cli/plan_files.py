@@ -80,6 +80,7 @@ def write_search(found: FoundPlans, out: Path) -> Path:
 def write_page(found: FoundPlans, figures: Figures, out: Path) -> list[Path]:
     """The files written; none after an interrupt or without matplotlib. Raises KeyboardInterrupt for one meanwhile."""
     if current().number is not None:
+        note("report.html is left out after an interrupt; piper-ray report makes it")
         return []
     try:
         require("matplotlib", "report.html")

@@ -52,8 +52,9 @@ def export_megatron(job: ExportJob) -> Export:
 
 
 def _asks_for_connections(job: ExportJob) -> bool:
-    """Whether Megatron requires CUDA_DEVICE_MAX_CONNECTIONS=1."""
-    return job.tensor_parallel > 1 or job.context_parallel > 1
+    """Whether Megatron requires CUDA_DEVICE_MAX_CONNECTIONS=1, as it does on GPUs up to Hopper."""
+    model = job.instance.model
+    return (job.tensor_parallel > 1 or job.context_parallel > 1) and not (model is not None and model.on_blackwell)
 
 
 def _figures(job: ExportJob) -> dict[str, Value]:
@@ -171,7 +172,7 @@ def _precision_settings(job: ExportJob, model: TrainedModel) -> Settings:
 
 def _fp8_recipe(model: TrainedModel) -> str:
     """How 8-bit products are scaled: by blocks, or by tensors."""
-    return "mxfp8" if model.scales_by_blocks else "tensorwise"
+    return "mxfp8" if model.on_blackwell else "tensorwise"
 
 
 _OPTIMIZERS: dict[float, Settings] = {

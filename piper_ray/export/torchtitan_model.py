@@ -134,7 +134,7 @@ def model_fields(shape: DecoderShape, model: TrainedModel, tokens: int | None) -
         found["route_norm"] = shape.renormalised_router
     if latent is not None:
         found["shared_experts"] = bool(shape.experts and shape.experts.shared)
-    if model.precision == "fp8" and model.scales_by_blocks:
+    if model.precision == "fp8" and model.on_blackwell:
         found["precision"] = "mxfp8"
     if model.lora_rank:
         adapted = with_adapters(architecture, model.lora_rank)

@@ -96,8 +96,8 @@ class TrainedModel:
     calibrated: Mapping[str, Any] | None = None
 
     @property
-    def scales_by_blocks(self) -> bool:
-        """Whether 8-bit products on its device are scaled by blocks of 32 numbers (MXFP8), as on Blackwell."""
+    def on_blackwell(self) -> bool:
+        """Whether its device is of NVIDIA's Blackwell, which scales 8-bit products by blocks of 32 numbers (MXFP8)."""
         return self.gpu.startswith(("B", "GB"))
 
 

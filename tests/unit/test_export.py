@@ -389,6 +389,10 @@ def test_what_megatron_asks_of_the_environment_is_set(t: int, asked: bool) -> No
     assert found[Target.MEGATRON_BRIDGE].command.startswith(f"{name}=1 torchrun") == asked
     experiment = yaml.safe_load(found[Target.FLAGSCALE].files["experiment.yaml"])["experiment"]
     assert experiment.get("envs") == ({name: 1} if asked else None)
+    model = llama().model
+    assert model is not None
+    blackwell = replace(llama(), model=replace(model, gpu="B200"))
+    assert name not in export_plan(blackwell, plan, ONE_F_ONE_B, Target.MEGATRON, 8).files["launch.sh"]
 
 
 def test_folders_that_cannot_be(tmp_path: Path) -> None:
