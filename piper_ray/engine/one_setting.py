@@ -23,7 +23,7 @@ from piper_ray.engine.flush.tasks import TASK_CODES
 from piper_ray.engine.kernels.flush_mixes import share_rooms
 from piper_ray.engine.kernels.types import FloatArray
 from piper_ray.engine.request import SolveRequest
-from piper_ray.engine.subproblems import Solver, SubProblem, best_of, numbered
+from piper_ray.engine.subproblems import Solver, SubProblem, best_of, instances, numbered
 from piper_ray.model.cluster import Cluster
 from piper_ray.model.constraints import Recompute, SameDegrees
 from piper_ray.model.instance import Instance, Layer, MovedRows, Tmpc
@@ -457,11 +457,15 @@ def _at_degrees(
     restrictions: Restrictions,
     under: _Terms,
 ) -> Iterator[_AtDegrees]:
-    """Yields the plans with this t for each d. rows: float64[setting, kind of layer, TMPC, figure]."""
-    instance, schedule = kinds.whole, under.schedule
-    memory_bytes, batch = _memory_bytes(instance), instance.microbatches
-    in_flight, fill = (1.5, 0.5) if schedule.name in CHUNKED else (1.0, 1.0)  # with two chunks on each rank
-    for d in restrictions.data_parallel_degrees(instance):
+    """Yields the plans with this t for each d. rows: float64[setting, kind of layer, TMPC, figure].
+
+    With chunks, plans that fit a smaller group of devices have its links, and are looked at by themselves.
+    """
+    schedule, is_chunked = under.schedule, under.schedule.name in CHUNKED
+    memory_bytes, batch = _memory_bytes(kinds.whole), kinds.whole.microbatches
+    in_flight, fill = (1.5, 0.5) if is_chunked else (1.0, 1.0)  # with two chunks on each rank
+    levels = instances(kinds.whole) if is_chunked else (kinds.whole,)
+    for instance, d in ((one, d) for one in levels for d in restrictions.data_parallel_degrees(one)):
         counts = rank_counts(instance, restrictions, d * t)
         if not counts:
             continue

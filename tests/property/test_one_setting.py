@@ -14,6 +14,7 @@ import piper_ray
 from piper_ray.engine.one_setting import settings_of, together, worth_of, worths_of
 from piper_ray.engine.request import KeptSearches, SolveRequest, Sought
 from piper_ray.engine.subproblems import Solver, SubProblem, best_of
+from piper_ray.model.cluster import Cluster, Link
 from piper_ray.model.constraints import KeepOrder, Recompute, SameDegrees, WholePieces
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance, Layer, Tmpc
@@ -209,6 +210,26 @@ def test_no_plan_of_a_setting_is_faster_than_its_bound(seed: int, schedule: str 
         assert found.plan is None
     elif found.time_per_sample_s is not None:
         assert worth.least_s <= found.time_per_sample_s
+
+
+@pytest.mark.parametrize("layers", [4, 5])
+@pytest.mark.parametrize("schedule", ["1f1b", Schedule(ScheduleName.INTERLEAVED, 2)])
+def test_no_plan_within_a_node_is_faster_than_the_bound(schedule: str | Schedule, layers: int) -> None:
+    """Replicas sum heavy gradients over the links of their node, a hundred times faster than the others."""
+    row, edges = (
+        Tmpc("plain", 4.0, 10.0, 1.0, 1.0, least_data_parallel_degree=6),
+        {(v, v + 1): 0.0 for v in range(layers - 1)},
+    )
+    flat = build({v: {1: [row]} for v in range(layers)}, edges, devices=12, microbatches=12)
+    links = Link(flat.bandwidth_bytes_per_s, 12), Link(flat.bandwidth_bytes_per_s / 100.0)
+    instance = flat.replace(cluster=Cluster(12, flat.memory_bytes, links))
+    rules = Restrictions(constraints=[SameDegrees()])
+    worth = worth_of(instance, rules, schedule if isinstance(schedule, Schedule) else Schedule.of(schedule))
+    found = piper_ray.solve(instance, restrictions=rules, schedule=schedule, options=ONE_THREAD)
+    assert found.plan is not None
+    assert found.time_per_sample_s is not None
+    assert {stage.data_parallel_degree for stage in found.plan.stages} == {6}
+    assert worth.least_s <= found.time_per_sample_s
 
 
 @pytest.mark.parametrize("schedule", long_after(1, ["1f1b", "gpipe"]))
