@@ -207,11 +207,11 @@ class Cells:
     def on(
         self, change: Callable[[Cluster], Cluster], *, roomier: bool = True, within_s: float = math.inf
     ) -> list[Cell]:
-        """The same cells on another cluster, as far as they may have plans faster than ``within_s``. change: makes it
-        from the one that a cell is on.
+        """The same cells on another cluster, without those that are known to have no plan faster than ``within_s``.
+        change: makes the cluster from the one that a cell is on.
 
-        roomier: whether that cluster may have more of anything. If it only has less memory, the cells' lower bounds
-        still hold.
+        roomier: whether that cluster may have more of anything; then nothing is known. If it only has less memory, the
+        cells' lower bounds still hold.
         """
         found = list[Cell]()
         for _, alike in groupby(self.cells, key=lambda one: (id(one.estimate), one.schedule, one.on_host)):

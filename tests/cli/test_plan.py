@@ -484,7 +484,7 @@ def test_a_folder_below_a_file_is_refused_before_the_search(tmp_path: Path) -> N
     assert f"{tmp_path / 'file'} is a file; expected a folder" in finished.stderr
 
 
-@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="a folder in which nobody makes files")
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="only Linux has /proc, where nobody makes files")
 def test_a_folder_that_takes_no_files_is_refused_before_the_search(tmp_path: Path) -> None:
     finished = small(tmp_path, "--nodes", "1", "-o", "/proc/self/out")
     assert finished.returncode == 2

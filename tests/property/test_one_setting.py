@@ -216,10 +216,8 @@ def test_no_plan_of_a_setting_is_faster_than_its_bound(seed: int, schedule: str 
 @pytest.mark.parametrize("schedule", ["1f1b", Schedule(ScheduleName.INTERLEAVED, 2)])
 def test_no_plan_within_a_node_is_faster_than_the_bound(schedule: str | Schedule, layers: int) -> None:
     """Replicas sum heavy gradients over the links of their node, a hundred times faster than the others."""
-    row, edges = (
-        Tmpc("plain", 4.0, 10.0, 1.0, 1.0, least_data_parallel_degree=6),
-        {(v, v + 1): 0.0 for v in range(layers - 1)},
-    )
+    row = Tmpc("plain", 4.0, 10.0, 1.0, 1.0, least_data_parallel_degree=6)
+    edges = {(v, v + 1): 0.0 for v in range(layers - 1)}
     flat = build({v: {1: [row]} for v in range(layers)}, edges, devices=12, microbatches=12)
     links = Link(flat.bandwidth_bytes_per_s, 12), Link(flat.bandwidth_bytes_per_s / 100.0)
     instance = flat.replace(cluster=Cluster(12, flat.memory_bytes, links))
