@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from typing import TYPE_CHECKING
 
 import typer
@@ -40,7 +42,7 @@ def warm(asked: WarmOptions) -> None:
 
     def compiled(stop: Stop[float], line: Working) -> float:
         # Processes that begin anew: what this one has loaded is none of theirs.
-        with ProcessPoolExecutor(asked.processes or usable_cores(), get_context("spawn")) as pool:
+        with ProcessPoolExecutor(asked.processes or usable_cores(), get_context("spawn"), _end_with_parent) as pool:
             parts = [pool.submit(compile_part, name) for name in PARTS]
             for done, part in enumerate(as_completed(parts), start=1):
                 stop.check()
@@ -52,6 +54,18 @@ def warm(asked: WarmOptions) -> None:
         seconds = current().run(lambda stop: compiled(stop, line))
     folder = next((folder for folder in cache_folders() if folder.is_dir()), cache_folders()[-1])
     typer.echo(f"kernels are ready in {folder}, in {seconds:.0f} s")
+
+
+def _end_with_parent() -> None:
+    """Lets this process end when its parent has ended, which a signal may do between two parts."""
+    parent = parent_process()
+    assert parent is not None
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def compile_part(name: str) -> None:

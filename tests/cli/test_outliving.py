@@ -192,6 +192,29 @@ def test_which_commands_have_a_child(arguments: list[str], environment: dict[str
     assert outliving.may_be_ended(arguments, environment) is expected
 
 
+@pytest.mark.long
+def test_processes_that_compile_end_with_the_command() -> None:
+    with started("warm", "--processes", "1", loaded=False) as process:
+        end = time.monotonic() + HANG_S
+        while not (children := _children_of(process.pid)):
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        process.wait(HANG_S)
+        while left := [child for child in children if Path(f"/proc/{child}").exists()]:
+            assert time.monotonic() < end, left
+            time.sleep(0.05)
+
+
+def _children_of(parent: int) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            if path.read_text().rpartition(")")[2].split()[1] == str(parent):
+                found.append(int(path.parent.name))
+    return found
+
+
 def _of_session(base: Path, program: str) -> int:
     """The process of the Ray that lies in a folder."""
     end = time.monotonic() + HANG_S
