@@ -7,7 +7,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from piper_ray.engine.kernels.arrays import stable_order, twice, twice_rows
+from piper_ray.compiled.arrays import stable_order, twice, twice_rows
 
 
 @pytest.mark.parametrize("kind", [np.int64, np.float64, np.bool_])

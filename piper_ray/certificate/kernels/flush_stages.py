@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from piper_ray.certificate.kernels.downsets import Bits, Floats, Ints, holds, is_cut
+from piper_ray.compiled.arrays import stable_order
 from piper_ray.compiled.jit import inlined_kernel, inner_kernel, leaf_kernel
 
 _SUMS_OFF = 1e-12
@@ -211,8 +212,13 @@ def _only_best(rows: Floats, count: int, columns: int) -> int:
 @inner_kernel
 def _merged(rows: Floats, count: int) -> int:
     """Merges each two rows, by rising memory, into the least of both."""
-    order = np.argsort(rows[:count, _HELD])
-    sorted_rows = rows[:count][order].copy()
+    held, sorted_rows = np.empty(count), np.empty((count, 4))
+    for k in range(count):
+        held[k] = rows[k, _HELD]
+    order = stable_order(held, count)
+    for k in range(count):
+        for column in range(4):
+            sorted_rows[k, column] = rows[order[k], column]
     half = (count + 1) // 2
     for k in range(half):
         for column in range(4):

@@ -50,6 +50,7 @@ from piper_ray.certificate.kernels.flush_stages import (
     row_room,
     stage_rows,
 )
+from piper_ray.compiled.arrays import stable_order, twice, twice_rows
 from piper_ray.compiled.jit import inlined_kernel, inner_kernel
 
 Lengths = tuple[float, float, float, float, float, float, float]
@@ -293,7 +294,7 @@ def _added(lengths: Lengths, priced_s: float, mix: int, new: _New, count: int) -
                 new.mix[kept] = new.mix[other]
             kept += 1
     if kept == new.mix.size:
-        new = _New(_twice_rows(new.figures), _twice(new.mix))
+        new = _New(twice_rows(new.figures), twice(new.mix))
     for column in range(FIGURES):
         new.figures[kept, column] = lengths[column]
     new.figures[kept, PRICED], new.mix[kept] = priced_s, mix
@@ -347,10 +348,11 @@ def _joined(i: int, new: _New, count: int, used: int, found: TailStates) -> Tail
     """Appends the states of I after ``used`` others."""
     figures, mix = found.figures, found.mix
     while used + count > mix.size:
-        figures, mix = _twice_rows(figures), _twice(mix)
-    order = np.argsort(new.mix[:count])
+        figures, mix = twice_rows(figures), twice(mix)
+    order = stable_order(new.mix, count)
     for k in range(count):
-        figures[used + k] = new.figures[order[k]]
+        for column in range(FIGURES + 1):
+            figures[used + k, column] = new.figures[order[k], column]
         mix[used + k] = new.mix[order[k]]
     found.start[i], found.size[i] = used, count
     return TailStates(found.start, found.size, figures, mix)
@@ -405,17 +407,3 @@ def _empty_tail(gpipe: bool, m: int) -> TailStates:
     size = np.zeros(m, np.int64)
     size[0] = 1
     return TailStates(np.zeros(m, np.int64), size, figures, mix)
-
-
-@inner_kernel
-def _twice_rows(rows: Floats) -> Floats:
-    found = np.empty((2 * rows.shape[0], rows.shape[1]))
-    found[: rows.shape[0]] = rows
-    return found
-
-
-@inner_kernel
-def _twice(numbers: Ints) -> Ints:
-    found = np.empty(2 * numbers.size, np.int64)
-    found[: numbers.size] = numbers
-    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from piper_ray.compiled.jit import inlined_kernel, leaf_kernel
+from piper_ray.compiled.jit import inlined_kernel, inner_kernel, leaf_kernel
 from piper_ray.cost.stage import held_bytes, in_flight
 from piper_ray.engine.kernels.types import BitArray, ClusterArrays, IndexArray
 
@@ -150,3 +150,18 @@ def bit_position(bits: np.uint64) -> int:
             bits >>= np.uint64(shift)
             position += shift
     return position
+
+
+@inner_kernel
+def members(outer: BitArray, inner: BitArray) -> IndexArray:
+    """Returns int64[..]: the members of bit set ``outer`` that are not in ``inner``, ascending."""
+    found = np.empty(64 * outer.size, np.int64)
+    count = 0
+    for word in range(outer.size):
+        rest = outer[word] & ~inner[word]
+        while rest != 0:
+            low = rest & (~rest + np.uint64(1))
+            rest ^= low
+            found[count] = 64 * word + lowest_position(low)
+            count += 1
+    return found[:count]

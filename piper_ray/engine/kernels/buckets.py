@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from piper_ray.compiled.arrays import stable_order
 from piper_ray.compiled.jit import inner_kernel, kernel, leaf_kernel
-from piper_ray.engine.kernels.arrays import stable_order
 from piper_ray.engine.kernels.front import add_bound
 from piper_ray.engine.kernels.types import (
     BitArray,

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from piper_ray.compiled.arrays import twice_rows
 from piper_ray.compiled.jit import kernel, leaf_kernel
-from piper_ray.engine.kernels.arrays import twice_rows
 from piper_ray.engine.kernels.chunk_program import PASSES
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from piper_ray.compiled.arrays import twice
 from piper_ray.compiled.jit import kernel, leaf_kernel
-from piper_ray.engine.kernels.arrays import twice
 from piper_ray.engine.kernels.bounds import is_subset, lowest_position, meets
 from piper_ray.engine.kernels.types import BitArray, FloatArray, IndexArray
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from piper_ray.compiled.arrays import stable_order, twice
 from piper_ray.compiled.jit import inner_kernel, kernel
-from piper_ray.engine.kernels.arrays import members, stable_order, twice
-from piper_ray.engine.kernels.bounds import has
+from piper_ray.engine.kernels.bounds import has, members
 from piper_ray.engine.kernels.flush_types import FlushTables, FlushTask
 from piper_ray.engine.kernels.knapsack import TOO_HARD, least_cost
 from piper_ray.engine.kernels.types import FloatArray, IndexArray, Items, StageKey
@@ -138,7 +138,7 @@ def choice_front(
                 count += 1
         if count == 0:
             return NONE_FITS, np.empty((0, 4)), np.empty(0, np.int64), before, taken
-        kept = _undominated(grown[:count])
+        kept = _undominated(grown, count)
         if kept.size > most:
             status = MERGED
             if not merges:
@@ -158,15 +158,19 @@ def choice_front(
             ids[n] = used
             used += 1
     rows = np.empty((ids.size, 4))
-    rows[:, :3], rows[:, 3] = states[:, :3], states[:, 4]
+    for n in range(ids.size):
+        rows[n, 0], rows[n, 1], rows[n, 2], rows[n, 3] = states[n, 0], states[n, 1], states[n, 2], states[n, 4]
     return status, rows, ids, before, taken
 
 
 @inner_kernel
-def _undominated(rows: FloatArray) -> IndexArray:
+def _undominated(rows: FloatArray, count_of_rows: int) -> IndexArray:
     """Returns the indices of rows that no other dominates in all five figures, by the last figure. The first of equal
     ones stays; rows that differ only by rounding are equal."""
-    order = stable_order(rows[:, 4].copy(), rows.shape[0])
+    sums = np.empty(count_of_rows)
+    for x in range(count_of_rows):
+        sums[x] = rows[x, 4]
+    order = stable_order(sums, count_of_rows)
     kept = np.empty(order.size, np.int64)
     count = 0
     for x in order:

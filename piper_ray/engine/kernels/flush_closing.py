@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from piper_ray.compiled.arrays import twice, twice_rows
 from piper_ray.compiled.jit import inner_kernel, kernel, leaf_kernel
-from piper_ray.engine.kernels.arrays import twice, twice_rows
 from piper_ray.engine.kernels.bounds import is_subset
 from piper_ray.engine.kernels.flush_choices import EXACT, MANY
 from piper_ray.engine.kernels.flush_mixes import ends_of, mix_behind

@@ -16,8 +16,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from piper_ray.compiled.arrays import twice, twice_rows
 from piper_ray.compiled.jit import inlined_kernel, kernel
-from piper_ray.engine.kernels.arrays import twice, twice_rows
 from piper_ray.engine.kernels.bounds import is_subset
 from piper_ray.engine.kernels.flush_stages import (
     AheadArrays,

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from piper_ray.compiled.arrays import stable_order
 from piper_ray.compiled.jit import inlined_kernel, inner_kernel, kernel, leaf_kernel
-from piper_ray.engine.kernels.arrays import stable_order
 from piper_ray.engine.kernels.bounds import crosses_border, has
 from piper_ray.engine.kernels.flush_choices import MERGED, choice_front, least_time_choice, stage_items
 from piper_ray.engine.kernels.flush_paths import Figures

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from piper_ray.compiled.arrays import stable_order, twice, twice_rows
 from piper_ray.compiled.jit import inlined_kernel, kernel, leaf_kernel
-from piper_ray.engine.kernels.arrays import stable_order, twice, twice_rows
 from piper_ray.engine.kernels.bounds import is_subset, lowest_position
 from piper_ray.engine.kernels.flush_choices import FEW
 from piper_ray.engine.kernels.flush_mixes import is_shared_out, may_be_first, spent_s

@@ -8,8 +8,7 @@ import numpy as np
 
 from piper_ray.compiled.jit import inlined_kernel, kernel, leaf_kernel, shared_kernel
 from piper_ray.cost.stage import held_bytes, one_device_s
-from piper_ray.engine.kernels.arrays import members
-from piper_ray.engine.kernels.bounds import crosses_border, has, lowest_position
+from piper_ray.engine.kernels.bounds import crosses_border, has, lowest_position, members
 from piper_ray.engine.kernels.knapsack import TOO_HARD, hull_steps, least_cost
 from piper_ray.engine.kernels.types import (
     BitArray,

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from piper_ray.compiled.arrays import stable_order
 from piper_ray.compiled.jit import kernel
-from piper_ray.engine.kernels.arrays import stable_order
 from piper_ray.engine.kernels.types import IndexArray
 
 NO_TAIL = np.int64(2**62)

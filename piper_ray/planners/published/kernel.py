@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from piper_ray.compiled.arrays import stable_order
 from piper_ray.compiled.jit import inner_kernel, kernel
 from piper_ray.model.constraints import Recompute
 from piper_ray.model.errors import UsageError
@@ -184,9 +185,9 @@ def greedy_choice(start: Integers, cost: Floats, memory: Floats, limit: float, c
     chosen: int64[layers], the fastest options, which do not fit; becomes the choice.
     Returns its cost (inf if nothing fits) and the last swap's ratio.
     """
-    used = memory[chosen].sum()
-    least = 0.0
+    used, least, total = 0.0, 0.0, 0.0
     for i in range(len(chosen)):
+        used += memory[chosen[i]]
         least += memory[start[i] : start[i + 1]].min()
     if least > limit:
         return np.inf, 0.0
@@ -199,7 +200,7 @@ def greedy_choice(start: Integers, cost: Floats, memory: Floats, limit: float, c
             if saved > 0.0:
                 ratios[option] = (cost[option] - cost[chosen[i]]) / saved
     ratio = 0.0
-    for option in np.argsort(ratios, kind="mergesort"):
+    for option in stable_order(ratios, ratios.size):
         i = layer_of[option]
         saved = memory[chosen[i]] - memory[option]
         if saved > 0.0:
@@ -208,7 +209,9 @@ def greedy_choice(start: Integers, cost: Floats, memory: Floats, limit: float, c
             ratio = ratios[option]
             if used <= limit:
                 break
-    return cost[chosen].sum(), ratio
+    for i in range(len(chosen)):
+        total += cost[chosen[i]]
+    return total, ratio
 
 
 @inner_kernel
@@ -250,7 +253,7 @@ def exact_choice(
         next_node = np.empty(count, dtype=np.int64)
         kept = 0
         cheapest = np.inf
-        for g in np.argsort(grown_memory, kind="mergesort"):
+        for g in stable_order(grown_memory, count):
             if grown_memory[g] + rest_memory[i + 1] > limit:
                 break
             bound = grown_cost[g] + price * (grown_memory[g] - limit) + rest_priced[i + 1]

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from piper_ray.compiled.jit import inner_kernel
-from piper_ray.engine.kernels.bounds import lowest_position
-from piper_ray.engine.kernels.types import BitArray, FloatArray, IndexArray
+from piper_ray.compiled.jit import inner_kernel, shared_kernel
 
 
 @inner_kernel
@@ -31,23 +29,8 @@ def twice_rows(rows: np.ndarray) -> np.ndarray:
     return grown
 
 
-@inner_kernel
-def members(outer: BitArray, inner: BitArray) -> IndexArray:
-    """Returns int64[..]: the members of bit set ``outer`` that are not in ``inner``, ascending."""
-    found = np.empty(64 * outer.size, np.int64)
-    count = 0
-    for word in range(outer.size):
-        rest = outer[word] & ~inner[word]
-        while rest != 0:
-            low = rest & (~rest + np.uint64(1))
-            rest ^= low
-            found[count] = 64 * word + lowest_position(low)
-            count += 1
-    return found[:count]
-
-
-@inner_kernel
-def stable_order(keys: FloatArray, count: int) -> IndexArray:
+@shared_kernel
+def stable_order(keys: np.ndarray, count: int) -> np.ndarray:
     """Returns int64[count]: the first ``count`` indices by rising key; equal keys stay in order. No key is NaN.
 
     It merges runs of two, four and so on: numba's own sort takes ten times as long to compile.
