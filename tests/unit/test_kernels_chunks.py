@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import piper_ray
-from piper_ray.engine.chunks.candidates import all_plans, model_of
+from piper_ray.engine.chunks.candidates import all_plans, model_of, walk_bounds
 from piper_ray.engine.chunks.crossings import rank_seconds
-from piper_ray.engine.chunks.rank_cover import RankCover
+from piper_ray.engine.chunks.rank_cover import RankCover, waits_s
 from piper_ray.engine.chunks.relaxation import Case, Relaxation
 from piper_ray.engine.chunks.tasks import ChunkProblem, PipelineShape, Task
 from piper_ray.engine.kernels.chunk_bound import FIGURE, NO_LIMIT, Paths, Prices, least_priced_s, moments, window
@@ -385,7 +385,7 @@ def test_moves_leave_a_plan_that_fits_and_takes_no_longer() -> None:
 
 
 def test_the_best_of_all_plans_is_found_and_the_one_that_holds_the_least() -> None:
-    rng, compared, early = Random(7), 0, 0
+    rng, compared, early, priced = Random(7), 0, 0, 0
     control = np.array([np.inf, 0.0])
     for _, task in some_tasks(range(60)):
         tables, order = task.mixed.tables, task.tables.order
@@ -414,19 +414,31 @@ def test_the_best_of_all_plans_is_found_and_the_one_that_holds_the_least() -> No
                 peaks.append(peak)
                 if peak <= memory_bytes:
                     seconds.append(batch_seconds(model_of(task, tables, program), chunk_of, choice, end_s))
-        for by_bytes, expected, limit in ((False, min(seconds), memory_bytes), (True, min(peaks), np.inf)):
-            found = all_plans(task, program, 10**9, np.inf, control, memory_bytes=limit, by_bytes=by_bytes)
+        least_s, bounds = min(seconds), walk_bounds(task, program)
+        for by_bytes, expected, limit in ((False, least_s, memory_bytes), (True, min(peaks), np.inf)):
+            found = all_plans(task, program, bounds, 10**9, np.inf, control, memory_bytes=limit, by_bytes=by_bytes)
             assert found is not None
-            assert found.is_least
-            assert found.value == pytest.approx(expected, rel=1e-12)
+            assert found.walk.share == 1.0
+            assert found.walk.value == pytest.approx(expected, rel=1e-12)
             compared += np.isfinite(expected)
-            none = all_plans(task, program, 10**9, 0.0, control, memory_bytes=limit)
+            none = all_plans(task, program, bounds, 10**9, 0.0, control, memory_bytes=limit)
             assert none is not None
-            assert (none.value, none.is_least) == (np.inf, True)
-            few = all_plans(task, program, 3, np.inf, control, memory_bytes=limit, by_bytes=by_bytes)
+            assert (none.walk.value, none.walk.share) == (np.inf, 1.0)
+            few = all_plans(task, program, bounds, 3, np.inf, control, memory_bytes=limit, by_bytes=by_bytes)
             assert few is not None
-            early += not few.is_least
-    assert min(compared, early) > 15
+            assert 0.0 <= few.walk.share <= 1.0
+            early += few.walk.share < 1.0
+        if 0.0 < least_s < np.inf:
+            here = replace(task, memory_bytes=memory_bytes)
+            relaxation = Relaxation.of(here, program, least_s * (1.0 + 1e-9))
+            assert relaxation is not None
+            relaxation.improve(3)
+            with_prices = walk_bounds(here, program, relaxation)
+            found = all_plans(here, program, with_prices, 10**9, relaxation.target_s, control)
+            assert found is not None
+            assert found.walk.value == pytest.approx(least_s, rel=1e-12)
+            priced += with_prices.fixed_s + with_prices.priced_s.sum() != 0.0
+    assert min(compared, early, priced) > 15
 
 
 @pytest.mark.long
@@ -436,7 +448,8 @@ def test_ranks_have_room_for_every_plan_in_its_own_time() -> None:
     for _, task, relaxation in relaxations(range(200, 230)):
         program = relaxation.program
         kinds, _ = task.tables.kinds(task.data_parallel_degree, task.shape.stages, merged=True)
-        cover, end_s = RankCover.of(kinds, relaxation.limits, program), np.empty(program.kind.size + 1)
+        waits = waits_s(kinds, relaxation.limits, program)
+        cover, end_s = RankCover.of(kinds, relaxation.limits, program, waits), np.empty(program.kind.size + 1)
         for _ in range(30):
             chunk_of, choice = random_chunks(task, rng), random_choice(task, rng)
             ranks = range(task.shape.ranks)

@@ -14,10 +14,20 @@ import numpy as np
 from piper_ray.cost.plan import places, stage_of
 from piper_ray.cost.tolerances import PROOF
 from piper_ray.engine.chunks.rank_patterns import PatternSearch
+from piper_ray.engine.chunks.relaxation import Relaxation
 from piper_ray.engine.chunks.tables import DegreeTables
 from piper_ray.engine.chunks.tasks import PipelineShape, Task
 from piper_ray.engine.kernels.chunk_bound import FIGURE
-from piper_ray.engine.kernels.chunk_moves import DRAWS, Windows, anneal, batch_seconds, best_of_all, fit_all
+from piper_ray.engine.kernels.chunk_moves import (
+    DRAWS,
+    Walk,
+    WalkBounds,
+    Windows,
+    anneal,
+    batch_seconds,
+    best_of_all,
+    fit_all,
+)
 from piper_ray.engine.kernels.chunk_program import ChunkProgram
 from piper_ray.engine.kernels.chunk_stages import ChunkModel
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
@@ -245,17 +255,17 @@ class Candidates:
                     break
         return left
 
-    def try_all(self, most_steps: int, target_s: float, control: FloatArray) -> bool:
-        """Searches for the best of all plans that take less than ``target_s``. Returns whether the steps were enough
-        for that."""
-        found = all_plans(self._task, self._program, most_steps, target_s, control)
+    def try_all(self, bounds: WalkBounds, most_steps: int, target_s: float, control: FloatArray) -> float:
+        """Searches for the best of all plans that take less than ``target_s``. Returns the share of the plans that it
+        looked at in these steps, as in ``Walk``."""
+        found = all_plans(self._task, self._program, bounds, most_steps, target_s, control)
         if found is None:
-            return False
-        self.passes += 0 if found.is_least else _PASSES_OF_A_STEP * most_steps
-        if found.value < target_s:
+            return 0.0
+        self.passes += _PASSES_OF_A_STEP * found.walk.steps
+        if found.walk.value < target_s:
             mixed = self._task.mixed.tables
-            self._take(-1, Candidate(self._task, mixed, found.chunk_of, found.choice, found.value))
-        return found.is_least
+            self._take(-1, Candidate(self._task, mixed, found.chunk_of, found.choice, found.walk.value))
+        return found.walk.share
 
     def _count(self, simulations: int) -> None:
         self.passes += simulations * self._program.kind.size
@@ -296,10 +306,9 @@ def model_of(task: Task, tables: DegreeTables, program: ChunkProgram) -> ChunkMo
 
 
 class LeastPlan(NamedTuple):
-    """value: seconds or bytes; inf if no plan was found. is_least: whether all plans were looked at."""
+    """The plan that a walk found to be the best."""
 
-    value: float
-    is_least: bool
+    walk: Walk
     chunk_of: IndexArray
     choice: IndexArray
 
@@ -307,6 +316,7 @@ class LeastPlan(NamedTuple):
 def all_plans(
     task: Task,
     program: ChunkProgram,
+    bounds: WalkBounds,
     most_steps: int,
     target_s: float,
     control: FloatArray,
@@ -321,9 +331,10 @@ def all_plans(
     windows = task.tables.windows(stages)
     chunk_of, choice = np.empty(windows.shape[0], np.int64), np.empty(windows.shape[0], np.int64)
     model = model_of(task, task.mixed.tables, program)
-    value, is_least = best_of_all(
+    walk = best_of_all(
         model if memory_bytes is None else model._replace(memory_bytes=memory_bytes),
         Windows(windows[:, 0].copy(), windows[:, 1].copy(), task.mixed.variants),
+        bounds,
         target_s,
         by_bytes,
         most_steps,
@@ -331,7 +342,17 @@ def all_plans(
         chunk_of,
         choice,
     )
-    return LeastPlan(float(value), bool(is_least), chunk_of, choice)
+    return LeastPlan(walk, chunk_of, choice)
+
+
+def walk_bounds(task: Task, program: ChunkProgram, relaxation: Relaxation | None = None) -> WalkBounds:
+    """The bounds for a walk over all plans of a task, or over those that its relaxation is about. ``mixed`` says what
+    layers may run."""
+    figures, s = task.mixed.tables.figures(task.data_parallel_degree), task.shape.stages
+    mean_bytes = figures[:, [FIGURE.fixed]] + np.outer(figures[:, FIGURE.activation], _mean_held(program))
+    if relaxation is None:
+        return WalkBounds(np.zeros((2, task.shape.ranks)), 0.0, np.zeros((len(figures), s)), mean_bytes)
+    return WalkBounds(relaxation.waits_s, *relaxation.priced_s(figures), mean_bytes)
 
 
 def _regular(stages: int, layers: int) -> Iterator[IndexArray]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from piper_ray.cost.tolerances import PROOF
 from piper_ray.engine.checkpoint import Checkpoint
-from piper_ray.engine.chunks.candidates import Candidate, Candidates
+from piper_ray.engine.chunks.candidates import Candidate, Candidates, walk_bounds
 from piper_ray.engine.chunks.relaxation import Relaxation
 from piper_ray.engine.chunks.tasks import Task, TaskKey
 from piper_ray.engine.kernels.chunk_program import ChunkProgram
@@ -115,8 +115,12 @@ _STEPS_OF_PATTERNS, _STEPS_BY_HUB = (1_000_000, 10_000_000, 10_000_000), (0, 0, 
 chunk is given, because most of its chunks are ruled out without patterns. A million steps take some 0.05 s."""
 
 _FEW_LAYERS = 24
-_STEPS = {0: 20_000, 1: 1_000_000}
-"""The steps that may enumerate all plans of a model of few layers before an effort, by the number of the effort."""
+_STEPS = 20_000, 1_000_000
+"""The steps that may enumerate all plans of a model of few layers before the first efforts."""
+
+_LAST_STEPS = 100_000_000
+"""The same before a task is divided into cases, if this is about enough for all plans, by the share that was seen in
+fewer steps, or if no plan is known."""
 
 
 class TurnKind(Enum):
@@ -231,15 +235,16 @@ class Node:
                 self.relaxation = Relaxation.of(self.task, self.program, target_s)
             if self.relaxation is None:
                 return TurnOutcome(np.inf)
-        if self.whole and (proved_s := self._try_all(_STEPS.get(number, 0), control)) is not None:
-            assert self.candidates is not None
-            return TurnOutcome(max(self.lower_s, proved_s), self.candidates.best)
         relaxation = self.relaxation
         relaxation.aim(target_s)
+        # Where many layers read one, little is proved as long as that may be anywhere.
+        divides = number == len(EFFORTS) or (number > 0 and relaxation.hub_is_open)
+        if (proved_s := self._try_all(number, divides, control)) is not None:
+            assert self.candidates is not None
+            return TurnOutcome(max(self.lower_s, proved_s), self.candidates.best)
         steps = _STEPS_BY_HUB if relaxation.hub_chunks() else _STEPS_OF_PATTERNS
         relaxation.list_patterns(steps[min(number, len(EFFORTS))])
-        # Where many layers read one, little is proved as long as that may be anywhere.
-        if number == len(EFFORTS) or (number > 0 and relaxation.hub_is_open):
+        if divides:
             children = [self.case(index, 0) for index, _ in enumerate(relaxation.cases())]
             if children:
                 return TurnOutcome(self.lower_s, None, children)
@@ -267,19 +272,25 @@ class Node:
             self.candidates.move(effort.moves, control)
         return TurnOutcome(lower_s, self.candidates.best)
 
-    def _try_all(self, most_steps: int, control: FloatArray) -> float | None:
-        """A bound on all plans of a small model, if all of them could be enumerated."""
-        if most_steps == 0 or self.task.tables.order.size > _FEW_LAYERS:
+    def _try_all(self, number: int, divides: bool, control: FloatArray) -> float | None:
+        """A bound on all plans of a small model, if all of them could be enumerated. number: of the effort. divides:
+        whether the task is divided into cases after this."""
+        if not self.whole or not _STEPS or self.task.tables.order.size > _FEW_LAYERS:
             return None
+        assert self.program is not None
         if self.candidates is None:
-            assert self.program is not None
             self.candidates = Candidates(self.task, self.program)
             self.candidates.cut_evenly()
-        target_s = control[0]
-        if not self.candidates.try_all(most_steps, target_s, control):
-            return None
-        best = self.candidates.best
-        return float(target_s if best is None else min(target_s, best.value_s))
+        target_s, share = control[0], 0.0
+        bounds = walk_bounds(self.task, self.program, self.relaxation)
+        for steps in (*_STEPS[number : number + 1], *((_STEPS[-1], _LAST_STEPS) if divides else ())):
+            if steps == _LAST_STEPS and share * steps < _STEPS[-1] and self.candidates.best is not None:
+                break
+            share = self.candidates.try_all(bounds, steps, target_s, control)
+            if share == 1.0:
+                best = self.candidates.best
+                return float(target_s if best is None else min(target_s, best.value_s))
+        return None
 
     @property
     def exhausted(self) -> bool:

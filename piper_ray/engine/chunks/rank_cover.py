@@ -105,8 +105,8 @@ class RankCover:
     layers: int
 
     @classmethod
-    def of(cls, kinds: LayerKinds, limits: ShapeLimits, program: ChunkProgram) -> RankCover:
-        """kinds: all layers of the model, by kind."""
+    def of(cls, kinds: LayerKinds, limits: ShapeLimits, program: ChunkProgram, waits: FloatArray) -> RankCover:
+        """kinds: all layers of the model, by kind. waits: as ``waits_s``."""
         m, p, rank_of = program.microbatches, program.stage_of.shape[0], limits.rank_of
         least = np.minimum.reduceat(kinds.figures, kinds.option_start[:-1])
         passes = np.minimum.reduceat(
@@ -115,7 +115,7 @@ class RankCover:
         activation, fixed = least[:, FIGURE.activation], least[:, FIGURE.fixed]
         chunks = np.arange(rank_of.size)
         may = (kinds.first_chunk[:, None] <= chunks) & (chunks <= kinds.last_chunk[:, None])  # [kinds, s]
-        before, and_behind = waits_s(kinds, limits, program)
+        before, and_behind = waits
         crossing = 2.0 * m * np.bincount(rank_of, limits.crossing_s, p)
         takes = m * passes
         absent: _Bools = ~np.asarray(may[:, program.stage_of].any(axis=2))  # [kinds, p]

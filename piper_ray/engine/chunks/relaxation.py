@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from piper_ray.engine.chunks.crossings import forced_transfers_s, rank_seconds, with_transfers
-from piper_ray.engine.chunks.rank_cover import RankCover
+from piper_ray.engine.chunks.rank_cover import RankCover, waits_s
 from piper_ray.engine.chunks.rank_patterns import LayerRuns, PatternSearch, RankPatterns
 from piper_ray.engine.chunks.tasks import Task
 from piper_ray.engine.kernels import chunk_bound
-from piper_ray.engine.kernels.chunk_bound import FIGURE, LayerKinds, Paths, Prices, ShapeLimits
+from piper_ray.engine.kernels.chunk_bound import FIGURE, Costs, LayerKinds, Paths, Prices, ShapeLimits
 from piper_ray.engine.kernels.chunk_program import PASSES, ChunkProgram, critical_path, simulate_chunks
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
 
@@ -76,14 +76,15 @@ class Case:
 @dataclass
 class Relaxation:
     """``lower_s``: no batch of the case takes less; it rises. kinds: the merged kinds, for which prices are sought;
-    members: their layers. uncounted_s: the least time of all transfers together, less the part that is counted with the
-    chunks.
+    members: their layers. waits_s: float64[2, p], as in ``WalkBounds``. uncounted_s: the least time of all transfers
+    together, less the part that is counted with the chunks.
 
     counts, rank: of the paths through the event graph so far, as in ``Paths``. layers_in, units: how many layers of
     each kind each chunk has, float64[kinds, s], and units of time of each rank, in the last fractional plan, which
     keeps the limits only roughly. is_best: whether no other prices are better for the target. worked: iterations of its
     linear programs so far, times their rows. basis: the start of the next program. by_rank: the search that replaces
-    them where ranks have few patterns. tried: the most steps in which patterns were sought in vain.
+    them where ranks have few patterns. tried: the most steps in which patterns were sought in vain. priced: the last
+    prices that were sought.
     """
 
     task: Task
@@ -95,6 +96,7 @@ class Relaxation:
     members: list[IndexArray]
     uncounted_s: float
     unit: TimeUnit
+    waits_s: FloatArray
     lower_s: float
     counts: list[FloatArray] = field(default_factory=list)
     rank: list[int] = field(default_factory=list)
@@ -105,6 +107,7 @@ class Relaxation:
     basis: Basis | None = None
     by_rank: PatternSearch | None = None
     tried: int = 0
+    priced: tuple[Costs, Prices] | None = None
 
     def __post_init__(self) -> None:
         self.target_s = np.inf
@@ -130,7 +133,8 @@ class Relaxation:
         )
         stages = shape.stages
         (exact, _), (kinds, members) = (task.tables.kinds(d, stages, merged=merged) for merged in (False, True))
-        lower_s = RankCover.of(kinds, limits, program).least_s(task.lower_s, target_s)
+        waits = waits_s(kinds, limits, program)
+        lower_s = RankCover.of(kinds, limits, program, waits).least_s(task.lower_s, target_s)
         forced_s = forced_transfers_s(task, target_s) if lower_s < target_s else 0.0
         if np.isinf(forced_s):
             forced_s, lower_s = 0.0, target_s  # no plan is quick enough
@@ -145,7 +149,8 @@ class Relaxation:
         if chunk_bound.least_priced_s(exact, limits, none, nothing)[0] > 0.0:
             return None
         exact, kinds = (unit.told(one, task) for one in (exact, kinds))
-        found = cls(task, Case(), program, limits, exact, kinds, members, uncounted_s, unit, lower_s)
+        waits += 2.0 * program.microbatches * np.bincount(program.rank_of, crossing_s, shape.ranks)
+        found = cls(task, Case(), program, limits, exact, kinds, members, uncounted_s, unit, waits, lower_s)
         found.aim(target_s)
         if not found._is_over:
             found._add_first_paths()
@@ -286,6 +291,7 @@ class Relaxation:
                 break
         self.basis = program.basis
         self._evaluate(prices)
+        self.priced = self._costs(prices)
         if lacks and self._evaluate(prices._replace(path=np.zeros(prices.path.size))) > 0.0:
             self.lower_s = max(self.lower_s, self.target_s)  # at any multiple of these prices
         self._make_room(prices.path)
@@ -399,11 +405,35 @@ class Relaxation:
         paths = len(self.rank)
         return Prices(np.full(paths, 1.0 / paths), np.zeros(moments), np.zeros(p), np.zeros(s))
 
+    def _costs(self, prices: Prices) -> tuple[Costs, Prices]:
+        paths = _some(self.paths, slice(prices.path.size))
+        return chunk_bound.costs_of(self.limits, paths, prices.path, prices.memory), prices
+
     def _evaluate(self, prices: Prices) -> float:
         """The bound of these prices, which may refer only to the first of the paths. It may raise ``lower_s``."""
         found_s = self._bound_s(prices)
         self.lower_s = max(self.lower_s, min(found_s, self.target_s))
         return found_s
+
+    def priced_s(self, figures: FloatArray) -> tuple[float, FloatArray]:
+        """No plan that is sought takes less than the first, and float64[options, s] for each layer, by its option and
+        its chunk. figures: those of the options. Hubs' edges are left out."""
+        if self._is_over:
+            return 0.0, np.zeros((len(figures), self.task.shape.stages))
+        limits = self.limits
+        costs, prices = self.priced or self._costs(self._even_prices())
+        seconds = rank_seconds(figures, self.task)
+        units = np.floor(seconds / self.unit.seconds) if self.unit.seconds > 0.0 else np.zeros(seconds.size)
+        there_s = costs.passes[:, :2].sum(axis=1)
+        most_units = np.where(prices.units > 0.0, limits.most_units, limits.least_units)
+        of_units = np.where(prices.units != 0.0, prices.units * most_units, 0.0).sum()
+        fixed_s = there_s @ limits.crossing_s + self.uncounted_s * there_s.min() + prices.filled.sum() - of_units
+        held_s = self.task.memory_bytes * prices.memory.sum()
+        each_s = figures[:, FIGURE.forward_s : FIGURE.weight_s + 1] @ costs.passes.T - prices.filled
+        for column, price in (("weights", costs.sync), ("activation", costs.activation), ("fixed", costs.fixed)):
+            each_s += np.outer(figures[:, getattr(FIGURE, column)], price)
+        each_s += np.outer(units, prices.units[limits.rank_of])
+        return float(fixed_s - held_s - _ROUNDING * (self.target_s + held_s + abs(of_units))), each_s
 
     def _bound_s(self, prices: Prices) -> float:
         paths = _some(self.paths, slice(prices.path.size))

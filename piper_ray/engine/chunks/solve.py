@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from piper_ray.cost.bounds import ceiling_bytes
-from piper_ray.engine.chunks.candidates import Candidate, Candidates, all_plans
+from piper_ray.engine.chunks.candidates import Candidate, Candidates, all_plans, walk_bounds
 from piper_ray.engine.chunks.nodes import TurnMemo
 from piper_ray.engine.chunks.search import ChunkSearch, WarmStart
 from piper_ray.engine.chunks.tasks import ChunkProblem, Task, TaskKey
@@ -168,10 +168,11 @@ def _least_bytes(tasks: Sequence[Task], ends: Callable[[], bool]) -> float | Non
         program = task.shape.program()
         if program is None:
             continue
-        found = all_plans(task, program, _STEPS, np.inf, control, memory_bytes=least_bytes, by_bytes=True)
-        if found is None or not found.is_least or ends():
+        bounds = walk_bounds(task, program)
+        found = all_plans(task, program, bounds, _STEPS, np.inf, control, memory_bytes=least_bytes, by_bytes=True)
+        if found is None or found.walk.share < 1.0 or ends():
             return None
-        least_bytes = min(least_bytes, found.value)
+        least_bytes = min(least_bytes, found.walk.value)
     return least_bytes if np.isfinite(least_bytes) else None
 
 

@@ -252,6 +252,10 @@ _PASSES_A_STEP = 8
 """Passes that are simulated in the time in which one layer is placed."""
 
 
+_SURELY = 1.0 - 1e-13
+"""A factor on sums of a few layers' figures, because they are rounded."""
+
+
 class Windows(NamedTuple):
     """The chunks first_chunk .. last_chunk in which each layer may be, and the variants of each option."""
 
@@ -260,24 +264,61 @@ class Windows(NamedTuple):
     variants: IndexArray  # int64[options]: a bit for each
 
 
+class WalkBounds(NamedTuple):
+    """Bounds on all plans that are sought, as sums over layers. waits_s: float64[2, p], the least time in which a rank
+    does nothing or transfers: before its synchronisation, and without that in all. fixed_s, priced_s: a batch takes at
+    least ``fixed_s`` and float64[options, s], for each layer what its option costs in its chunk. mean_bytes:
+    float64[options, s], what an option holds in a chunk on average over some moments of the rank."""
+
+    waits_s: FloatArray
+    fixed_s: float
+    priced_s: FloatArray
+    mean_bytes: FloatArray
+
+
+class Walk(NamedTuple):
+    """The end of a walk over all plans. value: the least seconds or bytes; inf if there is no such plan. steps: those
+    taken. share: the part of the plans that was looked at; 1 if all were."""
+
+    value: float
+    steps: int
+    share: float
+
+
+@inner_kernel
+def _least_ahead(option_start: IndexArray, windows: Windows, costs: FloatArray) -> FloatArray:
+    """float64[n + 1]: the least that the layers from each one on cost. costs: float64[options, s]."""
+    n = option_start.size - 1
+    found = np.zeros(n + 1)
+    for x in range(n - 1, -1, -1):
+        least = np.inf
+        for k in range(windows.first_chunk[x], windows.last_chunk[x] + 1):
+            for o in range(option_start[x], option_start[x + 1]):
+                least = min(least, costs[o, k])
+        found[x] = found[x + 1] + least
+    return found
+
+
 @kernel
 def best_of_all(
     model: ChunkModel,
     windows: Windows,
+    bounds: WalkBounds,
     target_s: float,
     by_bytes: bool,
     most_steps: int,
     control: FloatArray,
     chunk_of: IndexArray,
     choice: IndexArray,
-) -> tuple[float, bool]:
-    """Returns the least seconds of the plans that fit and take less than ``target_s``, inf if there is none, and
-    whether all were tried: it ends early after ``most_steps`` steps, or if control[1] is not zero. The plan is written
-    to ``chunk_of`` and ``choice``. by_bytes: minimises the bytes of the rank that holds most instead.
+) -> Walk:
+    """Walks through all plans that fit and take less than ``target_s``. It ends early after ``most_steps`` steps, or if
+    control[1] is not zero. The best plan is written to ``chunk_of`` and ``choice``. by_bytes: minimises the bytes of
+    the rank that holds most instead.
 
     It places layer by layer, each after those that it reads: every chunk of its window and every option. A branch ends
-    if a rank holds too much or has more work than ``target_s``, if too few layers are left for chunks that are empty,
-    or if a chunk's layers have no variant in common.
+    if a rank holds too much or is busy and waits for more than ``target_s``, if too few layers are left for chunks that
+    are empty, if a chunk's layers have no variant in common, or if the layers placed and the least of the others are
+    above what a plan may take, or what all ranks may hold on average.
     """
     layers, program, sync_s_per_byte, memory_bytes, _ = model
     first_chunk, last_chunk, variants = windows
@@ -285,10 +326,14 @@ def best_of_all(
     figures, v = layers.figures, program.stage_of.shape[1]
     end_s = np.empty(program.kind.size + 1)
     now_chunk_of, now_choice = np.zeros(n, np.int64), np.zeros(n, np.int64)
-    activation, fixed, work_s = np.zeros((p, v)), np.zeros(p), np.zeros(p)
+    activation, fixed, work_s = np.zeros((p, v)), np.zeros(p), bounds.waits_s.copy()
+    ahead_s = _least_ahead(layers.option_start, windows, bounds.priced_s)
+    ahead_bytes = _least_ahead(layers.option_start, windows, bounds.mean_bytes)
+    total_s, total_bytes = np.zeros(n + 1), np.zeros(n + 1)  # of the layers before each
+    total_s[0] = bounds.fixed_s
     common = np.full(s, -1, np.int64)
     old_common = np.zeros(n, np.int64)
-    old_activation, old_fixed, old_work_s = np.zeros(n), np.zeros(n), np.zeros(n)
+    old_activation, old_fixed, old_work_s = np.zeros(n), np.zeros(n), np.zeros((n, 2))
     count, empty = np.zeros(s, np.int64), s
     tried = np.zeros(n, np.int64)  # number of the layer's chunks and options tried
     first = np.zeros(n, np.int64)  # the least chunk, given those of the layers that it reads
@@ -298,12 +343,17 @@ def best_of_all(
     while x >= 0:
         steps += 1
         if steps > most_steps or control[1] != 0.0:
-            return best, False
+            share, part = 0.0, 1.0
+            for y in range(x):
+                part /= (last_chunk[y] - first[y] + 1) * (layers.option_start[y + 1] - layers.option_start[y])
+                share += part * (tried[y] - 1)
+            return Walk(best, steps, share)
         options = layers.option_start[x + 1] - layers.option_start[x]
         if back:  # takes the layer out again
             k = now_chunk_of[x]
             r = program.rank_of[k]
-            activation[r, program.turn_of[k]], fixed[r], work_s[r] = old_activation[x], old_fixed[x], old_work_s[x]
+            activation[r, program.turn_of[k]], fixed[r] = old_activation[x], old_fixed[x]
+            work_s[0, r], work_s[1, r] = old_work_s[x, 0], old_work_s[x, 1]
             common[k] = old_common[x]
             count[k] -= 1
             empty += count[k] == 0
@@ -314,18 +364,26 @@ def best_of_all(
         o = layers.option_start[x] + tried[x] % options
         tried[x] += 1
         r, turn = program.rank_of[k], program.turn_of[k]
-        old_activation[x], old_fixed[x], old_work_s[x] = activation[r, turn], fixed[r], work_s[r]
+        old_activation[x], old_fixed[x] = activation[r, turn], fixed[r]
+        old_work_s[x, 0], old_work_s[x, 1] = work_s[0, r], work_s[1, r]
         old_common[x] = common[k]
         now_chunk_of[x], now_choice[x] = k, o
         common[k] &= variants[o]
         activation[r, turn] += figures[o, FIGURE.activation]
         fixed[r] += figures[o, FIGURE.fixed]
-        work_s[r] += m * (figures[o, FIGURE.forward_s] + figures[o, FIGURE.input_s] + figures[o, FIGURE.weight_s])
-        work_s[r] += figures[o, FIGURE.weights] * sync_s_per_byte
+        passes_s = m * (figures[o, FIGURE.forward_s] + figures[o, FIGURE.input_s] + figures[o, FIGURE.weight_s])
+        work_s[0, r] += passes_s + figures[o, FIGURE.weights] * sync_s_per_byte
+        work_s[1, r] += passes_s
         empty -= count[k] == 0
         count[k] += 1
         back = True
-        if common[k] == 0 or empty > n - 1 - x or work_s[r] >= target_s:
+        total_s[x + 1] = total_s[x] + bounds.priced_s[o, k]
+        total_bytes[x + 1] = total_bytes[x] + bounds.mean_bytes[o, k]
+        if common[k] == 0 or empty > n - 1 - x or max(work_s[0, r], work_s[1, r]) * _SURELY >= target_s:
+            continue
+        if (total_s[x + 1] + ahead_s[x + 1]) * _SURELY >= target_s:
+            continue
+        if (total_bytes[x + 1] + ahead_bytes[x + 1]) * _SURELY > p * memory_bytes:
             continue
         if peak_bytes(program, r, activation[r], fixed[r]) > memory_bytes:
             continue
@@ -349,4 +407,4 @@ def best_of_all(
             best = target_s = found_s
             copy_into(chunk_of, now_chunk_of)
             copy_into(choice, now_choice)
-    return best, True
+    return Walk(best, steps, 1.0)
