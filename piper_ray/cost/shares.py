@@ -16,15 +16,19 @@ _FloatArray = npt.NDArray[np.float64]
 
 @lru_cache(maxsize=1 << 14)
 def surely_in_flight(schedule: Schedule, ranks: int, microbatches: int) -> _FloatArray:
-    """Returns float64[p], from the first rank to the last: a lower bound on the microbatches in flight in each of its
-    chunks when it begins its first backward pass.
+    """Returns float64[p], from the first rank to the last: a lower bound on the microbatches that are in flight at once
+    in each of its chunks.
 
-    With interleaved chunks the last one has the fewest: 2 q - 1 on rank q from the end, but no more than the batch or a
-    group, which has at least p. 1 if nothing more is known.
+    With interleaved chunks the last one has the fewest when the first backward pass begins: 2 q - 1 on rank q from the
+    end, but no more than the batch or a group, which has at least p. Under ``zb-h1`` gradients of weights come as many
+    passes later as ranks are in front, so all ranks hold as much. Under ``gpipe`` and ``looped-bfs`` the whole batch is
+    in flight when backward passes begin. 1 if nothing more is known.
     """
     from_end, found = np.arange(ranks, 0, -1.0), np.ones(ranks)
-    if schedule.name is ScheduleName.GPIPE:
+    if schedule.name in (ScheduleName.GPIPE, ScheduleName.LOOPED_BFS):
         found *= microbatches
+    elif schedule.name is ScheduleName.ZB_H1:
+        found *= min(ranks, microbatches)
     elif schedule.name is ScheduleName.ONE_F_ONE_B:
         found = np.minimum(microbatches, from_end)
     elif schedule.name is ScheduleName.INTERLEAVED:
@@ -83,5 +87,6 @@ class HeldLayers:
         taken = self.counts @ np.minimum(shares[..., :-1], (self.seconds / part_s[..., None])[..., None])
         others_s = (taken - capacity[..., :-1]) * part_s[..., None] / np.arange(ranks - 1, 0, -1)
         found = np.maximum(every_s / ranks, others_s.max(axis=-1, initial=0.0))
-        full = self.counts @ shares[..., -1:] > capacity[..., -1:]
-        return np.where(known, np.where(full[..., 0], math.inf, found), every_s / ranks)
+        full = (self.counts @ shares[..., -1:] > capacity[..., -1:])[..., 0]
+        full |= bytes_at[..., -1].max(axis=-1) > memory_bytes  # some layer fits on no rank
+        return np.where(known, np.where(full, math.inf, found), every_s / ranks)

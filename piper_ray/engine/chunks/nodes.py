@@ -118,9 +118,9 @@ _FEW_LAYERS = 24
 _STEPS = 20_000, 1_000_000
 """The steps that may enumerate all plans of a model of few layers before the first efforts."""
 
-_LAST_STEPS = 100_000_000
-"""The same before a task is divided into cases, if this is about enough for all plans, by the share that was seen in
-fewer steps, or if no plan is known."""
+_LAST_STEPS, _HOPEFUL = (10_000_000, 100_000_000), 0.01
+"""The same before a task is divided into cases. More steps follow if the last ones looked at this share of all plans, or
+if no plan is known."""
 
 
 class TurnKind(Enum):
@@ -283,8 +283,8 @@ class Node:
             self.candidates.cut_evenly()
         target_s, share = control[0], 0.0
         bounds = walk_bounds(self.task, self.program, self.relaxation)
-        for steps in (*_STEPS[number : number + 1], *((_STEPS[-1], _LAST_STEPS) if divides else ())):
-            if steps == _LAST_STEPS and share * steps < _STEPS[-1] and self.candidates.best is not None:
+        for steps in (*_STEPS[number : number + 1], *(_LAST_STEPS if divides else ())):
+            if steps == _LAST_STEPS[-1] and share < _HOPEFUL and np.isfinite(target_s):
                 break
             share = self.candidates.try_all(bounds, steps, target_s, control)
             if share == 1.0:
