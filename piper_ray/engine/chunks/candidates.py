@@ -165,7 +165,7 @@ class Candidates:
         cut[order] = np.repeat(
             np.arange(layers_in.size), np.diff(_cuts(np.ones(order.size), layers_in, layers_in.size))
         )
-        by_kind = _filled(_in_order(chunk_of, self._task.tables.order.predecessors), layers_in.size)
+        by_kind = _filled(self._ordered(chunk_of), layers_in.size)
         found = {}
         for index in range(len(self._models)):
             plans = [plan for way in (cut, by_kind) if (plan := self._plan_of(index, way)) is not None]
@@ -174,17 +174,40 @@ class Candidates:
         return found
 
     def chosen(self, search: PatternSearch) -> dict[int, Candidate]:
-        """The quickest plan of a search of patterns, as in ``like``. Returns None where all layers or chunks choose
+        """The quickest plan of a search of patterns, as in ``like``. Returns none where all layers or chunks choose
         recomputation together, or where layers read others behind them, because patterns do not cover these cases."""
-        plan = None if search.chosen is None else search.patterns.plan(search.chosen)
+        return self._of_options(None if search.chosen is None else search.patterns.plan(search.chosen))
+
+    def whole(self, relaxation: Relaxation) -> dict[int, Candidate]:
+        """A plan of whole layers, as in ``chosen``, where memory is so tight that no other plan is known."""
+        if (plan := relaxation.whole_plan()) is None:
+            return {}
+        chunk_of = _filled(self._ordered(plan[0]), self._task.shape.stages)
+        again = {index: self._plan_of(index, chunk_of) for index in range(len(self._models))}
+        found = {index: one for index, one in again.items() if one is not None}
+        return found or {index: one for index, one in self._of_options(plan).items() if self._fits(one)}
+
+    def _fits(self, plan: Candidate) -> bool:
+        """Whether each rank has the memory at each moment."""
+        program, model = self._program, self._models[0]
+        own = model.layers.figures[plan.choice]
+        activation = np.bincount(plan.chunk_of, own[:, FIGURE.activation], program.rank_of.size)
+        fixed = np.bincount(program.rank_of[plan.chunk_of], own[:, FIGURE.fixed], program.last.size)
+        moments = zip(program.stage_of, pairwise(program.held_start), fixed, strict=True)
+        held = [(program.held[first:end] @ activation[stages]).max() + more for stages, (first, end), more in moments]
+        return bool(max(held) <= model.memory_bytes)
+
+    def _of_options(self, plan: tuple[IndexArray, IndexArray] | None) -> dict[int, Candidate]:
+        """plan: as in ``placed``."""
         tables = self._task.choices[0]
-        if plan is None or len(self._models) > 1:
+        if plan is None or len(self._models) > 1 or (self._ordered(plan[0]) != plan[0]).any():
             return {}
         chunk_of, choice = plan[0], plan[1] + tables.option_start[:-1]
-        if (_in_order(chunk_of, tables.order.predecessors) != chunk_of).any():
-            return {}
         value_s = batch_seconds(self._models[0], chunk_of, choice, np.empty(self._program.kind.size + 1))
         return {0: Candidate(self._task, tables, chunk_of, choice, float(value_s))}
+
+    def _ordered(self, chunk_of: IndexArray) -> IndexArray:
+        return _in_order(chunk_of, self._task.tables.order.predecessors)
 
     def take(self, found: Mapping[int, Candidate]) -> None:
         """Keeps those that are the best of their choice."""

@@ -115,12 +115,12 @@ _STEPS_OF_PATTERNS, _STEPS_BY_HUB = (1_000_000, 10_000_000, 10_000_000), (0, 0, 
 chunk is given, because most of its chunks are ruled out without patterns. A million steps take some 0.05 s."""
 
 _FEW_LAYERS = 24
-_STEPS = 20_000, 1_000_000
+_STEPS: tuple[int, ...] = 20_000, 1_000_000
 """The steps that may enumerate all plans of a model of few layers before the first efforts."""
 
 _LAST_STEPS, _HOPEFUL = (10_000_000, 100_000_000), 0.01
-"""The same before a task is divided into cases. More steps follow if the last ones looked at this share of all plans, or
-if no plan is known."""
+"""The same before a task is divided into cases. The further steps follow if the first ones looked at this share of all
+plans, or if no plan is known."""
 
 
 class TurnKind(Enum):
@@ -268,6 +268,11 @@ class Node:
             return TurnOutcome(lower_s, min(found.values(), key=lambda x: x.value_s, default=None))
         self.candidates.take(found)
         best = self.candidates.best
+        if best is None and np.isinf(target_s) and number < len(EFFORTS):
+            before = relaxation.worked
+            self.candidates.take(self.candidates.whole(relaxation))
+            self.passes += _PASSES_OF_AN_ITERATION * (relaxation.worked - before)
+            best = self.candidates.best
         if best is not None and best.value_s <= target_s * _PROMISING:
             self.candidates.move(effort.moves, control)
         return TurnOutcome(lower_s, self.candidates.best)

@@ -244,14 +244,7 @@ class RankPatterns:
         of each rank. Returns None if these have more or fewer layers than there are."""
         if (self.of_kinds[chosen].sum(axis=0) != self.kinds.layers).any():
             return None
-        rank_of, turn_of = self.program.rank_of, self.program.turn_of
-        by_stage = self.layers[chosen][rank_of, turn_of]  # [s, options]
-        chunk_of, choice = np.empty((2, sum(map(len, self.members))), np.int64)
-        for positions, start, end in zip(self.members, *_ranges(self.kinds), strict=True):
-            stage, option = np.nonzero(by_stage[:, start:end])
-            often = by_stage[stage, start + option]
-            chunk_of[positions], choice[positions] = np.repeat(stage, often), np.repeat(option, often)
-        return chunk_of, choice
+        return placed(self.layers[chosen][self.program.rank_of, self.program.turn_of], self.kinds, self.members)
 
     def rows(self, paths: Paths) -> Rows:
         """Returns the rows of these paths."""
@@ -502,6 +495,18 @@ class PatternSearch:
         program = self.patterns.program
         end_s = np.empty(program.kind.size + 1)
         return float(simulate_chunks(program, *seconds, end_s)), end_s
+
+
+def placed(in_chunks: IndexArray, kinds: LayerKinds, members: Sequence[IndexArray]) -> tuple[IndexArray, IndexArray]:
+    """int64[n] each: the chunk of each layer, and its option among the layer's own. in_chunks: int64[s, options], how
+    many layers run each option of a kind in each chunk. members: the positions of each kind's layers; kinds without any
+    stand for transfers."""
+    chunk_of, choice = np.empty((2, sum(map(len, members))), np.int64)
+    for positions, start, end in zip(members, *_ranges(kinds), strict=False):
+        stage, option = np.nonzero(in_chunks[:, start:end])
+        often = in_chunks[stage, start + option]
+        chunk_of[positions], choice[positions] = np.repeat(stage, often), np.repeat(option, often)
+    return chunk_of, choice
 
 
 def _between(one: _Seconds, other: _Seconds, step: float) -> _Seconds:

@@ -14,7 +14,7 @@ import numpy as np
 
 from piper_ray.engine.chunks.crossings import forced_transfers_s, rank_seconds, with_transfers
 from piper_ray.engine.chunks.rank_cover import RankCover, waits_s
-from piper_ray.engine.chunks.rank_patterns import LayerRuns, PatternSearch, RankPatterns
+from piper_ray.engine.chunks.rank_patterns import LayerRuns, PatternSearch, RankPatterns, placed
 from piper_ray.engine.chunks.tasks import Task
 from piper_ray.engine.kernels import chunk_bound
 from piper_ray.engine.kernels.chunk_bound import FIGURE, Costs, LayerKinds, Paths, Prices, ShapeLimits
@@ -361,6 +361,23 @@ class Relaxation:
         from piper_ray.engine.chunks.share_program import ShareProgram  # HiGHS is loaded where it is needed
 
         return ShareProgram(self.kinds, self.limits, self._hub, self.task.lower_s, self.paths, self.basis)
+
+    def whole_plan(self) -> tuple[IndexArray, IndexArray] | None:
+        """A plan of whole layers that keeps the limits of memory, as in ``placed``; None if none is found soon. It may
+        have layers in front of others that they read."""
+        if self._is_over:
+            return None
+        kind_of = {int(one[0]): kind for kind, one in enumerate(self.members) if one.size == 1}
+        before = [
+            (kind_of[tail], kind_of[x])
+            for x, tails in enumerate(self.task.tables.order.predecessors)
+            for tail in tails
+            if x in kind_of and tail in kind_of
+        ]
+        program = self._program()
+        found = program.whole(before)
+        self.worked += program.worked
+        return None if found is None else placed(found, self.kinds, self.members)
 
     def _solve(self, program: ShareProgram) -> FractionalPlan | None:
         before = program.worked

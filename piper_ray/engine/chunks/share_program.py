@@ -9,6 +9,7 @@ solved again.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import highspy
@@ -22,6 +23,9 @@ _PENALTIES = (10.0, 1e3, 1e5)
 """Penalties for exceeding the limits of memory or units, relative, in batches. They are tried one after the other."""
 
 _NOTHING = 1e-9
+
+_MOST_NODES = 200
+"""The most nodes of a search for whole layers."""
 
 _ROUND = 20_000
 """Iterations times rows that take as long as the other work for each solution."""
@@ -143,6 +147,33 @@ class ShareProgram:
             np.bincount(kind * s + chunk, part, self._kinds.layers.size * s).reshape(-1, s).astype(np.float64),
             lacks,
         )
+
+    def whole(self, before: Sequence[tuple[int, int]]) -> IndexArray | None:
+        """Seeks a plan of whole layers that keeps all limits, int64[s, options]: how many layers run each option of a
+        kind in each chunk. None if none is found soon. before: pairs of kinds of a single layer; the first one's is in
+        no later chunk. Nothing else can be done with the program afterwards."""
+        kind, chunk, option = self._cells
+        s, cells = self._limits.rank_of.size, np.arange(kind.size, dtype=np.int32)
+        until = chunk <= np.arange(s)[:, None]
+        for first, second in before:
+            for row in until * ((kind == second) - 1.0 * (kind == first)):
+                some = np.flatnonzero(row).astype(np.int32)
+                self._highs.addRow(-np.inf, 0.0, some.size, some, row[some])
+        for column in (self._over, self._over + 1):
+            self._highs.changeColBounds(column, 0.0, 0.0)
+        self._highs.changeColsIntegrality(cells.size, cells, np.full(cells.size, highspy.HighsVarType.kInteger))
+        for name in ("primal_feasibility_tolerance", "mip_feasibility_tolerance"):
+            self._highs.setOptionValue(name, _NOTHING)
+        self._highs.setOptionValue("mip_max_nodes", _MOST_NODES)
+        self._highs.setOptionValue("mip_max_improving_sols", 1)
+        self._highs.run()
+        info = self._highs.getInfo()
+        self.worked += max(0, int(info.simplex_iteration_count)) * self._highs.getNumRow() + _ROUND
+        if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
+            return None
+        found = np.zeros((s, self._kinds.units.size), np.int64)
+        found[chunk, option] = np.round(self._highs.getSolution().col_value[: kind.size])
+        return found
 
     @property
     def basis(self) -> Basis:
