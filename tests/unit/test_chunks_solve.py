@@ -27,7 +27,7 @@ from piper_ray.model.solution import Solution, Status
 from piper_ray.model.stop import Stop, StoppedBy
 from piper_ray.workloads.formats import to_toml
 from tests.flush_instances import uneven_layers
-from tests.instances import equal_chain, random_instance, two_towers
+from tests.instances import build, equal_chain, random_instance, tmpc, two_towers
 from tests.lengths import long_after
 from tests.solver_support import ONE_THREAD
 
@@ -158,6 +158,18 @@ def test_where_nothing_fits_it_says_so() -> None:
     assert tight.lower_bound_s == float("inf")
     short = piper_ray.solve(equal_chain(1, devices=2), schedule=INTERLEAVED, options=ONE_THREAD)
     assert short.status is Status.INFEASIBLE
+
+
+@pytest.mark.parametrize(("name", "memory_bytes"), [("interleaved", 96.0), ("zb-v", 92.0)])
+def test_where_memory_is_tight_whole_layers_are_shared_out(name: str, memory_bytes: float) -> None:
+    """A third of the layers has to save memory, in the right chunks: no even cut fits."""
+    rows = [tmpc(8, 2, 7, 4), tmpc(10, 2, 4, 6, "some"), tmpc(12, 2, 1, 8, "all")]
+    instance = build({x: {1: rows} for x in range(26)}, {(x, x + 1): 1.0 for x in range(25)}, devices=3)
+    options = replace(ONE_THREAD, gap=0.9, passes_limit=200_000_000)
+    found = piper_ray.solve(instance, memory_bytes=memory_bytes, schedule=name, options=options)
+    assert found.plan is not None
+    simulation = piper_ray.simulate(instance.replace(memory_bytes=memory_bytes), found.plan, found.schedule)
+    assert not simulation.memory_violations
 
 
 def test_limits_end_a_search_with_what_it_has() -> None:
