@@ -177,8 +177,9 @@ class Ledger(Generic[P]):
 
     @property
     def within_s(self) -> float:
-        """The limit on a batch: the search ends once no plan is that fast."""
-        return self.limits.within_s * self.microbatches
+        """The limit on a batch: the search ends once no plan is that fast. A plan of that time may take longer, and so may
+        its bound, by rounding."""
+        return self.limits.within_s * self.microbatches * (1.0 + TIE)
 
     @property
     def proved(self) -> bool:

@@ -115,5 +115,6 @@ def test_no_bound_of_a_search_within_a_time_is_above_the_best_plan(
             found = solve(instance, schedule=schedule, options=options)
             assert found.lower_bound_s <= best_s * (1.0 + 1e-9), (seed, share)
             assert found.time_per_sample_s is None or found.time_per_sample_s >= best_s * (1.0 - 1e-9)
+            assert found.plan is not None or share < 1.0, (seed, share)
             proved += found.lower_bound_s >= min(1.0, share) * best_s * (1.0 - 1e-6)
     assert proved >= 4
