@@ -177,8 +177,8 @@ class Ledger(Generic[P]):
 
     @property
     def within_s(self) -> float:
-        """The limit on a batch: the search ends once no plan is that fast. A plan of that time may take longer, and so may
-        its bound, by rounding."""
+        """The limit on a batch: the search ends once no plan is that fast. A little more than what is asked for, as the
+        times of plans and bounds are rounded."""
         return self.limits.within_s * self.microbatches * (1.0 + TIE)
 
     @property
