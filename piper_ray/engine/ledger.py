@@ -177,9 +177,10 @@ class Ledger(Generic[P]):
 
     @property
     def within_s(self) -> float:
-        """The limit on a batch: the search ends once no plan is that fast. A little more than what is asked for, as the
-        times of plans and bounds are rounded."""
-        return self.limits.within_s * self.microbatches * (1.0 + TIE)
+        """The limit on a batch without the optimizer: the search ends once no plan is that fast. A little more than
+        what is asked for, as the times of plans and bounds are rounded."""
+        batch_s = self.limits.within_s * self.microbatches
+        return batch_s * (1.0 + TIE) - self.optimizer_s
 
     @property
     def proved(self) -> bool:
