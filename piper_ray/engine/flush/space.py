@@ -112,9 +112,10 @@ class SearchSpace:
         """
         whole, batch_s = self.whole(task), float(control[0])
         if whole is not None:
-            whole = self._below_cutoff(whole, task, control)
-            if whole.is_empty:
-                return whole, 0.0
+            tightened = self.tightened(whole, task, control)
+            if tightened is not None:
+                return tightened, 0.0
+            whole = _with_bounds(whole, task)
         cover, prices = None, None
         if self.paths is not None:
             cells = _FEW_CELLS if self.is_beam or whole is not None else _CELLS
@@ -127,7 +128,8 @@ class SearchSpace:
         if not cover.has_plan(prices):
             return None, cover.none_below_s(batch_s, check)
         if whole is None:
-            return self._listed(cover, task, prices, control, check), 0.0
+            listed = self._listed(cover, task, prices, check)
+            return listed and (self.tightened(listed, task, control) or _with_bounds(listed, task)), 0.0
         inside = member_sums(whole.tables.bits, prices.of_vertex[:, None].copy())[:, 0]
         return whole._replace(most_tails=tail_limits(inside, task.arrays.most_stages)), 0.0
 
@@ -165,13 +167,6 @@ class SearchSpace:
         has_all, stages = placed_stages(tables, task.arrays, ahead, most_tails, bounds, most_work, control)
         return frozen(stages) if has_all else None
 
-    def _below_cutoff(self, listed: ListedTables, task: DegreePair, control: FloatArray) -> ListedTables:
-        """Returns what ``tightened`` does, or the tables with bounds by the task's prices."""
-        found = self.tightened(listed, task, control)
-        if found is not None:
-            return found
-        return listed._replace(bounds=path_bounds(listed.tables, task.arrays, task.prices), prices=task.prices)
-
     def tightened(
         self, listed: ListedTables, task: DegreePair, control: FloatArray, most_work: int = MUCH_WORK
     ) -> ListedTables | None:
@@ -198,7 +193,6 @@ class SearchSpace:
         cover: FlushCover,
         task: DegreePair,
         prices: DualPrices,
-        control: FloatArray,
         check: Callable[[], None],
     ) -> ListedTables | None:
         assert self.graph is not None
@@ -213,5 +207,9 @@ class SearchSpace:
         tables = tables_on(lattice, self.tables, self.values)
         inside = lattice.sums(prices.of_vertex[:, None])[:, 0]
         most_tails = tail_limits(inside, task.arrays.most_stages)
-        listed = ListedTables(tables, frozen(look_ahead(tables, task.arrays)), most_tails)
-        return self._below_cutoff(listed, task, control)
+        return ListedTables(tables, frozen(look_ahead(tables, task.arrays)), most_tails)
+
+
+def _with_bounds(listed: ListedTables, task: DegreePair) -> ListedTables:
+    """Returns the tables with bounds by the task's prices."""
+    return listed._replace(bounds=path_bounds(listed.tables, task.arrays, task.prices), prices=task.prices)

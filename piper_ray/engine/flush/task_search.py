@@ -246,22 +246,27 @@ def run_task(
 
 
 def _bounded(space: SearchSpace, task: DegreePair, control: FloatArray) -> TaskResult:
-    """Bounds a task by shortest ways over the cheapest borders, if these are known. Then, on listed downsets, by even
-    prices, and if these do not rule the task out, by good prices, which take longer to find."""
-    found, borders = TaskResult(task.lower_s, prices=task.prices), task.borders
-    if borders is not None:
-        found = _bounded_by_borders(space, task, borders, control)
-    may_be_priced = space.graph is None and np.isfinite(control[0]) and not task.has_kinds
-    if found.lower_s == np.inf or not may_be_priced:
-        return found
-    least_s = max(found.lower_s, _least_by_even_s(space, task, control))
+    """Bounds a task at the best plan's time. On listed downsets what takes least comes first: even prices for graphs of
+    many layers, good prices, the cheapest borders, then prices for ever fewer stages. Shortest ways over the cheapest
+    borders, which take longest, come last, and only if the stages of plans are too many to list."""
+    borders, is_listed = task.borders, space.graph is None and np.isfinite(control[0]) and not task.has_kinds
+    if not is_listed:
+        found = TaskResult(task.lower_s, prices=task.prices)
+        return found if borders is None else _bounded_by_borders(space, task, borders, control)
+    least_s = max(task.lower_s, _least_by_even_s(space, task, control))
     if least_s == np.inf:
         return TaskResult(np.inf)
-    prices = found.prices or _find_prices(space, task)
+    prices = task.prices or _find_prices(space, task)
     least_s = max(least_s, _least_by_prices_s(space, task, prices, control, LITTLE_WORK))
-    if prices is not None and least_s < np.inf and space.is_large:
-        least_s, prices = _raised(space, replace(task, prices=prices), least_s, control)
-    return TaskResult(least_s, prices=prices, proved_s=found.proved_s)
+    if prices is None or least_s == np.inf or not space.is_large:
+        return TaskResult(least_s, prices=prices)
+    upper_s, priced = float(control[0]), replace(task, prices=prices)
+    if borders is not None and borders.rules_out(space.tables, task.arrays, prices, upper_s):
+        return TaskResult(np.inf, prices=prices, proved_s=upper_s)
+    raised_s, prices = _raised(space, priced, least_s, control)
+    if borders is not None and raised_s == least_s and upper_s > least_s * _FAR:
+        return _bounded_by_borders(space, priced, borders, control)
+    return TaskResult(raised_s, prices=prices)
 
 
 def _raised(
