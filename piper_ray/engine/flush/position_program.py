@@ -34,9 +34,9 @@ _EXCESS = 100.0
 """The price of exceeding a device's memory by its whole size, relative to the work of all layers."""
 
 
-def path_prices(tables: FlushTables, task: FlushTask) -> PathPrices | None:
-    """Returns good prices; None under a schedule without paths, if a layer has no choice, or if it would take too
-    long."""
+def path_prices(tables: FlushTables, task: FlushTask, most_s: float = np.inf) -> PathPrices | None:
+    """Returns good prices, or the first by which a batch takes more than ``most_s``; None under a schedule without
+    paths, if a layer has no choice, or if it would take too long."""
     if task.schedule == TWO_BW or task.work_s <= 0.0:
         return None
     choices = LayerChoices.of(tables, task)
@@ -53,6 +53,8 @@ def path_prices(tables: FlushTables, task: FlushTask) -> PathPrices | None:
         stages, least_s = program.stages
         rounds_s = np.append(rounds_s, least_s)
         if rounds_s.size > _IN_VAIN and least_s <= rounds_s[-1 - _IN_VAIN] * (1.0 + _NEAR):
+            break
+        if least_s > most_s and bounded(choices, task, program.prices).bound_s > most_s:
             break
         paths = longest_paths(task.schedule, task.microbatches, *stages)
         longer = [path for path in paths if path.seconds(*stages) > least_s * (1.0 + _NEAR)]

@@ -167,6 +167,9 @@ class FlushSearch:
                 index += 1
                 round_ = Round(ledger, index, len(soon), ledger.upper_s)
                 yield from self._seek(soon, ledger.upper_s, round_, TaskEffort.BOUND)
+            if ledger.upper_s == self._bounded_s and self.space.graph is None and ledger.lower_s > 0.0:
+                # Listing the stages of plans takes about as long for each bounded task and time: so few times are tried.
+                share = max(share, min(_STEP, 0.5 * (ledger.upper_s / ledger.lower_s - 1.0)))
             while self.tasks and not self._is_near():
                 index += 1
                 upper_s, lower_s, states = ledger.upper_s, ledger.lower_s, self.states
@@ -207,15 +210,24 @@ class FlushSearch:
         self._bound_s, limits = cutoff_s, self.ledger.limits
         may_end = limits.gap > 0.0 or min(limits.within_s, limits.passes) < np.inf
         again = yield from self._go_through(tasks, cutoff_s, round_, effort, in_order=may_end)
-        yield from self._go_through(again, self._bound_s, round_, effort, in_order=True)
+        tasks = [outcome.task for outcome in again]
+        yield from self._go_through(tasks, self._bound_s, round_, effort, in_order=True, before=again)
 
     def _go_through(
-        self, tasks: Sequence[DegreePair], most_s: float, round_: Round, effort: TaskEffort, *, in_order: bool
-    ) -> Generator[None, None, list[DegreePair]]:
+        self,
+        tasks: Sequence[DegreePair],
+        most_s: float,
+        round_: Round,
+        effort: TaskEffort,
+        *,
+        in_order: bool,
+        before: Sequence[_Outcome] = (),
+    ) -> Generator[None, None, list[_Outcome]]:
         """Seeks plans of at most ``most_s`` for each task.
 
-        Returns the tasks that are left open although a better plan is known now than when they began. Their results do
-        not count: they may depend on when the tasks received that plan.
+        Returns the outcomes of tasks that are left open although a better plan is known now than when they began. They
+        do not count, because they may depend on when the tasks received that plan, unless a limit ends the search
+        before the tasks have been tried again. before: such outcomes of these tasks.
         """
         workers, waiting, left = self.workers, deque(tasks), deque(task.order for task in tasks)
         known_s = self.ledger.upper_s
@@ -256,9 +268,10 @@ class FlushSearch:
         finally:
             recalled = [_Outcome(finished.call.key, finished.result) for finished in workers.recall()]
             if (reason := self.ledger.stopped_by) is None or reason.ends_all:
-                for outcome in (*ready.values(), *recalled, *(left_open if left else ())):
+                tried = () if reason is None else before
+                for outcome in (*ready.values(), *recalled, *((*tried, *left_open) if left else ())):
                     self._take(outcome.task, outcome.result)
-        again = [outcome.task for outcome in left_open if outcome.began_with_s > self._bound_s]
+        again = [outcome for outcome in left_open if outcome.began_with_s > self._bound_s]
         for outcome in left_open:
             if outcome.began_with_s <= self._bound_s:
                 self._count(outcome, most_s, memo)

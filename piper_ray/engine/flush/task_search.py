@@ -256,7 +256,7 @@ def _bounded(space: SearchSpace, task: DegreePair, control: FloatArray) -> TaskR
     least_s = max(task.lower_s, _least_by_even_s(space, task, control))
     if least_s == np.inf:
         return TaskResult(np.inf)
-    prices = task.prices or _find_prices(space, task)
+    prices = task.prices or _find_prices(space, task, float(control[0]) * (1.0 + TIE))
     least_s = max(least_s, _least_by_prices_s(space, task, prices, control, LITTLE_WORK))
     if prices is None or least_s == np.inf or not space.is_large:
         return TaskResult(least_s, prices=prices)
@@ -323,10 +323,10 @@ def _least_by_prices_s(
     return space.least_s(task, prices, control, most_work)
 
 
-def _find_prices(space: SearchSpace, task: DegreePair) -> PathPrices | None:
+def _find_prices(space: SearchSpace, task: DegreePair, most_s: float = np.inf) -> PathPrices | None:
     from piper_ray.engine.flush.position_program import path_prices  # HiGHS is loaded where it is needed
 
-    return path_prices(space.tables, task.arrays)
+    return path_prices(space.tables, task.arrays, most_s)
 
 
 def _run_priced(space: SearchSpace, task: DegreePair, control: FloatArray, proves: bool) -> TaskResult:
