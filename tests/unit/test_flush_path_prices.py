@@ -55,6 +55,9 @@ def test_no_plan_of_a_task_takes_less_than_its_prices_say(schedule: FlushSchedul
             continue
         assert prices.bound_s <= batch_s * (1.0 + 1e-9), seed
         assert path_bounds(workload.arrays, task.arrays, prices).ahead_s[0, 0] == pytest.approx(prices.bound_s)
+        soon = path_prices(workload.arrays, task.arrays, 0.99 * prices.bound_s)
+        assert soon is not None
+        assert 0.99 * prices.bound_s <= soon.bound_s <= batch_s * (1.0 + 1e-9), seed
         compared += 1
         closer += prices.bound_s > task.lower_s * (1.0 + 1e-6)
     assert compared > 25

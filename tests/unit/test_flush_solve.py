@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import cycle, pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 
 import piper_ray
 from piper_ray.engine.flush import task_search
+from piper_ray.engine.flush.search import FIRST_SHARE, FlushSearch, _Outcome
+from piper_ray.engine.flush.space import SearchSpace
+from piper_ray.engine.flush.task_search import TaskResult
+from piper_ray.engine.flush.tasks import DegreePair
 from piper_ray.engine.kernels.flush_closing import TOO_LONG, StageList, best_stages, best_state
 from piper_ray.engine.kernels.flush_types import FlushTables, FlushTask, TailArrays
 from piper_ray.engine.kernels.types import FloatArray
+from piper_ray.engine.ledger import Limits
 from piper_ray.model.constraints import AllDevices, Constraint, SameDegrees, StageCount, TensorParallelDegrees
 from piper_ray.model.errors import UsageError
 from piper_ray.model.events import DegreesAdvanced, DegreesSearched, Event, IncumbentFound, StepFinished
@@ -294,6 +301,33 @@ def test_what_takes_too_long_to_close_is_left_open_once(monkeypatch: pytest.Monk
             assert found.gap is not None
             assert found.gap > 0.0
     assert left > 3
+
+
+def test_a_limit_in_the_second_look_at_a_task_keeps_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A (d, t) that is left open is looked at again once a better plan is known. If time ends then, what the first look
+    has proved counts."""
+    go_through, looked_at = FlushSearch._go_through, [False]
+
+    def first_look(self: FlushSearch, tasks: Any, *args: Any, in_order: bool, before: Any = ()) -> Any:
+        if in_order:
+            return (yield from go_through(self, tasks, *args, in_order=in_order, before=before))
+        looked_at[0] = True
+        return [_Outcome(task, TaskResult(2.0 * task.lower_s, left_open=StoppedBy.TOO_MANY_PLANS)) for task in tasks]
+
+    def second_look(_space: SearchSpace, task: DegreePair, control: FloatArray, *_others: Any) -> TaskResult:
+        while control[1] == 0.0:  # until it is asked to stop
+            time.sleep(1e-3)
+        return TaskResult(task.lower_s)
+
+    monkeypatch.setattr(Limits, "reached", property(lambda _: StoppedBy.TIME_LIMIT if looked_at[0] else None))
+    monkeypatch.setattr(task_search, "run_task", second_look)
+    instance, looked_at[0] = uneven_layers(1), True
+    before = solve_flush(instance, ONE_F_ONE_B)
+    looked_at[0] = False
+    monkeypatch.setattr(FlushSearch, "_go_through", first_look)
+    after = solve_flush(instance, ONE_F_ONE_B)
+    assert before.stopped_by is after.stopped_by is StoppedBy.TIME_LIMIT
+    assert after.lower_bound_s == pytest.approx((1.0 + FIRST_SHARE) * before.lower_bound_s, rel=1e-9)
 
 
 @pytest.mark.parametrize("microbatches", [1, 2, 3])

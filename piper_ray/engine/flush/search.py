@@ -31,6 +31,8 @@ do."""
 _STEP, _LEAST_STEP = 0.03, 0.01
 """The largest share on a large lattice or with several kinds of devices, once a plan is known: the number of states
 grows steeply with the time that plans may take. The least one after a round that made it grow steeply."""
+_FIRST_STEP = 0.04
+"""The largest share of the first round after bounds of listed downsets: half of what these mostly leave."""
 _FEW_STATES, _STEEP = 1_000, 4.0
 """Rounds with at most this number of states are cheap. If the states grow by at least this factor in one round, the
 next step is shorter."""
@@ -168,8 +170,8 @@ class FlushSearch:
                 round_ = Round(ledger, index, len(soon), ledger.upper_s)
                 yield from self._seek(soon, ledger.upper_s, round_, TaskEffort.BOUND)
             if ledger.upper_s == self._bounded_s and self.space.graph is None and ledger.lower_s > 0.0:
-                # Listing the stages of plans takes about as long for each bounded task and time: so few times are tried.
-                share = max(share, min(_STEP, 0.5 * (ledger.upper_s / ledger.lower_s - 1.0)))
+                # Listing the stages of plans takes about as long at each time, so few times are tried.
+                share = max(share, min(_FIRST_STEP, 0.5 * (ledger.upper_s / ledger.lower_s - 1.0)))
             while self.tasks and not self._is_near():
                 index += 1
                 upper_s, lower_s, states = ledger.upper_s, ledger.lower_s, self.states
