@@ -15,6 +15,7 @@ from piper_ray.engine.flush.position_program import path_prices
 from piper_ray.engine.flush.tables import FlushWorkload
 from piper_ray.engine.kernels.flush_borders import cheapest_downsets
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
+from piper_ray.engine.lattice.labelling import Labelling
 from piper_ray.engine.lattice.layer_graph import members
 from tests.flush_schedules import FlushSchedule
 from tests.instances import random_instance
@@ -202,7 +203,8 @@ def _least(choices: LayerChoices, figures: IndexArray | FloatArray) -> float:
 def _bound(workload: FlushWorkload, variants: IndexArray) -> BorderBound | None:
     labelling = border_labelling(workload.lattice.graph)
     assert labelling is not None
-    return BorderBound.of(workload.lattice.graph, labelling, workload.arrays, variants)
+    graph = workload.lattice.graph
+    return BorderBound.of(graph, labelling, Labelling.of(graph), workload.arrays, variants)
 
 
 def _inside(workload: FlushWorkload) -> list[set[int]]:

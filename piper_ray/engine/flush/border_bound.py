@@ -26,6 +26,7 @@ from piper_ray.engine.kernels.flush_borders import (
     cheapest_border_way,
     cheapest_borders,
     cheapest_downsets,
+    cheapest_stages,
 )
 from piper_ray.engine.kernels.flush_types import FlushTables, FlushTask
 from piper_ray.engine.kernels.types import BitArray, FloatArray, IndexArray, frozen
@@ -38,6 +39,9 @@ _CELLS, _GROUP, _COARSER = 4096, 16, 4
 
 _CELLS_OF_SHARE, _MOST_CHOSEN = 4, 50_000_000
 """For downsets with cheap borders: cells in each share of the work, and the largest number of figures."""
+
+_CELLS_OF_STAGES, _MOST_FIGURES, _MOST_STEPS = 256, 6_000_000, 2_000_000_000
+"""For what stages pay: cells, and limits on the figures that are kept at once and on the steps."""
 
 _SHORT = np.append(0.0, 2.0 ** np.arange(-7.0, -1.0))
 """Spans, as shares of all work."""
@@ -91,9 +95,15 @@ class BorderBound:
 
     @classmethod
     def of(
-        cls, graph: LayerGraph, labelling: Labelling, tables: FlushTables, variants: IndexArray
+        cls,
+        graph: LayerGraph,
+        labelling: Labelling,
+        stages: Labelling | None,
+        tables: FlushTables,
+        variants: IndexArray,
     ) -> BorderBound | None:
-        """Returns None if some layer has no option or no layer takes any time. labelling: of single borders."""
+        """Returns None if some layer has no option or no layer takes any time. labelling: of single borders; stages: of
+        stages, if there is one."""
         own_s = _least_work_s(tables, variants)
         all_s = float(own_s.sum())
         if not 0.0 < all_s < np.inf:
@@ -115,6 +125,7 @@ class BorderBound:
             all_s * (_SHORT + 2.0 * _ROUNDING),
             np.arange(from_s.size) // _GROUP,
             np.stack([longer.surely_paid(from_s, to_s, limit_s) for limit_s in limits_s[:, 0]]),
+            _paid_by_stages(labelling, stages, own_s, edges, _ranges(from_s, to_s, np.arange(0, from_s.size, _GROUP))),
         )
         return cls(frozen(cells), frozen(work))
 
@@ -177,8 +188,8 @@ class BorderBound:
         """The same on fewer cells. Its bounds are a little lower, and take a fraction of the time."""
         cells = self.cells
         starts = np.arange(0, cells.from_s.size, _COARSER)
-        from_s, in_s, out_s = (np.minimum.reduceat(x, starts) for x in (cells.from_s, cells.in_s, cells.out_s))
-        to_s = np.maximum.reduceat(np.where(np.isfinite(cells.from_s), cells.to_s, 0.0), starts)
+        in_s, out_s = (np.minimum.reduceat(x, starts) for x in (cells.in_s, cells.out_s))
+        from_s, to_s = _ranges(cells.from_s, cells.to_s, starts)
         coarse = cells._replace(from_s=from_s, to_s=to_s, in_s=in_s, out_s=out_s, group=cells.group[starts])
         return BorderBound(frozen(coarse), self.work)
 
@@ -341,10 +352,9 @@ class _Edges(NamedTuple):
         """``BorderCells.long_s`` for edges that are long beyond a limit."""
         some = (self.from_s <= limit_s) & (limit_s < self.span_s)
         starts = np.arange(0, from_s.size, _GROUP)
-        reached_s = np.maximum.reduceat(np.where(np.isfinite(from_s), to_s, -np.inf), starts)
-        none = starts.size
+        none, ranges = starts.size, _ranges(from_s, to_s, starts)
         (tail_behind, tail_front), (head_behind, head_front) = (
-            _first_cells(ends, np.minimum.reduceat(from_s, starts), reached_s) for ends in (self.tails, self.heads)
+            _first_cells(ends, *ranges) for ends in (self.tails, self.heads)
         )
         changes = np.zeros((none + 2, none + 2))
 
@@ -383,6 +393,40 @@ def _first_cells(work: LayerWork, from_s: FloatArray, to_s: FloatArray) -> _Rang
     return may, must
 
 
+def _ranges(from_s: FloatArray, to_s: FloatArray, starts: IndexArray) -> tuple[FloatArray, FloatArray]:
+    """Returns the least and the most work in front of borders of several cells each, inf and -inf if they have none."""
+    return np.minimum.reduceat(from_s, starts), np.maximum.reduceat(np.where(np.isfinite(from_s), to_s, -np.inf), starts)
+
+
+def _paid_by_stages(
+    labelling: Labelling,
+    stages: Labelling | None,
+    own_s: FloatArray,
+    edges: _Edges,
+    ranges: tuple[FloatArray, FloatArray],
+) -> FloatArray:
+    """Returns ``BorderCells.stage_s``. ranges: the least and the most work in front of each group's borders.
+
+    Stages are labelled on a grid of their own: for each two of its cells the least is kept that any stage between
+    borders of these pays. Two groups have the least of all cells that share some work with them.
+    """
+    if stages is None:
+        return np.zeros((ranges[0].size + 1,) * 2)
+    steps, states = stages.moves.source.size, int(stages.moves.states.max())
+    cells = int(min(_CELLS_OF_STAGES, (_MOST_FIGURES / states) ** 0.5, (_MOST_STEPS / steps) ** 0.5))
+    cells_of, no_charges_s = _cells_of(labelling, own_s, cells), np.zeros((labelling.label.size, 0))
+    from_s, to_s, _ = cheapest_borders(labelling.moves, _in_front(labelling), cells_of, own_s, no_charges_s)
+    charge_s = stages.charges.seconds(edges.in_s, edges.out_s)
+    paid_s = cheapest_stages(stages.moves, _in_front(stages), cells_of, charge_s) * (1.0 - _ROUNDING)
+    shares = [
+        (from_s * (1.0 - _ROUNDING) <= most_s) & (to_s * (1.0 + _ROUNDING) >= least_s)
+        for least_s, most_s in zip(*ranges, strict=True)
+    ]
+    ends = np.eye(from_s.size, dtype=np.bool_)
+    by_back = np.stack([paid_s[:, some].min(axis=1, initial=np.inf) for some in (*shares, ends[-1])])
+    return np.stack([by_back[:, some].min(axis=1, initial=np.inf) for some in (*shares, ends[0])])
+
+
 def downsets_with_cheap_borders(
     graph: LayerGraph, labelling: Labelling | None, tables: FlushTables, most: int
 ) -> BitArray | None:
@@ -407,8 +451,10 @@ def downsets_with_cheap_borders(
         starts = np.unique(np.arange(most) * least_s.size // most)
     ends = np.append(starts[1:], least_s.size)
     chosen = [first + int(np.argmin(least_s[first:end])) for first, end in zip(starts, ends, strict=True)]
+    few = bits[[c for c in chosen if least_s[c] < np.inf]][::-1]  # from the back
     none, every_one = np.zeros_like(bits[:1]), np.bitwise_or.reduce(bits, axis=0)[None]
-    return np.unique(np.concatenate([none, bits[[c for c in chosen if least_s[c] < np.inf]], every_one]), axis=0)
+    unions, shared = np.bitwise_or.accumulate(few), np.bitwise_and.accumulate(few[::-1])
+    return np.unique(np.concatenate([none, few, unions, shared, every_one]), axis=0)
 
 
 def _borders_of_chain(graph: LayerGraph, paid_s: FloatArray) -> tuple[FloatArray, BitArray]:

@@ -144,7 +144,7 @@ class _Problem:
     workload: FlushWorkload
     downsets: int | None
     is_wide: bool
-    labelling: Labelling | None
+    is_bounded: bool
     lattice_s: float
     stage_costs_s: float
 
@@ -165,8 +165,10 @@ class _Problem:
         expected, limit_bytes = count_downsets(graph), request.options.memory_limit_bytes
         neighbours = len(borders.kinds) ** 2
         most = min(downsets_within(graph, len(variants) * neighbours, limit_bytes), _MOST_LISTED)
-        labelling = Labelling.of(graph) if _is_labelled_first(expected) else None
-        is_wide = expected is None or expected > most or labelling is not None
+        is_first = expected is None or expected > _MOST_DOWNSETS
+        is_bounded = is_first or expected >= _BORDERS_FROM or graph.size > MANY_LAYERS
+        labelling = Labelling.of(graph) if is_bounded else None
+        is_wide = expected is None or expected > most or (is_first and labelling is not None)
         if is_wide:
             request.note(note_of_many(expected))
             lattice, lattice_s = _chain_of(graph), time.perf_counter() - began_s
@@ -175,8 +177,8 @@ class _Problem:
             lattice_s = tell_of_lattice(lattice, began_s, request.listener)
         began_s = time.perf_counter()
         workload = build_workload(instance, lattice, variants, borders)
-        if graph.size > MANY_LAYERS or is_wide or lattice.size >= _BORDERS_FROM:
-            workload = replace(workload, border_labelling=border_labelling(graph))
+        if is_bounded:
+            workload = replace(workload, border_labelling=border_labelling(graph), stage_labelling=labelling)
         costs_s = tell_of_options(workload.tmpcs_alone, began_s, request.listener)
         return cls(
             instance=instance,
@@ -187,7 +189,7 @@ class _Problem:
             workload=workload,
             downsets=expected,
             is_wide=is_wide,
-            labelling=labelling,
+            is_bounded=is_bounded,
             lattice_s=lattice_s,
             stage_costs_s=costs_s,
         )
@@ -217,7 +219,7 @@ class _Problem:
     @property
     def is_chain_long(self) -> bool:
         """Whether a search of the chain takes so long that bounds come before it."""
-        return self.workload.lattice.graph.size > MANY_LAYERS or (self.is_wide and self.labelling is None)
+        return self.workload.lattice.graph.size > MANY_LAYERS or (self.is_wide and self.workload.stage_labelling is None)
 
     def _on(self, lattice: Lattice) -> FlushWorkload:
         """Returns the workload with the same layers on other downsets."""
@@ -229,7 +231,7 @@ class _Problem:
         workload, graph = self.workload, self.workload.lattice.graph
         if self.chain is None:
             return SearchSpace(workload.arrays, is_large=graph.size > MANY_LAYERS)
-        labelling = self.labelling if _is_labelled_first(self.downsets) else Labelling.of(graph)
+        labelling = workload.stage_labelling if self.is_bounded else Labelling.of(graph)
         paths = None if labelling is None else build_paths(workload, labelling)
         if not self.is_wide:
             return SearchSpace(workload.arrays, is_large=True, paths=paths)
@@ -344,11 +346,6 @@ def instance_under(schedule: Schedule, instance: Instance, tell: Callable[[str],
     """Returns the instance with separate forward and backward passes, unless the schedule is Piper's, which uses their
     sum."""
     return instance if schedule == PAPERS_SCHEDULE else with_passes(instance, tell)
-
-
-def _is_labelled_first(downsets: int | None) -> bool:
-    """Whether a graph with so many downsets (None: too many to count) is labelled before its lattice is made."""
-    return downsets is None or downsets > _MOST_DOWNSETS
 
 
 def _chain_of(graph: LayerGraph) -> GrownLattice:

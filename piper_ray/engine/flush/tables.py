@@ -47,8 +47,9 @@ class FlushWorkload:
 
     tmpcs: ``tmpcs[r][v]`` are the options of vertex v in placed variant r, in the order of ``arrays``, the fastest
     first. rates: at which edges are charged. border_rates: of borders. ahead_of: figures of the layers in front of each
-    downset, by sets of variants, computed as needed. border_labelling: given on graphs with many downsets or layers.
-    borders_of: bounds by the cheapest borders, for the same sets of variants.
+    downset, by sets of variants, computed as needed. border_labelling: given on graphs with many downsets or layers;
+    stage_labelling: then given too, if there is one. borders_of: bounds by the cheapest borders, for the same sets of
+    variants.
     """
 
     lattice: Lattice
@@ -60,6 +61,7 @@ class FlushWorkload:
     arrays: FlushTables
     ahead_of: dict[tuple[int, ...], AheadArrays] = field(default_factory=dict)
     border_labelling: Labelling | None = None
+    stage_labelling: Labelling | None = None
     borders_of: dict[tuple[int, ...], BorderBound | None] = field(default_factory=dict)
 
     @property
@@ -71,7 +73,9 @@ class FlushWorkload:
         """Returns the bound by cheapest borders for these variants; None if it is not used or does not exist."""
         variants = tuple(bounding.tolist())
         if self.border_labelling is not None and variants not in self.borders_of:
-            self.borders_of[variants] = BorderBound.of(self.lattice.graph, self.border_labelling, self.arrays, bounding)
+            self.borders_of[variants] = BorderBound.of(
+                self.lattice.graph, self.border_labelling, self.stage_labelling, self.arrays, bounding
+            )
         return self.borders_of.get(variants)
 
 

@@ -38,6 +38,8 @@ class BorderCells(NamedTuple):
     # float64[l + 1, g + 1, g + 1]: what a stage surely pays for long edges, by the border in front of it and the one
     # behind it, where the last one is none; [0]: for all edges.
     long_s: FloatArray
+    # float64[g + 1, g + 1]: the least that any stage pays between such borders, if it is known; else 0; inf: none exists.
+    stage_s: FloatArray
 
 
 class WayPrices(NamedTuple):
@@ -103,6 +105,37 @@ def cheapest_borders(
 
 
 @kernel
+def cheapest_stages(
+    moves: LabelMoves, in_front: IndexArray, cells_of: IndexArray, charge_s: FloatArray
+) -> FloatArray:
+    """Returns the least that a stage pays, float64[c, c], by the cells in front of it and by those in front of what is
+    behind it; inf if there is none. moves: of the labels of stages. in_front, charge_s: [moves]; cells_of: int64[n].
+    """
+    n, cells, states = moves.order.size, int(cells_of.sum()) + 1, int(moves.states.max())
+    # By state, cells in front, and cells inside and one more; 0: no vertex is inside.
+    kept = np.full((2, states, cells, cells + 1), np.inf)
+    kept[0, 0, 0, 0] = 0.0
+    labelled = 1
+    for k in range(n):
+        old, new, step = k & 1, 1 - (k & 1), cells_of[moves.order[k]]
+        for state in range(moves.states[k + 1]):
+            kept[new, state, : labelled + step, : labelled + step + 1] = np.inf
+        for move in range(moves.move_start[k], moves.move_start[k + 1]):
+            before, after, paid_s = kept[old, moves.source[move]], kept[new, moves.target[move]], charge_s[move]
+            front, inside = in_front[move] * step, moves.inside[move] * step
+            for cell in range(labelled):
+                row, into = before[cell], after[cell + front]
+                into[moves.inside[move] + inside] = min(into[moves.inside[move] + inside], row[0] + paid_s)
+                for more in range(1, labelled - cell + 1):
+                    into[more + inside] = min(into[more + inside], row[more] + paid_s)
+        labelled += step
+    found = np.full((cells, cells), np.inf)
+    for cell in range(cells):
+        found[cell, cell:] = kept[n & 1, 0, cell, 1 : cells - cell + 1]
+    return found
+
+
+@kernel
 def cheapest_border_way(cells: BorderCells, prices: WayPrices, limit: float) -> tuple[float, IndexArray, FloatArray]:
     """Returns a lower bound on the cost of plans whose batch takes at most ``limit``, inf if there are none, and the
     way that costs it: int64[k + 1], the border behind the last stage, which is the number of cells, the cells of the
@@ -149,6 +182,7 @@ def cheapest_border_way(cells: BorderCells, prices: WayPrices, limit: float) -> 
                     crossing_s += cells.in_s[front, length - 1]
                 if length > 0 and not is_last:
                     crossing_s += cells.out_s[back, length - 1]
+                crossing_s = max(crossing_s, cells.stage_s[cells.group[front] if front >= 0 else none, group])
                 stage_s = whole_s + 2.0 * crossing_s
                 among_s = paid_s[back] + 2.0 * crossing_s
                 left_s = cells.from_s[front] if front >= 0 else 0.0

@@ -73,12 +73,11 @@ class Labelling:
         starts = dict.fromkeys((0, graph.size - 1, *few))
         from_back, from_front = [-v for v in range(graph.size)], list(range(graph.size))
         found = [_order_from(start, neighbours, from_back, _MUCH) for start in starts]
-        if len(labels) < len(STAGE_LABELS):
-            ahead = [0] * graph.size  # on the longest path
-            for v, heads in enumerate(graph.successors):
-                ahead[v] = 1 + max((ahead[w] for w in heads), default=0)
-            ways = ((from_front, _SOME), (ahead, _LITTLE))
-            found += [_order_from(graph.size - 1, neighbours, priority, weight) for priority, weight in ways]
+        ahead = [0] * graph.size  # on the longest path
+        for v, heads in enumerate(graph.successors):
+            ahead[v] = 1 + max((ahead[w] for w in heads), default=0)
+        ways = ((from_front, _SOME), (ahead, _LITTLE))
+        found += [_order_from(graph.size - 1, neighbours, priority, weight) for priority, weight in ways]
         order = min(found, key=lambda of_start: of_start[0])[1]
         return _moves(graph, order, neighbours, labels)
 
