@@ -54,7 +54,7 @@ _CLOSE = 1e-3
 
 _RISE, _MOST_RISES = 1.06, 40
 
-_MOST_WAYS = 60
+_MOST_WAYS, _FEW_WAYS = 60, 20
 """Prices tried on the coarse grid, at all times together: each takes some hundredths of a second."""
 
 _TIE = 1e-8
@@ -141,7 +141,7 @@ class BorderBound:
         """
         choices, found_s = LayerChoices.of(tables, task), lower_s
         if upper_s == np.inf:
-            way_prices = self.way_prices(choices, task, prices)
+            way_prices = self._held(choices, task).priced(prices)
             for _ in range(_MOST_RISES):
                 most_s = found_s * _RISE
                 least_s, *_ = cheapest_border_way(self.cells, way_prices, most_s)
@@ -150,12 +150,28 @@ class BorderBound:
                 found_s = most_s
             return found_s
         found_s, prices = self._coarse._halved(choices, task, prices, lower_s, upper_s, _MOST_WAYS)
-        return found_s if found_s == np.inf else self._halved(choices, task, prices, found_s, upper_s, 1)[0]
+        return found_s if found_s == np.inf else self._raised_by_steps(choices, task, prices, found_s, upper_s)
 
-    def rules_out(self, tables: FlushTables, task: FlushTask, prices: PathPrices, upper_s: float) -> bool:
-        """Whether prices by which no plan of the task takes at most ``upper_s`` are soon found, from ``prices`` on."""
+    def quick_s(
+        self, tables: FlushTables, task: FlushTask, prices: PathPrices, lower_s: float, upper_s: float
+    ) -> float:
+        """The same with few prices, on the coarse grid."""
         choices = LayerChoices.of(tables, task)
-        return self._coarse._raised(choices, task, prices, upper_s, _MOST_WAYS)[0] > upper_s * (1.0 + _TIE)
+        return self._coarse._halved(choices, task, prices, lower_s, upper_s, _FEW_WAYS)[0]
+
+    def _raised_by_steps(
+        self, choices: LayerChoices, task: FlushTask, prices: PathPrices, lower_s: float, upper_s: float
+    ) -> float:
+        """Tries times a little above a bound, each further one twice as far, for as long as no plan takes so little."""
+        held, found_s, step = self._held(choices, task), lower_s, _CLOSE
+        while True:
+            most_s = min(upper_s, found_s * (1.0 + step))
+            least_s, *_ = cheapest_border_way(self.cells, held.priced(prices), most_s)
+            if least_s <= most_s * (1.0 + _TIE):
+                return max(found_s, least_s)
+            if most_s == upper_s:
+                return np.inf
+            found_s, step = most_s, 2.0 * step
 
     def _halved(
         self,
@@ -168,9 +184,10 @@ class BorderBound:
     ) -> tuple[float, PathPrices]:
         """Halves the range between a bound and a plan, with prices sought for each time. Returns the bound and the last
         prices. most_ways: how many prices are tried; after these, no further ones are sought."""
+        held = self._held(choices, task)
         found_s, high_s, most_s = lower_s, upper_s, upper_s
         while found_s < most_s:
-            least_s, prices, tried = self._raised(choices, task, prices, most_s, max(1, most_ways))
+            least_s, prices, tried = self._raised(held, prices, most_s, max(1, most_ways))
             most_ways -= tried
             if least_s > most_s * (1.0 + _TIE):
                 if most_s == upper_s:
@@ -194,7 +211,7 @@ class BorderBound:
         return BorderBound(frozen(coarse), self.work)
 
     def _raised(
-        self, choices: LayerChoices, task: FlushTask, prices: PathPrices, most_s: float, most_ways: int
+        self, held: _Held, prices: PathPrices, most_s: float, most_ways: int
     ) -> tuple[float, PathPrices, int]:
         """Seeks prices by which plans whose batch takes at most ``most_s`` cost more than that. Returns the largest
         cost of a cheapest way, its prices, and how many prices were tried: ``most_ways`` at most.
@@ -207,14 +224,14 @@ class BorderBound:
         program: WayProgram | None = None
         best_s, best, count = -np.inf, prices, self.cells.from_s.size
         for tried in range(1, most_ways + 1):
-            least_s, way, paid_s = cheapest_border_way(self.cells, self.way_prices(choices, task, prices), most_s)
+            least_s, way, paid_s = cheapest_border_way(self.cells, held.priced(prices), most_s)
             if least_s > best_s:
                 best_s, best = float(least_s), prices
             if best_s > most_s * (1.0 + _TIE) or tried == most_ways:
                 break
-            program = program or WayProgram(choices, task)
+            program = program or WayProgram(held.choices, held.task)
             for q, (back, front) in enumerate(pairwise(way.tolist())):
-                copies = self._copies(choices, back, front)
+                copies = self._copies(held.choices, back, front)
                 paid = float(paid_s[q]), float(paid_s[q])
                 program.add_stage((back + 1) % (count + 1), front + 1, front < 0, q, copies, paid, prices)
             if not program.solve() or program.batch_s <= most_s:
@@ -236,32 +253,10 @@ class BorderBound:
         copies: FloatArray = np.bincount(choices.of_vertex, share, choices.copies.size).astype(np.float64)
         return copies
 
-    def way_prices(self, choices: LayerChoices, task: FlushTask, prices: PathPrices) -> WayPrices:
-        """Returns the costs of ways in the task."""
-        positions = task.most_stages
-        cost_s = choices.least_s(prices, in_flight_at(task))[:, choices.of_vertex]
-        border_s = np.zeros((positions, self.cells.from_s.size))
-        for q in range(1, positions):
-            border_s[q] = self.least_in_front(cost_s[q] - cost_s[q - 1])
+    def _held(self, choices: LayerChoices, task: FlushTask) -> _Held:
         held = choices.least_held(in_flight_at(task))[:, choices.of_vertex] / task.most_memory_bytes
-        least_held = [self.least_in_front(row) for row in held]
-        most_held = [-self.least_in_front(-row) for row in held]
-        first_sync = np.append(np.cumsum(prices.sync[::-1])[::-1], 0.0)[1:]
-        begin_s = float(cost_s[0].sum())
-        return frozen(
-            WayPrices(
-                passes=prices.forward + prices.backward,
-                room_s=prices.memory_s * task.most_memory_bytes,
-                begin_s=begin_s - _TINY * abs(begin_s),
-                border_s=border_s,
-                first_s=first_sync[:, None] * self.least_in_front(choices.least_sync_s()[choices.of_vertex]),
-                held=np.stack([np.array(least_held), np.array(most_held)], axis=2),
-                held_at_all=held.sum(axis=1) * (1.0 - _ROUNDING),
-                often=np.array([often(task.schedule, task.microbatches, q + 1) for q in range(positions)], np.float64),
-                microbatches=task.microbatches,
-                stages=task.stages,
-            )
-        )
+        in_front = [(self.least_in_front(row), -self.least_in_front(-row)) for row in held]
+        return _Held(self, choices, task, np.stack(in_front).swapaxes(1, 2).copy(), held.sum(axis=1) * (1.0 - _ROUNDING))
 
     def least_in_front(self, value: FloatArray) -> FloatArray:
         """Returns float64[c]: a lower bound, for each cell, on the sum of ``value`` over the layers in front of a
@@ -286,6 +281,40 @@ class BorderBound:
             of_work = worth * np.where(has_some, from_s if worth >= 0.0 else to_s, 0.0)
             found = np.maximum(found, of_work + np.cumsum(changes)[:-1])
         return np.where(has_some, found - _TINY * np.abs(value).sum(), 0.0)
+
+
+class _Held(NamedTuple):
+    """What the layers of a task hold, in any cell, and in all; see ``WayPrices``."""
+
+    bound: BorderBound
+    choices: LayerChoices
+    task: FlushTask
+    held: FloatArray
+    held_at_all: FloatArray
+
+    def priced(self, prices: PathPrices) -> WayPrices:
+        """Returns the costs of ways in the task."""
+        choices, task, positions = self.choices, self.task, self.task.most_stages
+        cost_s = choices.least_s(prices, in_flight_at(task))[:, choices.of_vertex]
+        border_s = np.zeros((positions, self.bound.cells.from_s.size))
+        for q in range(1, positions):
+            border_s[q] = self.bound.least_in_front(cost_s[q] - cost_s[q - 1])
+        first_sync = np.append(np.cumsum(prices.sync[::-1])[::-1], 0.0)[1:]
+        begin_s = float(cost_s[0].sum())
+        return frozen(
+            WayPrices(
+                passes=prices.forward + prices.backward,
+                room_s=prices.memory_s * task.most_memory_bytes,
+                begin_s=begin_s - _TINY * abs(begin_s),
+                border_s=border_s,
+                first_s=first_sync[:, None] * self.bound.least_in_front(choices.least_sync_s()[choices.of_vertex]),
+                held=self.held,
+                held_at_all=self.held_at_all,
+                often=np.array([often(task.schedule, task.microbatches, q + 1) for q in range(positions)], np.float64),
+                microbatches=task.microbatches,
+                stages=task.stages,
+            )
+        )
 
 
 class _Edges(NamedTuple):

@@ -118,12 +118,17 @@ class FlushSearch:
 
     def bound(self, workload: FlushWorkload) -> None:
         """Computes bounds of all open tasks by the cheapest borders of ``workload``, at the best plan's time if there
-        is one. Does nothing if a plan is known and only a few tasks are open, or if they have bounds at this time."""
-        tasks, upper_s = self._open_below(self.ledger.upper_s), self.ledger.upper_s
-        if (len(tasks) > _FEW_TASKS or upper_s == np.inf) and upper_s != self._bounded_s:
+        is one: first a quick bound of each, then closer ones, of the task of the lowest bound first. Does nothing if a
+        plan is known and only a few tasks are open, or if they have bounds at this time."""
+        upper_s = self.ledger.upper_s
+        if upper_s == self._bounded_s or (upper_s < np.inf and len(self._open_below(upper_s)) <= _FEW_TASKS):
+            return
+        self._bounded_s = upper_s
+        for effort in (TaskEffort.QUICK_BOUND, TaskEffort.BOUND) if upper_s < np.inf else (TaskEffort.BOUND,):
+            tasks = sorted(self._open_below(upper_s), key=lambda task: (task.lower_s, task.order))
             known = [replace(x, borders=None if x.has_kinds else workload.borders(x.arrays.bounding)) for x in tasks]
-            self._run_before(FlushSearch(self.space, known, self.workers, self._part(), effort=TaskEffort.BOUND))
-            self._bounded_s = upper_s
+            if self.ledger.stopped_by is None:
+                self._run_before(FlushSearch(self.space, known, self.workers, self._part(), effort=effort))
 
     def improve(self, space: SearchSpace, tasks: Sequence[DegreePair], origin: str, first_share: float) -> None:
         """Looks for an early plan on fewer downsets. Keeps the bounds that hold for all plans of a task."""
@@ -160,7 +165,7 @@ class FlushSearch:
         ledger, share, index, before = self.ledger, self.first_share, 0, 0
         has_kinds = any(task.has_kinds for task in self.tasks)
         try:
-            if self.effort is TaskEffort.BOUND:
+            if self.effort in (TaskEffort.QUICK_BOUND, TaskEffort.BOUND):
                 tasks = self._open_below(ledger.upper_s)
                 yield from self._seek(tasks, ledger.upper_s, Round(ledger, 1, len(tasks), ledger.upper_s), self.effort)
                 return
@@ -233,7 +238,7 @@ class FlushSearch:
         """
         workers, waiting, left = self.workers, deque(tasks), deque(task.order for task in tasks)
         known_s = self.ledger.upper_s
-        memo = None if effort is TaskEffort.BOUND else self.memo
+        memo = self.memo if effort in (TaskEffort.PLAN, TaskEffort.PROOF) else None
         self._in_order, running = in_order, 0
         ready: dict[int, _Outcome] = {}
         left_open: list[_Outcome] = []

@@ -197,8 +197,10 @@ class _Stopped(Exception):
 
 
 class TaskEffort(Enum):
-    """How much is done for a task: a bound by prices; a plan; or a plan and the proof that none is better."""
+    """How much is done for a task: a quick bound; a bound by good prices; a plan; or a plan and the proof that none is
+    better."""
 
+    QUICK_BOUND = "quick bound"
     BOUND = "bound"
     PLAN = "plan"
     PROOF = "proof"
@@ -219,6 +221,8 @@ def run_task(
     """
     if task.lower_s > control[0] * (1.0 + TIE):
         return TaskResult(np.inf)
+    if effort is TaskEffort.QUICK_BOUND:
+        return _quickly_bounded(space, task, control)
     if effort is TaskEffort.BOUND:
         return _bounded(space, task, control)
     if task.mixes.most_mixes > _MOST_MIXES:
@@ -297,18 +301,19 @@ def _raised(
     return low_s, task.prices
 
 
+def _quickly_bounded(space: SearchSpace, task: DegreePair, control: FloatArray) -> TaskResult:
+    """Bounds all plans of the task, whichever downsets the space has, from even prices on, which are there at once."""
+    borders, upper_s, even = task.borders, float(control[0]), even_prices(task.arrays)
+    if borders is None or even is None:
+        return TaskResult(task.lower_s)
+    least_s = borders.quick_s(space.tables, task.arrays, even, task.lower_s, upper_s)
+    return TaskResult(least_s, proved_s=min(least_s, upper_s))
+
+
 def _bounded_by_borders(space: SearchSpace, task: DegreePair, borders: BorderBound, control: FloatArray) -> TaskResult:
-    """Bounds all plans of the task, whichever downsets the space has: from even prices on, which are there at once, and
-    if a plan is known that these do not rule the task out for, from good ones on."""
-    upper_s, even = float(control[0]), even_prices(task.arrays)
-    if (
-        task.prices is None
-        and even is not None
-        and upper_s < np.inf
-        and borders.rules_out(space.tables, task.arrays, even, upper_s)
-    ):
-        return TaskResult(np.inf, proved_s=upper_s)
-    prices = task.prices or _find_prices(space, task) or even
+    """Bounds all plans of the task, whichever downsets the space has, from good prices on."""
+    upper_s = float(control[0])
+    prices = task.prices or _find_prices(space, task) or even_prices(task.arrays)
     if prices is None:
         return TaskResult(task.lower_s)
     least_s = prices.bound_s

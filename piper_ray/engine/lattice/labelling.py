@@ -28,8 +28,8 @@ STAGE_LABELS, BORDER_LABELS = (BEHIND, INSIDE, IN_FRONT), (BEHIND, IN_FRONT)
 _MUCH, _SOME, _LITTLE = 1_000_000, 64, 4
 """Weights of the frontier's growth in the choice of an order."""
 
-_MOST_MOVES = 100_000
-"""With more moves, a labelling takes longer than it saves."""
+_MOST_MOVES, _MOST_COST = 100_000, 100_000_000
+"""With more moves, a labelling takes longer than it saves. An order of a larger cost has too many in any case."""
 
 
 class MoveCharges(NamedTuple):
@@ -67,19 +67,23 @@ class Labelling:
 
     @classmethod
     def of(cls, graph: LayerGraph, labels: Sequence[int] = STAGE_LABELS) -> Labelling | None:
-        """Returns a labelling, or None if every order that was tried has too many moves."""
+        """Returns the labelling with the fewest moves of a few orders; None if all have too many moves."""
         neighbours = [sorted({*graph.successors[v], *graph.predecessors[v]}) for v in range(graph.size)]
         few = sorted(range(graph.size), key=lambda v: (len(neighbours[v]), v))[:2]
         starts = dict.fromkeys((0, graph.size - 1, *few))
         from_back, from_front = [-v for v in range(graph.size)], list(range(graph.size))
-        found = [_order_from(start, neighbours, from_back, _MUCH) for start in starts]
         ahead = [0] * graph.size  # on the longest path
         for v, heads in enumerate(graph.successors):
             ahead[v] = 1 + max((ahead[w] for w in heads), default=0)
         ways = ((from_front, _SOME), (ahead, _LITTLE))
+        found = [min(_order_from(start, neighbours, from_back, _MUCH) for start in starts)]
         found += [_order_from(graph.size - 1, neighbours, priority, weight) for priority, weight in ways]
-        order = min(found, key=lambda of_start: of_start[0])[1]
-        return _moves(graph, order, neighbours, labels)
+        best: Labelling | None = None
+        for cost, order in sorted(found):
+            if cost <= _MOST_COST:
+                most = _MOST_MOVES if best is None else best.label.size
+                best = _moves(graph, order, neighbours, labels, most) or best
+        return best
 
 
 def _order_from(
@@ -129,8 +133,9 @@ def _order_from(
 
 
 def _moves(
-    graph: LayerGraph, order: Sequence[int], neighbours: Sequence[Sequence[int]], possible: Sequence[int]
+    graph: LayerGraph, order: Sequence[int], neighbours: Sequence[Sequence[int]], possible: Sequence[int], most: int
 ) -> Labelling | None:
+    """Returns the labelling in this order; None if it has more than ``most`` moves."""
     edge_of = {(tail, head): e for e, (tail, head, _) in enumerate(graph.edges)}
     left = [len(of_vertex) for of_vertex in neighbours]
     frontier: list[int] = []
@@ -156,7 +161,7 @@ def _moves(
                 target = number.setdefault(after, len(number))
                 found.append((target, source, label, *paid))
         moves += sorted(found)
-        if len(moves) > _MOST_MOVES:
+        if len(moves) > most:
             return None
         frontier = [frontier[k] for k in stays] + ([v] if left[v] > 0 else [])
         states = list(number)
