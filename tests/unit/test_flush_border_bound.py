@@ -13,9 +13,9 @@ from piper_ray.engine.flush.border_bound import BorderBound, border_labelling, d
 from piper_ray.engine.flush.path_prices import LayerChoices, in_flight_at
 from piper_ray.engine.flush.position_program import path_prices
 from piper_ray.engine.flush.tables import FlushWorkload
-from piper_ray.engine.kernels.flush_borders import cheapest_downsets
+from piper_ray.engine.kernels.flush_borders import cheapest_downsets, cheapest_stages
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
-from piper_ray.engine.lattice.labelling import Labelling
+from piper_ray.engine.lattice.labelling import IN_FRONT, Labelling
 from piper_ray.engine.lattice.layer_graph import members
 from tests.flush_schedules import FlushSchedule
 from tests.instances import random_instance
@@ -87,6 +87,40 @@ def test_each_stage_pays_what_it_surely_pays_for_long_edges() -> None:
                     short = _short_paid(workload, bound, inside[j])[1, length - 1]
                     assert _paid_for_short(workload, bound, inside[i], inside[j], length)[1] == pytest.approx(short)
     assert surely > 250
+
+
+def test_no_stage_pays_less_than_its_cells() -> None:
+    compared = 0
+    for seed in range(20):
+        workload, _ = tables(random_instance(seed, most_layers=7))
+        bound = None if workload is None else _bound(workload, np.arange(1))
+        if workload is None or bound is None:
+            continue
+        graph, inside = workload.lattice.graph, _inside(workload)
+        stages = Labelling.of(graph)
+        assert stages is not None
+        rng = Random(seed)
+        cells_of = np.array([rng.randrange(3) for _ in range(graph.size)])
+        charge_s = stages.charges.seconds(workload.arrays.edge_in_s[0], workload.arrays.edge_out_s[0])
+        found = cheapest_stages(stages.moves, (stages.label == IN_FRONT).astype(np.int64), cells_of, charge_s)
+        least = np.full(found.shape, np.inf)
+        none = bound.cells.stage_s.shape[0] - 1
+        for outer in inside:
+            for inner in inside:
+                if not inner < outer:
+                    continue
+                paid_s = sum(sum(_paid_by(workload, outer, inner, e)) for e in range(len(graph.edges)))
+                at = tuple(sum(cells_of[v] for v in range(graph.size) if v not in some) for some in (outer, inner))
+                least[at] = min(least[at], paid_s)
+                ends = [sum(bound.work.own_s[v] for v in range(graph.size) if v not in some) for some in (outer, inner)]
+                groups = [{bound.cells.group[cell] for cell in _cells_with(bound, end_s)} for end_s in ends]
+                fronts = groups[0] if len(outer) < graph.size else {none}
+                backs = groups[1] if inner else {none}
+                for front, back in product(fronts, backs):
+                    assert bound.cells.stage_s[front, back] <= paid_s * (1.0 + 1e-12), seed
+                    compared += 1
+        assert found == pytest.approx(least), seed
+    assert compared > 500
 
 
 @pytest.mark.parametrize(("cells", "schedule"), long_after(0, zip((_MANY, _FEW), FlushSchedule.flushed(), strict=True)))

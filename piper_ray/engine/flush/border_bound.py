@@ -210,9 +210,7 @@ class BorderBound:
         coarse = cells._replace(from_s=from_s, to_s=to_s, in_s=in_s, out_s=out_s, group=cells.group[starts])
         return BorderBound(frozen(coarse), self.work)
 
-    def _raised(
-        self, held: _Held, prices: PathPrices, most_s: float, most_ways: int
-    ) -> tuple[float, PathPrices, int]:
+    def _raised(self, held: _Held, prices: PathPrices, most_s: float, most_ways: int) -> tuple[float, PathPrices, int]:
         """Seeks prices by which plans whose batch takes at most ``most_s`` cost more than that. Returns the largest
         cost of a cheapest way, its prices, and how many prices were tried: ``most_ways`` at most.
 
@@ -256,7 +254,9 @@ class BorderBound:
     def _held(self, choices: LayerChoices, task: FlushTask) -> _Held:
         held = choices.least_held(in_flight_at(task))[:, choices.of_vertex] / task.most_memory_bytes
         in_front = [(self.least_in_front(row), -self.least_in_front(-row)) for row in held]
-        return _Held(self, choices, task, np.stack(in_front).swapaxes(1, 2).copy(), held.sum(axis=1) * (1.0 - _ROUNDING))
+        return _Held(
+            self, choices, task, np.stack(in_front).swapaxes(1, 2).copy(), held.sum(axis=1) * (1.0 - _ROUNDING)
+        )
 
     def least_in_front(self, value: FloatArray) -> FloatArray:
         """Returns float64[c]: a lower bound, for each cell, on the sum of ``value`` over the layers in front of a
@@ -424,7 +424,9 @@ def _first_cells(work: LayerWork, from_s: FloatArray, to_s: FloatArray) -> _Rang
 
 def _ranges(from_s: FloatArray, to_s: FloatArray, starts: IndexArray) -> tuple[FloatArray, FloatArray]:
     """Returns the least and the most work in front of borders of several cells each, inf and -inf if they have none."""
-    return np.minimum.reduceat(from_s, starts), np.maximum.reduceat(np.where(np.isfinite(from_s), to_s, -np.inf), starts)
+    return np.minimum.reduceat(from_s, starts), np.maximum.reduceat(
+        np.where(np.isfinite(from_s), to_s, -np.inf), starts
+    )
 
 
 def _paid_by_stages(

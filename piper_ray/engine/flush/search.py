@@ -126,6 +126,7 @@ class FlushSearch:
         self._bounded_s = upper_s
         for effort in (TaskEffort.QUICK_BOUND, TaskEffort.BOUND) if upper_s < np.inf else (TaskEffort.BOUND,):
             tasks = sorted(self._open_below(upper_s), key=lambda task: (task.lower_s, task.order))
+            tasks = [task for task in tasks if task.lower_s < upper_s]
             known = [replace(x, borders=None if x.has_kinds else workload.borders(x.arrays.bounding)) for x in tasks]
             if self.ledger.stopped_by is None:
                 self._run_before(FlushSearch(self.space, known, self.workers, self._part(), effort=effort))

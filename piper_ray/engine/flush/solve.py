@@ -219,7 +219,9 @@ class _Problem:
     @property
     def is_chain_long(self) -> bool:
         """Whether a search of the chain takes so long that bounds come before it."""
-        return self.workload.lattice.graph.size > MANY_LAYERS or (self.is_wide and self.workload.stage_labelling is None)
+        return self.workload.lattice.graph.size > MANY_LAYERS or (
+            self.is_wide and self.workload.stage_labelling is None
+        )
 
     def _on(self, lattice: Lattice) -> FlushWorkload:
         """Returns the workload with the same layers on other downsets."""

@@ -38,8 +38,9 @@ class BorderCells(NamedTuple):
     # float64[l + 1, g + 1, g + 1]: what a stage surely pays for long edges, by the border in front of it and the one
     # behind it, where the last one is none; [0]: for all edges.
     long_s: FloatArray
-    # float64[g + 1, g + 1]: the least that any stage pays between such borders, if it is known; else 0; inf: none exists.
-    stage_s: FloatArray
+    stage_s: (
+        FloatArray  # float64[g + 1, g + 1]: the least that any stage between them pays, if known; inf: there is none
+    )
 
 
 class WayPrices(NamedTuple):
@@ -105,9 +106,7 @@ def cheapest_borders(
 
 
 @kernel
-def cheapest_stages(
-    moves: LabelMoves, in_front: IndexArray, cells_of: IndexArray, charge_s: FloatArray
-) -> FloatArray:
+def cheapest_stages(moves: LabelMoves, in_front: IndexArray, cells_of: IndexArray, charge_s: FloatArray) -> FloatArray:
     """Returns the least that a stage pays, float64[c, c], by the cells in front of it and by those in front of what is
     behind it; inf if there is none. moves: of the labels of stages. in_front, charge_s: [moves]; cells_of: int64[n].
     """
