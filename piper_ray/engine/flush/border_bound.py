@@ -464,6 +464,11 @@ def downsets_with_cheap_borders(
     """Returns uint64[m, words]: the empty set, V, and a downset with the cheapest border for each of ``most`` equal
     shares of the work in front. None if no layer takes any time. labelling: of single borders; None: borders are those
     of a chain.
+
+    Where layers may be on either side of a border at about the same cost, cheap borders of two shares may cross, and
+    no stage is between them. So the unions of the downsets up to each share are there too, and the intersections from
+    each share on: each of the two is a chain. What crosses their borders costs little: that of a union and that of an
+    intersection cost no more than the two borders that they are made of.
     """
     every = np.arange(tables.option_start.shape[0])
     own_s = _least_work_s(tables, every)

@@ -48,8 +48,9 @@ _MOST_LISTED = 1_000_000
 """The most downsets ever listed, also if it is unknown which are useful: tables of 2.4 million took 8 GB."""
 
 _MANY_DOWNSETS = 300
-_FEW_DOWNSETS = 200
-"""If there are more downsets than the first, an early plan is sought on the second number of cheap borders."""
+_FEW_DOWNSETS = (40, 200)
+"""If there are more downsets than the first, early plans are sought on these numbers of cheap borders: a plan of the
+first is there soon, and limits what the second has to look at."""
 
 _BORDERS_FROM = 2_000
 """From this number of downsets on, bounds by the cheapest borders take less time than they save."""
@@ -204,16 +205,16 @@ class _Problem:
             return None
         return self._on(_chain_of(graph))
 
-    @cached_property
-    def with_cheap_borders(self) -> FlushWorkload | None:
-        """The workload on a few downsets with cheap borders, for an early plan. None if all downsets or those of the
-        chain are few enough. If there are too many borders to find the cheap ones, they are those of a chain.
+    def with_cheap_borders(self, most: int) -> FlushWorkload | None:
+        """Returns the workload on a few downsets, with ``most`` cheap borders, for an early plan. None if all downsets
+        or those of the chain are few enough. If there are too many borders to find the cheap ones, they are those of a
+        chain.
         """
         few, graph = self.workload if self.chain is None else self.chain, self.workload.lattice.graph
         labelling = self.workload.border_labelling
         if few.lattice.size <= _MANY_DOWNSETS or (labelling is None and not self.is_chain_long):
             return None
-        found = downsets_with_cheap_borders(graph, labelling, self.workload.arrays, _FEW_DOWNSETS)
+        found = downsets_with_cheap_borders(graph, labelling, self.workload.arrays, most)
         return None if found is None else self._on(listed_lattice(graph, found))
 
     @property
@@ -280,7 +281,9 @@ class _Problem:
     def run(self, search: FlushSearch, instance: Instance) -> None:
         """Runs a search to its end. On a large lattice, early plans are sought first."""
         are_bounded = self.workload.border_labelling is not None
-        self._improve(search, instance, "borders", self.with_cheap_borders)
+        for most in _FEW_DOWNSETS:
+            if search.ledger.stopped_by is None:
+                self._improve(search, instance, "borders", self.with_cheap_borders(most))
         if are_bounded and self.is_chain_long and search.ledger.stopped_by is None:
             search.bound(self.workload)
         self._improve(search, instance, "chain", self.chain)
