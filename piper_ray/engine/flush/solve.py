@@ -167,7 +167,7 @@ class _Problem:
         neighbours = len(borders.kinds) ** 2
         most = min(downsets_within(graph, len(variants) * neighbours, limit_bytes), _MOST_LISTED)
         is_first = expected is None or expected > _MOST_DOWNSETS
-        is_bounded = is_first or expected >= _BORDERS_FROM or graph.size > MANY_LAYERS
+        is_bounded = is_first or expected is None or expected >= _BORDERS_FROM or graph.size > MANY_LAYERS
         labelling = Labelling.of(graph) if is_bounded else None
         is_wide = expected is None or expected > most or (is_first and labelling is not None)
         if is_wide:
