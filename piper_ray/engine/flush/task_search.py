@@ -166,8 +166,6 @@ _BY_LEVELS = {GPIPE: False, ONE_F_ONE_B: True, TWO_BW: False}
 """Whether slower stages in front lengthen a tail's warm-up: then tails are found for several levels of their time."""
 
 _NO_LEVELS: FloatArray = np.zeros((1, 2))
-_MANY_DOWNSETS = 50_000
-"""From this number on, cheapest borders by even prices take less time than figures of all downsets."""
 _FAR = 1.08
 """Bounds are raised if a plan's time is further from them by this factor; the rest is left to the search."""
 _LEVELS = 24
@@ -252,22 +250,14 @@ def run_task(
 
 
 def _bounded(space: SearchSpace, task: DegreePair, control: FloatArray) -> TaskResult:
-    """Bounds a task at the best plan's time. On listed downsets what takes least comes first: even prices, for the
-    cheapest borders if there are many downsets, or for graphs of many layers; good prices; the cheapest borders by
-    these; then prices for ever fewer stages. Shortest ways over the cheapest borders, which take longest, come last,
-    and only if the stages of plans are too many to list."""
+    """Bounds a task at the best plan's time. On listed downsets what takes least comes first: even prices, for graphs
+    of many layers; good prices; the cheapest borders by these; then prices for ever fewer stages. Shortest ways over
+    the cheapest borders, which take longest, come last, and only if the stages of plans are too many to list."""
     borders, is_listed = task.borders, space.graph is None and np.isfinite(control[0]) and not task.has_kinds
     if not is_listed:
         found = TaskResult(task.lower_s, prices=task.prices)
         return found if borders is None else _bounded_by_borders(space, task, borders, control)
-    upper_s, even = float(control[0]), even_prices(task.arrays)
-    if (
-        borders is not None
-        and even is not None
-        and space.tables.bits.shape[0] > _MANY_DOWNSETS
-        and borders.rules_out(space.tables, task.arrays, even, upper_s)
-    ):
-        return TaskResult(np.inf, proved_s=upper_s)
+    upper_s = float(control[0])
     least_s = max(task.lower_s, _least_by_even_s(space, task, control))
     if least_s == np.inf:
         return TaskResult(np.inf)
@@ -275,9 +265,11 @@ def _bounded(space: SearchSpace, task: DegreePair, control: FloatArray) -> TaskR
     least_s = max(least_s, _least_by_prices_s(space, task, prices, control, LITTLE_WORK))
     if prices is None or least_s == np.inf or not space.is_large:
         return TaskResult(least_s, prices=prices)
-    priced = replace(task, prices=prices)
-    if borders is not None and borders.rules_out(space.tables, task.arrays, prices, upper_s):
-        return TaskResult(np.inf, prices=prices, proved_s=upper_s)
+    if borders is not None:
+        least_s = max(least_s, borders.quick_s(space.tables, task.arrays, prices, least_s, upper_s))
+        if least_s == np.inf:
+            return TaskResult(np.inf, prices=prices, proved_s=upper_s)
+    priced = replace(task, prices=prices, lower_s=least_s)
     raised_s, prices = _raised(space, priced, least_s, control)
     if borders is not None and raised_s == least_s and upper_s > least_s * _FAR:
         return _bounded_by_borders(space, priced, borders, control)
