@@ -106,6 +106,12 @@ def _flush() -> None:
         piper_ray.simulate(_chain(8), solution.plan, schedule)
 
 
+def _wide_graphs() -> None:
+    import piper_ray
+
+    piper_ray.solve(_chain(90, chains=2), threads=1, schedule="gpipe")
+
+
 def _chunks() -> None:
     import piper_ray
 
@@ -148,12 +154,13 @@ PARTS: dict[str, Callable[[], None]] = {
     "dual prices": _dual_prices,
     "certificates": _certificates,
     "baselines": _baselines,
+    "wide graphs": _wide_graphs,
 }
-"""The parts to warm, those that take longest first."""
+"""The parts to warm, those that take longest first; the last one needs most kernels of the second."""
 
 
-def _chain(size: int, with_tensor: bool = False) -> Instance:
-    """A chain of layers that may recompute, with too little memory for none to do so."""
+def _chain(size: int, with_tensor: bool = False, chains: int = 1) -> Instance:
+    """A chain, or several side by side, of layers that may recompute, with too little memory for none to do so."""
     layers = []
     for layer in range(size):
         tmpcs = {
@@ -164,6 +171,6 @@ def _chain(size: int, with_tensor: bool = False) -> Instance:
             for t in (1, 2)
         }
         layers.append(Layer(layer, f"layer {layer}", tmpcs))
-    edges = tuple(Edge(layer, layer + 1, 0.1) for layer in range(size - 1))
+    edges = tuple(Edge(layer, layer + 1, 0.1) for layer in range(size - 1) if (layer + 1) % (size // chains))
     tensors = (Tensor((0, 1, 2), 0.1, 0.1),) if with_tensor else ()
     return Instance(tuple(layers), edges, 8, 8, 2.5 * size, 1.0, tensors=tensors)

@@ -119,6 +119,15 @@ class LayerRuns:
         return found
 
 
+class LayerPlaces(NamedTuple):
+    """Where layers are. members: the positions of those of each kind. further_s: as in ``DegreeTables.further_s``.
+    runs: those of a chain of layers; None if the model is none."""
+
+    members: list[IndexArray]
+    further_s: FloatArray
+    runs: LayerRuns | None
+
+
 @dataclass(frozen=True)
 class RankPatterns:
     """The patterns of all ranks, one rank after the other. kinds: with ``members``, the positions of their layers.
@@ -149,17 +158,15 @@ class RankPatterns:
         program: ChunkProgram,
         limits: ShapeLimits,
         kinds: LayerKinds,
-        members: list[IndexArray],
+        places: LayerPlaces,
         hub: int,
-        further_s: FloatArray,
         target_s: float,
         most_steps: int,
-        runs: LayerRuns | None,
     ) -> RankPatterns | None:
         """Returns the patterns of plans that take less than ``target_s``; None if there are too many, or if that takes
         ``most_steps``, each of which tries one content behind others. hub: the hub's chunk, by which the windows of
-        kinds are narrowed; -1 if there is no hub. further_s: as in ``DegreeTables.further_s``. runs: those of a chain
-        of layers; None if the model is none."""
+        kinds are narrowed; -1 if there is no hub."""
+        members, further_s, runs = places
         least = np.minimum.reduceat(kinds.figures, kinds.option_start[:-1])
         layer = np.column_stack([_layer_seconds(kinds), least[:, [FIGURE.activation, FIGURE.fixed]]])
         m, p = program.microbatches, len(program.stage_of)
