@@ -25,6 +25,7 @@ RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # else it takes the machine's own address for 127.0.0.1
     "RAY_prestart_worker_first_driver": "false",  # ours have an environment of their own
+    "RAY_worker_niceness": "0",  # tests wait for them: below the other tests of a busy machine they would starve
 }
 
 

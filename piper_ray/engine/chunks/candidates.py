@@ -20,7 +20,7 @@ from piper_ray.engine.chunks.tasks import PipelineShape, Task
 from piper_ray.engine.kernels.chunk_bound import FIGURE
 from piper_ray.engine.kernels.chunk_moves import (
     DRAWS,
-    Walk,
+    PlanWalk,
     WalkBounds,
     Windows,
     anneal,
@@ -280,7 +280,7 @@ class Candidates:
 
     def try_all(self, bounds: WalkBounds, most_steps: int, target_s: float, control: FloatArray) -> float:
         """Searches for the best of all plans that take less than ``target_s``. Returns the share of the plans that it
-        looked at in these steps, as in ``Walk``."""
+        looked at in these steps, as in ``PlanWalk``."""
         found = all_plans(self._task, self._program, bounds, most_steps, target_s, control)
         if found is None:
             return 0.0
@@ -331,7 +331,7 @@ def model_of(task: Task, tables: DegreeTables, program: ChunkProgram) -> ChunkMo
 class LeastPlan(NamedTuple):
     """The plan that a walk found to be the best."""
 
-    walk: Walk
+    walk: PlanWalk
     chunk_of: IndexArray
     choice: IndexArray
 

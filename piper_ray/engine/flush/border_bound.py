@@ -210,7 +210,9 @@ class BorderBound:
         coarse = cells._replace(from_s=from_s, to_s=to_s, in_s=in_s, out_s=out_s, group=cells.group[starts])
         return BorderBound(frozen(coarse), self.work)
 
-    def _raised(self, held: _Held, prices: PathPrices, most_s: float, most_ways: int) -> tuple[float, PathPrices, int]:
+    def _raised(
+        self, held: _HeldByTask, prices: PathPrices, most_s: float, most_ways: int
+    ) -> tuple[float, PathPrices, int]:
         """Seeks prices by which plans whose batch takes at most ``most_s`` cost more than that. Returns the largest
         cost of a cheapest way, its prices, and how many prices were tried: ``most_ways`` at most.
 
@@ -251,10 +253,10 @@ class BorderBound:
         copies: FloatArray = np.bincount(choices.of_vertex, share, choices.copies.size).astype(np.float64)
         return copies
 
-    def _held(self, choices: LayerChoices, task: FlushTask) -> _Held:
+    def _held(self, choices: LayerChoices, task: FlushTask) -> _HeldByTask:
         held = choices.least_held(in_flight_at(task))[:, choices.of_vertex] / task.most_memory_bytes
         in_front = [(self.least_in_front(row), -self.least_in_front(-row)) for row in held]
-        return _Held(
+        return _HeldByTask(
             self, choices, task, np.stack(in_front).swapaxes(1, 2).copy(), held.sum(axis=1) * (1.0 - _ROUNDING)
         )
 
@@ -283,7 +285,7 @@ class BorderBound:
         return np.where(has_some, found - _TINY * np.abs(value).sum(), 0.0)
 
 
-class _Held(NamedTuple):
+class _HeldByTask(NamedTuple):
     """What the layers of a task hold, in any cell, and in all; see ``WayPrices``."""
 
     bound: BorderBound

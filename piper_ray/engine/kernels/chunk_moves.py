@@ -276,7 +276,7 @@ class WalkBounds(NamedTuple):
     mean_bytes: FloatArray
 
 
-class Walk(NamedTuple):
+class PlanWalk(NamedTuple):
     """The end of a walk over all plans. value: the least seconds or bytes; inf if there is no such plan. steps: those
     taken. share: the part of the plans that was looked at; 1 if all were."""
 
@@ -310,7 +310,7 @@ def best_of_all(
     control: FloatArray,
     chunk_of: IndexArray,
     choice: IndexArray,
-) -> Walk:
+) -> PlanWalk:
     """Walks through all plans that fit and take less than ``target_s``. It ends early after ``most_steps`` steps, or if
     control[1] is not zero. The best plan is written to ``chunk_of`` and ``choice``. by_bytes: minimises the bytes of
     the rank that holds most instead.
@@ -347,7 +347,7 @@ def best_of_all(
             for y in range(x):
                 part /= (last_chunk[y] - first[y] + 1) * (layers.option_start[y + 1] - layers.option_start[y])
                 share += part * (tried[y] - 1)
-            return Walk(best, steps, share)
+            return PlanWalk(best, steps, share)
         options = layers.option_start[x + 1] - layers.option_start[x]
         if back:  # takes the layer out again
             k = now_chunk_of[x]
@@ -407,4 +407,4 @@ def best_of_all(
             best = target_s = found_s
             copy_into(chunk_of, now_chunk_of)
             copy_into(choice, now_choice)
-    return Walk(best, steps, 1.0)
+    return PlanWalk(best, steps, 1.0)

@@ -73,21 +73,23 @@ def cheapest_borders(
     # Before a vertex and after it, by state: a range of cells, and in each the least and most work, and charges.
     first, end = np.zeros((2, states), np.int64), np.zeros((2, states), np.int64)
     kept = np.full((2, states, cells, kinds + 2), np.inf)
-    kept[0, 0, 0] = 0.0
+    for column in range(kinds + 2):
+        kept[0, 0, 0, column] = 0.0
     end[0, 0] = 1
     for k in range(n):
         old, new = k & 1, 1 - (k & 1)
         v = moves.order[k]
-        first[new] = cells
-        end[new] = 0
+        for state in range(states):
+            first[new, state], end[new, state] = cells, 0
         for move in range(moves.move_start[k], moves.move_start[k + 1]):
             source, target, shift = moves.source[move], moves.target[move], in_front[move] * cells_of[v]
             if end[old, source] > first[old, source]:
                 first[new, target] = min(first[new, target], first[old, source] + shift)
                 end[new, target] = max(end[new, target], end[old, source] + shift)
         for state in range(moves.states[k + 1]):
-            kept[new, state, first[new, state] : end[new, state]] = np.inf
-            kept[new, state, first[new, state] : end[new, state], 1] = -np.inf
+            for cell in range(first[new, state], end[new, state]):
+                for column in range(kinds + 2):
+                    kept[new, state, cell, column] = -np.inf if column == 1 else np.inf
         for move in range(moves.move_start[k], moves.move_start[k + 1]):
             source, target, shift = moves.source[move], moves.target[move], in_front[move] * cells_of[v]
             more_s = in_front[move] * work_s[v]
@@ -99,10 +101,13 @@ def cheapest_borders(
                 after[1] = max(after[1], before[1] + more_s)
                 for kind in range(kinds):
                     after[kind + 2] = min(after[kind + 2], before[kind + 2] + charge_s[move, kind])
-    found = np.full((cells, kinds + 2), np.inf)
+    least_s, most_s, found = np.full(cells, np.inf), np.full(cells, np.inf), np.full((cells, kinds), np.inf)
     last = n & 1
-    found[first[last, 0] : end[last, 0]] = kept[last, 0, first[last, 0] : end[last, 0]]
-    return found[:, 0].copy(), found[:, 1].copy(), found[:, 2:].copy()
+    for cell in range(first[last, 0], end[last, 0]):
+        least_s[cell], most_s[cell] = kept[last, 0, cell, 0], kept[last, 0, cell, 1]
+        for kind in range(kinds):
+            found[cell, kind] = kept[last, 0, cell, kind + 2]
+    return least_s, most_s, found
 
 
 @kernel
