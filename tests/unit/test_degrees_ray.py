@@ -69,8 +69,8 @@ def workers_at_work(backend: RayBackend) -> list[int]:
 @pytest.mark.parametrize("schedule", long_after(1, ["1f1b", "interleaved"]))
 @pytest.mark.parametrize("instance", [uneven_layers(3), random_instance(5), two_towers(5, devices=8)])
 def test_the_answer_is_that_of_threads(backend: RayBackend, instance: Instance, schedule: str) -> None:
-    found = solve(instance, schedule=schedule, backend=backend)
-    assert figures(found) == figures(solve(instance, schedule=schedule, options=SolveOptions(threads=1)))
+    found = solve(instance, schedule=schedule, options=ENOUGH, backend=backend)
+    assert figures(found) == figures(solve(instance, schedule=schedule, options=replace(ENOUGH, threads=1)))
     assert found.stats.cluster is not None
     assert found.stats.cluster.chunks > 0
 
