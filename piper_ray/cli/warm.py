@@ -57,7 +57,7 @@ def warm(asked: WarmOptions) -> None:
 
 
 def _end_with_parent() -> None:
-    """Lets this process end when its parent has ended, which a signal may do between two parts."""
+    """Lets this process end as soon as its parent has ended: a signal may have ended that alone."""
     parent = parent_process()
     assert parent is not None
 

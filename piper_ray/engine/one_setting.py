@@ -732,10 +732,8 @@ def _least_on_s(
 ) -> FloatArray:
     """Returns float64[setting]: a lower bound on a batch on at most ``ranks`` ranks. work_s: of a microbatch."""
     flight = surely_in_flight(schedule, ranks, m)
-    if schedule.name in (
-        ScheduleName.INTERLEAVED,
-        ScheduleName.ZB_H1,
-    ):  # fewer ranks may have less in flight, but no less than this
+    # Fewer ranks may have less in flight, but no less than this.
+    if schedule.name in (ScheduleName.INTERLEAVED, ScheduleName.ZB_H1):
         flight = np.minimum(flight, np.arange(ranks, 0, -1.0))
     return np.maximum(held.least_s(flight, memory_bytes), _filled_s(work_s, ranks, m, schedule))
 

@@ -92,7 +92,7 @@ def test_ranks_of_whole_choices_are_proved_without_shares_of_layers(
 ) -> None:
     """Four or five layers on two ranks, of which some can keep their activations, and send less over a border than the
     others. Nothing else is asked."""
-    monkeypatch.setattr(nodes, "_STEPS", ())
+    monkeypatch.setattr(nodes, "_FEW_LAYERS", 0)
     monkeypatch.setattr(ShareProgram, "solve", lambda *_: pytest.fail("shares of layers"))
     for count, memory_bytes in ((4, 42.0), (4, 34.0), (5, 60.0)):
         light = replace(tmpc(8, 0, 1, 6, "light"), forward_s=2.0, forward_sync_bytes=dict.fromkeys(range(count), 1.0))

@@ -115,7 +115,7 @@ _STEPS_OF_PATTERNS, _STEPS_BY_HUB = (1_000_000, 10_000_000, 10_000_000), (0, 0, 
 chunk is given, because most of its chunks are ruled out without patterns. A million steps take some 0.05 s."""
 
 _FEW_LAYERS = 24
-_STEPS: tuple[int, ...] = 20_000, 1_000_000
+_STEPS = 20_000, 1_000_000
 """The steps that may enumerate all plans of a model of few layers before the first efforts."""
 
 _LAST_STEPS, _HOPEFUL = (10_000_000, 100_000_000), 0.01
@@ -280,7 +280,8 @@ class Node:
     def _try_all(self, number: int, divides: bool, control: FloatArray) -> float | None:
         """A bound on all plans of a small model, if all of them could be enumerated. number: of the effort. divides:
         whether the task is divided into cases after this."""
-        if not self.whole or not _STEPS or self.task.tables.order.size > _FEW_LAYERS:
+        turns = (*_STEPS[number : number + 1], *(_LAST_STEPS if divides else ()))
+        if not self.whole or not turns or self.task.tables.order.size > _FEW_LAYERS:
             return None
         assert self.program is not None
         if self.candidates is None:
@@ -288,7 +289,7 @@ class Node:
             self.candidates.cut_evenly()
         target_s, share = control[0], 0.0
         bounds = walk_bounds(self.task, self.program, self.relaxation)
-        for steps in (*_STEPS[number : number + 1], *(_LAST_STEPS if divides else ())):
+        for steps in turns:
             if steps == _LAST_STEPS[-1] and share < _HOPEFUL and np.isfinite(target_s):
                 break
             share = self.candidates.try_all(bounds, steps, target_s, control)

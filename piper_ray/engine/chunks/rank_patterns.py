@@ -119,7 +119,7 @@ class LayerRuns:
         return found
 
 
-class LayerPlaces(NamedTuple):
+class LayerPositions(NamedTuple):
     """Where layers are. members: the positions of those of each kind. further_s: as in ``DegreeTables.further_s``.
     runs: those of a chain of layers; None if the model is none."""
 
@@ -158,7 +158,7 @@ class RankPatterns:
         program: ChunkProgram,
         limits: ShapeLimits,
         kinds: LayerKinds,
-        places: LayerPlaces,
+        positions: LayerPositions,
         hub: int,
         target_s: float,
         most_steps: int,
@@ -166,7 +166,7 @@ class RankPatterns:
         """Returns the patterns of plans that take less than ``target_s``; None if there are too many, or if that takes
         ``most_steps``, each of which tries one content behind others. hub: the hub's chunk, by which the windows of
         kinds are narrowed; -1 if there is no hub."""
-        members, further_s, runs = places
+        members, further_s, runs = positions
         least = np.minimum.reduceat(kinds.figures, kinds.option_start[:-1])
         layer = np.column_stack([_layer_seconds(kinds), least[:, [FIGURE.activation, FIGURE.fixed]]])
         m, p = program.microbatches, len(program.stage_of)

@@ -14,7 +14,7 @@ import numpy as np
 
 from piper_ray.engine.chunks.crossings import forced_transfers_s, rank_seconds, with_transfers
 from piper_ray.engine.chunks.rank_cover import RankCover, waits_s
-from piper_ray.engine.chunks.rank_patterns import LayerPlaces, LayerRuns, PatternSearch, RankPatterns, placed
+from piper_ray.engine.chunks.rank_patterns import LayerPositions, LayerRuns, PatternSearch, RankPatterns, placed
 from piper_ray.engine.chunks.tasks import Task
 from piper_ray.engine.kernels import chunk_bound
 from piper_ray.engine.kernels.chunk_bound import FIGURE, Costs, LayerKinds, Paths, Prices, ShapeLimits
@@ -354,8 +354,8 @@ class Relaxation:
         members = self.members[: kinds.layers.size]
         further_s = self.task.tables.further_s(self.program.rank_of, members)
         runs = LayerRuns.of(members) if self.task.tables.order.is_chain else None
-        places = LayerPlaces(members, further_s, runs)
-        return RankPatterns.of(self.program, self.limits, kinds, places, self._hub, self.target_s, steps)
+        positions = LayerPositions(members, further_s, runs)
+        return RankPatterns.of(self.program, self.limits, kinds, positions, self._hub, self.target_s, steps)
 
     def _program(self) -> ShareProgram:
         from piper_ray.engine.chunks.share_program import ShareProgram  # HiGHS is loaded where it is needed

@@ -163,10 +163,10 @@ class BorderBound:
         self, choices: LayerChoices, task: FlushTask, prices: PathPrices, lower_s: float, upper_s: float
     ) -> float:
         """Tries times a little above a bound, each further one twice as far, for as long as no plan takes so little."""
-        held, found_s, step = self._held(choices, task), lower_s, _CLOSE
+        way_prices, found_s, step = self._held(choices, task).priced(prices), lower_s, _CLOSE
         while True:
             most_s = min(upper_s, found_s * (1.0 + step))
-            least_s, *_ = cheapest_border_way(self.cells, held.priced(prices), most_s)
+            least_s, *_ = cheapest_border_way(self.cells, way_prices, most_s)
             if least_s <= most_s * (1.0 + _TIE):
                 return max(found_s, least_s)
             if most_s == upper_s:

@@ -38,9 +38,9 @@ class BorderCells(NamedTuple):
     # float64[l + 1, g + 1, g + 1]: what a stage surely pays for long edges, by the border in front of it and the one
     # behind it, where the last one is none; [0]: for all edges.
     long_s: FloatArray
-    stage_s: (
-        FloatArray  # float64[g + 1, g + 1]: the least that any stage between them pays, if known; inf: there is none
-    )
+    # float64[g + 1, g + 1]: the least that any stage between such borders pays, 0 if that is not known; inf: there is
+    # no stage between them.
+    stage_s: FloatArray
 
 
 class WayPrices(NamedTuple):
@@ -123,7 +123,9 @@ def cheapest_stages(moves: LabelMoves, in_front: IndexArray, cells_of: IndexArra
     for k in range(n):
         old, new, step = k & 1, 1 - (k & 1), cells_of[moves.order[k]]
         for state in range(moves.states[k + 1]):
-            kept[new, state, : labelled + step, : labelled + step + 1] = np.inf
+            for cell in range(labelled + step):
+                for more in range(labelled + step + 1):
+                    kept[new, state, cell, more] = np.inf
         for move in range(moves.move_start[k], moves.move_start[k + 1]):
             before, after, paid_s = kept[old, moves.source[move]], kept[new, moves.target[move]], charge_s[move]
             front, inside = in_front[move] * step, moves.inside[move] * step
@@ -135,7 +137,8 @@ def cheapest_stages(moves: LabelMoves, in_front: IndexArray, cells_of: IndexArra
         labelled += step
     found = np.full((cells, cells), np.inf)
     for cell in range(cells):
-        found[cell, cell:] = kept[n & 1, 0, cell, 1 : cells - cell + 1]
+        for behind in range(cell, cells):
+            found[cell, behind] = kept[n & 1, 0, cell, behind - cell + 1]
     return found
 
 

@@ -185,7 +185,7 @@ def greedy_choice(start: Integers, cost: Floats, memory: Floats, limit: float, c
     chosen: int64[layers], the fastest options, which do not fit; becomes the choice.
     Returns its cost (inf if nothing fits) and the last swap's ratio.
     """
-    used, least, total = 0.0, 0.0, 0.0
+    used, least = 0.0, 0.0
     for i in range(len(chosen)):
         used += memory[chosen[i]]
         least += memory[start[i] : start[i + 1]].min()
@@ -209,6 +209,7 @@ def greedy_choice(start: Integers, cost: Floats, memory: Floats, limit: float, c
             ratio = ratios[option]
             if used <= limit:
                 break
+    total = 0.0
     for i in range(len(chosen)):
         total += cost[chosen[i]]
     return total, ratio
