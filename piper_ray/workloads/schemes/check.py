@@ -152,10 +152,12 @@ class _Walk:
         """The strategy in a phase. None for a step that is not recomputed. Raises ValueError for a strategy that no
         rule gives."""
         text = self.document["steps"][step.name].get(phase)
+        if text is None:
+            return None
         found = [one for one in strategies(step, self.graph, self.degree) if one.text == text]
-        if text is not None and not found:
+        if not found:
             raise ValueError(f"no rule divides {step.name} by {text}")
-        return found[0] if found else None
+        return found[0]
 
     def _all(self, phase: str) -> Iterator[tuple[Step, Strategy]]:
         for step in self.graph.steps:

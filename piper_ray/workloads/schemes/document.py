@@ -96,7 +96,8 @@ def in_full(scheme: Scheme, of: PricedGraph) -> Document:
     ]
     steps = {}
     for step, how in zip(graph.steps, scheme.steps, strict=True):
-        texts = {one.text: prices.step(step, one) for one in strategies(step, graph, scheme.degree)}
+        used = {how.forward, how.backward, how.again}
+        texts = {one.text: prices.step(step, one) for one in strategies(step, graph, scheme.degree) if one.text in used}
         forward, backward = texts[how.forward], texts[how.backward]
         again = None if how.again is None else texts[how.again]
         assert forward is not None
