@@ -63,7 +63,7 @@ class Machines:
 
     def start(self, machine: int, setup: Setup = USUAL) -> None:
         """Returns when Ray is there if it is the head, at once if not."""
-        role = f"--head --port={_PORT} --num-cpus=0 --include-dashboard=false"
+        role = f"--head --port={_PORT} --num-cpus=0 --include-dashboard=false --no-monitor"
         if machine != HEAD:
             role = f"--address={self.address} --num-cpus=1"
         variables = " ".join(shlex.quote(f"{name}={value}") for name, value in setup.environment.items())

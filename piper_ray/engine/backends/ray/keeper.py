@@ -89,6 +89,7 @@ def _start(folder: Path, cpus: list[str]) -> str | None:
     command = [
         *(sys.executable, "-c", _RAY, "start", "--head", "--port=0", "--node-ip-address=127.0.0.1"),
         *("--include-dashboard=false", "--disable-usage-stats", f"--temp-dir={folder}"),
+        *("--include-log-monitor=false", "--no-monitor"),  # nobody reads workers' logs, and no machines are added
         *(f"--num-cpus={count}" for count in cpus),
     ]
     log = folder / "start.log"

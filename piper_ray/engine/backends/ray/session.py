@@ -153,7 +153,11 @@ def _local_ray(cpus: int | None) -> Iterator[str]:
         stdout=subprocess.PIPE,
         text=True,
         errors="replace",
-        env={**environment, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"},
+        env={
+            **environment,
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+            "RAY_prestart_worker_first_driver": "false",  # ours have an environment of their own
+        },
         start_new_session=True,
     )
     with keeps:
