@@ -25,7 +25,7 @@ WITH_QUICK_TABLE = [
 ]
 
 
-@pytest.mark.parametrize("part", long_after(1, range(3)))
+@pytest.mark.parametrize("part", long_after(1, range(2)))
 def test_random_records(part: int) -> None:
     infeasible = 0
     for golden in islice(random_goldens(), part, None, 5):
@@ -40,7 +40,7 @@ def test_random_records(part: int) -> None:
         else:
             assert solution.time_per_sample_s == pytest.approx(golden.time_per_sample_s, rel=1e-9), golden.number
             assert_optimal(golden.instance, solution)
-    assert infeasible == (6, 9, 8)[part]
+    assert infeasible == (6, 9)[part]
 
 
 @pytest.mark.long

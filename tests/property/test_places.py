@@ -60,7 +60,7 @@ def solved(instance: Instance, threads: int = 1) -> Solution:
     return piper_ray.solve(instance, schedule="2bw", threads=threads)
 
 
-@pytest.mark.parametrize("seeds", long_after(1, [range(start, start + 10) for start in range(0, 50, 10)]), ids=str)
+@pytest.mark.parametrize("seeds", long_after(1, [range(start, start + 10) for start in range(0, 30, 10)]), ids=str)
 def test_no_plan_at_any_places_is_faster(seeds: range) -> None:
     for seed in seeds:
         other = levelled(seed, 3)

@@ -66,7 +66,7 @@ def _assert_same_memory(rng: random.Random, timeline: Timeline, twin: Pipeline) 
 @pytest.mark.parametrize("overlapped", [False, True])
 def test_flushed(name: ScheduleName, overlapped: bool) -> None:
     rng = random.Random(f"{name.value} {overlapped}")
-    for _ in range(25):
+    for _ in range(15):
         ranks, chunks = rng.randint(1, 5), rng.randint(1, 3)
         one = name in (ScheduleName.GPIPE, ScheduleName.ONE_F_ONE_B)
         schedule = Schedule(name, None if name in V_SHAPED else 1 if one else chunks)

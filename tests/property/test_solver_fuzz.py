@@ -21,7 +21,7 @@ FILES_PER_SEED = 500
 LAYERS = 50  # a mutated length can make a long chain
 
 
-@pytest.mark.parametrize("seed", long_after(1, range(100, 102)))
+@pytest.mark.parametrize("seed", [100])
 def test_mutated_files_that_load_are_solved(seed: int, tmp_path: Path) -> None:
     outcomes: Counter[str] = Counter()
     for path in mutated_files(seed, FILES_PER_SEED, tmp_path):

@@ -71,7 +71,7 @@ def test_named_instances(name: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seeds", long_after(1, [range(60), range(60, 110)]), ids=str)
+@pytest.mark.parametrize("seeds", long_after(1, [range(40), range(40, 70)]), ids=str)
 def test_random_instances(seeds: range) -> None:
     results = [assert_as_brute_force(random_instance(seed)) for seed in seeds]
     assert sum(result.plan is not None for result in results) >= len(seeds) / 2

@@ -119,7 +119,7 @@ class Killed(BaseException):
     """As by SIGKILL at an operation on the storage."""
 
 
-@pytest.mark.parametrize("every", long_after(1, [5, 1]))
+@pytest.mark.parametrize("every", long_after(1, [5, 2]))
 def test_killed_at_any_operation_it_keeps_what_was_added(every: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Deaths between the writes and deletes of merging, too; on storage without renames."""
     monkeypatch.setattr(dataset, "MERGE_AT", 3)

@@ -38,7 +38,7 @@ def test_killed_at_random_moments_and_resumed(tmp_path: Path) -> None:
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as driver:
             assert driver.stdout is not None
-            for _ in range(rng.randint(1, 60)):
+            for _ in range(rng.randint(1, 90)):
                 driver.stdout.readline()
             time.sleep(rng.random() * 0.01)
             driver.send_signal(signal.SIGKILL)
