@@ -14,7 +14,6 @@ from piper_ray.model.instance import Instance
 from piper_ray.model.solution import Solution, Status
 from piper_ray.workloads.formats import load
 from tests.formats_support import mutated_files
-from tests.lengths import long_after
 from tests.solver_support import ONE_THREAD
 
 FILES_PER_SEED = 500
