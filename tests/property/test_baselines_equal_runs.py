@@ -147,17 +147,17 @@ def test_constraints_on_the_whole_plan_leave_the_best_of_the_rest() -> None:
 @pytest.mark.long
 def test_equal_runs_of_random_graphs() -> None:
     feasible = 0
-    for seed in range(120):
+    for seed in range(60):
         rng = Random(seed)
         instance = random_instance(seed, most_layers=6, most_devices=9)
         feasible += assert_as_slow_definition(instance, some_restrictions(rng), rng.random() < 0.5)
-    assert 40 <= feasible <= 115
+    assert 20 <= feasible <= 57
 
 
 @pytest.mark.long
 def test_equal_runs_of_repeated_layers() -> None:
     feasible = separate_is_better = 0
-    for seed in range(120):
+    for seed in range(60):
         rng = Random(seed)
         instance, restrictions = repeated_instance(rng), some_restrictions(rng)
         assert run_order(instance).repeated
@@ -166,7 +166,7 @@ def test_equal_runs_of_repeated_layers() -> None:
         apart = plan(instance, PipeDream2BW(separate=True), restrictions=restrictions).time_per_sample_s
         assert (apart or math.inf) <= (together or math.inf)
         separate_is_better += apart != together
-    assert feasible >= 60
+    assert feasible >= 30
     assert separate_is_better >= 3
 
 
