@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from random import Random
 
@@ -13,7 +14,8 @@ from piper_ray.engine.flush.border_bound import BorderBound, border_labelling, d
 from piper_ray.engine.flush.path_prices import LayerChoices, in_flight_at
 from piper_ray.engine.flush.position_program import path_prices
 from piper_ray.engine.flush.tables import FlushWorkload
-from piper_ray.engine.kernels.flush_borders import cheapest_downsets, cheapest_stages
+from piper_ray.engine.kernels.cell_stages import least_of_stages
+from piper_ray.engine.kernels.flush_borders import cheapest_downsets
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
 from piper_ray.engine.lattice.labelling import IN_FRONT, Labelling
 from piper_ray.engine.lattice.layer_graph import members
@@ -102,22 +104,27 @@ def test_no_stage_pays_less_than_its_cells() -> None:
         rng = Random(seed)
         cells_of = np.array([rng.randrange(3) for _ in range(graph.size)])
         charge_s = stages.charges.seconds(workload.arrays.edge_in_s[0], workload.arrays.edge_out_s[0])
-        found = cheapest_stages(stages.moves, (stages.label == IN_FRONT).astype(np.int64), cells_of, charge_s)
-        least = np.full(found.shape, np.inf)
+        cells, in_front = int(cells_of.sum()), (stages.label == IN_FRONT).astype(np.int64)
+        most = rng.randint(0, cells)  # stages of more cells are not distinguished
+        found, _ = least_of_stages(stages.moves, in_front, cells_of, charge_s, most)
+        least = np.full((cells + 1, most + 1), np.inf)
         none = bound.cells.stage_s.shape[0] - 1
         for outer in inside:
             for inner in inside:
                 if not inner < outer:
                     continue
                 paid_s = sum(sum(_paid_by(workload, outer, inner, e)) for e in range(len(graph.edges)))
-                at = tuple(sum(cells_of[v] for v in range(graph.size) if v not in some) for some in (outer, inner))
+                front, behind = (
+                    sum(cells_of[v] for v in range(graph.size) if v not in some) for some in (outer, inner)
+                )
+                at = front, min(most, behind - front)
                 least[at] = min(least[at], paid_s)
                 ends = [sum(bound.work.own_s[v] for v in range(graph.size) if v not in some) for some in (outer, inner)]
                 groups = [{bound.cells.group[cell] for cell in _cells_with(bound, end_s)} for end_s in ends]
                 fronts = groups[0] if len(outer) < graph.size else {none}
                 backs = groups[1] if inner else {none}
-                for front, back in product(fronts, backs):
-                    assert bound.cells.stage_s[front, back] <= paid_s * (1.0 + 1e-12), seed
+                for group, back in product(fronts, backs):
+                    assert bound.cells.stage_s[group, back] <= paid_s * (1.0 + 1e-12), seed
                     compared += 1
         assert found == pytest.approx(least), seed
     assert compared > 500
@@ -132,13 +139,18 @@ def test_no_plan_of_a_task_takes_less(schedule: FlushSchedule, cells: int, monke
         good, bound = path_prices(workload.arrays, task.arrays), _bound(workload, task.arrays.variants)
         if good is None or bound is None:
             continue
+        bound = replace(bound, by_stages=None)
         for prices in (good, any_prices(rng, workload.arrays, task.arrays, good)):
             for upper_s in (batch_s, 1.1 * batch_s, np.inf):
-                found_s = bound.least_s(workload.arrays, task.arrays, prices, 0.5 * task.lower_s, upper_s)
+                found_s = bound.least_s(workload.arrays, task.arrays, prices, 0.5 * task.lower_s, upper_s, never)
                 assert found_s <= batch_s * (1.0 + 1e-9), (seed, task.degrees, upper_s)
             compared += 1
-            closer += bound.least_s(workload.arrays, task.arrays, prices, 0.0, batch_s) > max(prices.bound_s, 0.0)
-            ruled_out += bound.least_s(workload.arrays, task.arrays, prices, 0.0, 0.99 * batch_s) == np.inf
+            bounds = (
+                bound.least_s(workload.arrays, task.arrays, prices, 0.0, upper_s, never)
+                for upper_s in (batch_s, 0.99 * batch_s)
+            )
+            closer += next(bounds) > max(prices.bound_s, 0.0)
+            ruled_out += next(bounds) == np.inf
     assert compared > 25
     assert closer > compared / 3
     assert ruled_out > compared / 8
@@ -223,10 +235,15 @@ def test_prices_sought_for_ways_bound_more(monkeypatch: pytest.MonkeyPatch) -> N
             prices, found_s = any_prices(rng, workload.arrays, task.arrays, good), []
             for ways in (1, 60):
                 monkeypatch.setattr(border_bound, "_MOST_WAYS", ways)
-                found_s.append(bound.least_s(workload.arrays, task.arrays, prices, 0.0, batch_s * (1.0 + 1e-9)))
+                known = replace(bound, by_stages=None), batch_s * (1.0 + 1e-9)
+                found_s.append(known[0].least_s(workload.arrays, task.arrays, prices, 0.0, known[1], never))
                 assert found_s[-1] <= batch_s * (1.0 + 1e-9), (seed, task.degrees)
             closer += found_s[1] > found_s[0] * (1.0 + 1e-3)
     assert closer > 10
+
+
+def never() -> bool:
+    return False
 
 
 def _least(choices: LayerChoices, figures: IndexArray | FloatArray) -> float:

@@ -10,23 +10,24 @@ edges, such as of a mask that each block of a decoder reads, count where their e
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from piper_ray.engine.evaluation.dual_prices import work_behind_s
+from piper_ray.engine.flush.cell_bound import CellBound, cells_of_work
 from piper_ray.engine.flush.path_prices import LayerChoices, PathPrices, in_flight_at
 from piper_ray.engine.flush.paths import often
+from piper_ray.engine.kernels.cell_stages import least_of_stages
 from piper_ray.engine.kernels.flush_borders import (
     BorderCells,
     WayPrices,
     cheapest_border_way,
     cheapest_borders,
     cheapest_downsets,
-    cheapest_stages,
 )
 from piper_ray.engine.kernels.flush_types import FlushTables, FlushTask
 from piper_ray.engine.kernels.types import BitArray, FloatArray, IndexArray, frozen
@@ -34,8 +35,8 @@ from piper_ray.engine.lattice.downsets import chain_lattice
 from piper_ray.engine.lattice.labelling import BORDER_LABELS, IN_FRONT, Labelling
 from piper_ray.engine.lattice.layer_graph import LayerGraph, ancestors, members_of
 
-_CELLS, _GROUP, _COARSER = 4096, 16, 4
-"""Cells, cells of a group, and how many are one on the coarse grid on which prices are sought."""
+_CELLS, _GROUP = 1024, 4
+"""Cells, and cells of a group."""
 
 _CELLS_OF_SHARE, _MOST_CHOSEN = 4, 50_000_000
 """For downsets with cheap borders: cells in each share of the work, and the largest number of figures."""
@@ -55,7 +56,7 @@ _CLOSE = 1e-3
 _RISE, _MOST_RISES = 1.06, 40
 
 _MOST_WAYS, _FEW_WAYS = 60, 20
-"""Prices tried on the coarse grid, at all times together: each takes some hundredths of a second."""
+"""Prices tried at all times together: each takes some hundredths of a second."""
 
 _TIE = 1e-8
 
@@ -88,10 +89,11 @@ class LayerWork(NamedTuple):
 
 @dataclass(frozen=True)
 class BorderBound:
-    """Bounds plans on one graph with the variants of a task."""
+    """Bounds plans on one graph with the variants of a task. by_stages: closer bounds, if stages can be labelled."""
 
     cells: BorderCells
     work: LayerWork
+    by_stages: CellBound | None
 
     @classmethod
     def of(
@@ -108,7 +110,7 @@ class BorderBound:
         all_s = float(own_s.sum())
         if not 0.0 < all_s < np.inf:
             return None
-        work, cells_of = LayerWork.of(graph, own_s), _cells_of(labelling, own_s, _CELLS)
+        work, cells_of = LayerWork.of(graph, own_s), cells_of_work(labelling.moves.order, own_s, _CELLS)
         edges = _Edges.of(graph, tables, variants, work)
         limits_s = all_s * (np.append(-1.0, _SHORT)[:, None] + _ROUNDING)
         short = edges.span_s <= limits_s[1:]
@@ -127,17 +129,25 @@ class BorderBound:
             np.stack([longer.surely_paid(from_s, to_s, limit_s) for limit_s in limits_s[:, 0]]),
             _paid_by_stages(labelling, stages, own_s, edges, _ranges(from_s, to_s, np.arange(0, from_s.size, _GROUP))),
         )
-        return cls(frozen(cells), frozen(work))
+        by_stages = None if stages is None else CellBound(stages, own_s, edges.in_s, edges.out_s)
+        return cls(frozen(cells), frozen(work), by_stages)
 
     def least_s(
-        self, tables: FlushTables, task: FlushTask, prices: PathPrices, lower_s: float, upper_s: float
+        self,
+        tables: FlushTables,
+        task: FlushTask,
+        prices: PathPrices,
+        lower_s: float,
+        upper_s: float,
+        stops: Callable[[], bool],
     ) -> float:
         """Returns a time that no plan of the task is below; inf if none takes at most ``upper_s``. lower_s: a known
         bound.
 
         The more time stages may take, the shorter are ways. So the cost of the shortest way for stages of a given time
         bounds all plans of at least that time. If it costs more than this time, no plan takes so little. The range that
-        is left is halved; if no plan is known, times are tried from ``lower_s`` up.
+        is left is halved; if no plan is known, times are tried from ``lower_s`` up. stops: whether to
+        end with what is proved so far.
         """
         choices, found_s = LayerChoices.of(tables, task), lower_s
         if upper_s == np.inf:
@@ -149,29 +159,15 @@ class BorderBound:
                     return max(found_s, least_s)
                 found_s = most_s
             return found_s
-        found_s, prices = self._coarse._halved(choices, task, prices, lower_s, upper_s, _MOST_WAYS)
-        return found_s if found_s == np.inf else self._raised_by_steps(choices, task, prices, found_s, upper_s)
+        if self.by_stages is not None:
+            return self.by_stages.least_s(tables, task, lower_s, upper_s, stops)
+        return self._halved(choices, task, prices, lower_s, upper_s, _MOST_WAYS)
 
     def quick_s(
         self, tables: FlushTables, task: FlushTask, prices: PathPrices, lower_s: float, upper_s: float
     ) -> float:
-        """The same with few prices, on the coarse grid."""
-        choices = LayerChoices.of(tables, task)
-        return self._coarse._halved(choices, task, prices, lower_s, upper_s, _FEW_WAYS)[0]
-
-    def _raised_by_steps(
-        self, choices: LayerChoices, task: FlushTask, prices: PathPrices, lower_s: float, upper_s: float
-    ) -> float:
-        """Tries times a little above a bound, each further one twice as far, for as long as no plan takes so little."""
-        way_prices, found_s, step = self._held(choices, task).priced(prices), lower_s, _CLOSE
-        while True:
-            most_s = min(upper_s, found_s * (1.0 + step))
-            least_s, *_ = cheapest_border_way(self.cells, way_prices, most_s)
-            if least_s <= most_s * (1.0 + _TIE):
-                return max(found_s, least_s)
-            if most_s == upper_s:
-                return np.inf
-            found_s, step = most_s, 2.0 * step
+        """The same with few prices."""
+        return self._halved(LayerChoices.of(tables, task), task, prices, lower_s, upper_s, _FEW_WAYS)
 
     def _halved(
         self,
@@ -181,9 +177,9 @@ class BorderBound:
         lower_s: float,
         upper_s: float,
         most_ways: int,
-    ) -> tuple[float, PathPrices]:
-        """Halves the range between a bound and a plan, with prices sought for each time. Returns the bound and the last
-        prices. most_ways: how many prices are tried; after these, no further ones are sought."""
+    ) -> float:
+        """Halves the range between a bound and a plan, with prices sought for each time. Returns the bound. most_ways:
+        how many prices are tried; after these, no further ones are sought."""
         held = self._held(choices, task)
         found_s, high_s, most_s = lower_s, upper_s, upper_s
         while found_s < most_s:
@@ -191,24 +187,14 @@ class BorderBound:
             most_ways -= tried
             if least_s > most_s * (1.0 + _TIE):
                 if most_s == upper_s:
-                    return np.inf, prices
+                    return np.inf
                 found_s = most_s
             else:
                 found_s, high_s = max(found_s, least_s), most_s
             if high_s <= found_s * (1.0 + _CLOSE):
                 break
             most_s = 0.5 * (found_s + high_s)
-        return found_s, prices
-
-    @cached_property
-    def _coarse(self) -> BorderBound:
-        """The same on fewer cells. Its bounds are a little lower, and take a fraction of the time."""
-        cells = self.cells
-        starts = np.arange(0, cells.from_s.size, _COARSER)
-        in_s, out_s = (np.minimum.reduceat(x, starts) for x in (cells.in_s, cells.out_s))
-        from_s, to_s = _ranges(cells.from_s, cells.to_s, starts)
-        coarse = cells._replace(from_s=from_s, to_s=to_s, in_s=in_s, out_s=out_s, group=cells.group[starts])
-        return BorderBound(frozen(coarse), self.work)
+        return found_s
 
     def _raised(
         self, held: _HeldByTask, prices: PathPrices, most_s: float, most_ways: int
@@ -447,10 +433,13 @@ def _paid_by_stages(
         return np.zeros((ranges[0].size + 1,) * 2)
     steps, states = stages.moves.source.size, int(stages.moves.states.max())
     cells = int(min(_CELLS_OF_STAGES, (_MOST_FIGURES / states) ** 0.5, (_MOST_STEPS / steps) ** 0.5))
-    cells_of, no_charges_s = _cells_of(labelling, own_s, cells), np.zeros((labelling.label.size, 0))
+    cells_of, no_charges_s = cells_of_work(labelling.moves.order, own_s, cells), np.zeros((labelling.label.size, 0))
     from_s, to_s, _ = cheapest_borders(labelling.moves, _in_front(labelling), cells_of, own_s, no_charges_s)
     charge_s = stages.charges.seconds(edges.in_s, edges.out_s)
-    paid_s = cheapest_stages(stages.moves, _in_front(stages), cells_of, charge_s) * (1.0 - _ROUNDING)
+    by_inside_s, _ = least_of_stages(stages.moves, _in_front(stages), cells_of, charge_s, int(cells_of.sum()))
+    behind = np.arange(from_s.size)
+    inside = behind - behind[:, None]
+    paid_s = np.where(inside >= 0, by_inside_s[behind[:, None], inside], np.inf) * (1.0 - _ROUNDING)
     shares = [
         (from_s * (1.0 - _ROUNDING) <= most_s) & (to_s * (1.0 + _ROUNDING) >= least_s)
         for least_s, most_s in zip(*ranges, strict=True)
@@ -484,7 +473,7 @@ def downsets_with_cheap_borders(
     else:
         cells = max(1, min(_CELLS_OF_SHARE * most, _MOST_CHOSEN // (graph.size * int(labelling.moves.states.max()))))
         charge_s = labelling.front_charges.seconds(np.zeros_like(paid_s), paid_s)
-        cells_of = _cells_of(labelling, own_s, cells)
+        cells_of = cells_of_work(labelling.moves.order, own_s, cells)
         least_s, bits = cheapest_downsets(labelling.moves, _in_front(labelling), cells_of, charge_s)
         starts = np.unique(np.arange(most) * least_s.size // most)
     ends = np.append(starts[1:], least_s.size)
@@ -503,14 +492,6 @@ def _borders_of_chain(graph: LayerGraph, paid_s: FloatArray) -> tuple[FloatArray
         changes[head + 1] += edge_s
         changes[tail + 1] -= edge_s
     return np.append(np.cumsum(changes)[1:-1], np.inf), chain_lattice(graph, range(graph.size)).arrays.bits[1:]
-
-
-def _cells_of(labelling: Labelling, own_s: FloatArray, cells: int) -> IndexArray:
-    """Returns int64[n]: the number of cells that each vertex counts in front of a border."""
-    order = labelling.moves.order
-    found = np.zeros(order.size, np.int64)
-    found[order] = np.diff(np.rint(np.cumsum(own_s[order]) * (cells / own_s.sum())).astype(np.int64), prepend=0)
-    return found
 
 
 def _in_front(labelling: Labelling) -> IndexArray:

@@ -99,11 +99,11 @@ class LayerChoices(NamedTuple):
     def least_held(self, at_once: FloatArray) -> FloatArray:
         """Returns float64[positions, layers]: the least bytes of each layer. at_once: float64[positions], microbatches
         in flight."""
-        return self._least(self.a_bytes * at_once[:, None] + self.b_bytes)
+        return self.least(self.a_bytes * at_once[:, None] + self.b_bytes)
 
     def least_sync_s(self) -> FloatArray:
         """Returns float64[layers]: the least seconds of synchronisation."""
-        found: FloatArray = self._least(self.sync_s[None, :])[0]
+        found: FloatArray = self.least(self.sync_s[None, :])[0]
         return found
 
     def least_s(self, prices: PathPrices, at_once: FloatArray) -> FloatArray:
@@ -112,13 +112,13 @@ class LayerChoices(NamedTuple):
         held = self.a_bytes * at_once[:, None] + self.b_bytes
         priced_s = self.forward_s * prices.forward[:, None] + self.backward_s * prices.backward[:, None]
         priced_s += self.sync_s * prices.sync[:, None] + held * prices.memory_s[:, None]
-        return self._least(priced_s)
+        return self.least(priced_s)
 
     def in_pieces(self, at_once: FloatArray, count: int) -> LayerChoices:
         """Cuts a chain of all layers into at most ``count`` pieces of about the same work, each taken as a layer. Its
         choices are the quickest ones at several prices of a byte, from zero up.
         """
-        least_s = self._least((self.forward_s + self.backward_s)[None, :])[0][self.of_vertex]
+        least_s = self.least((self.forward_s + self.backward_s)[None, :])[0][self.of_vertex]
         at = (np.cumsum(least_s) - 0.5 * least_s) / max(least_s.sum(), 1e-300)
         piece = np.unique(np.minimum((at * count).astype(np.int64), count - 1), return_inverse=True)[1]
         figures = np.stack([self.forward_s, self.backward_s, self.sync_s, self.a_bytes, self.b_bytes], axis=1)
@@ -135,7 +135,7 @@ class LayerChoices(NamedTuple):
         layer = np.repeat(np.arange(len(some)), [len(of_one) for of_one in some])
         return LayerChoices(np.arange(len(some)), np.ones(len(some)), layer, *np.concatenate(some).T.copy())
 
-    def _least(self, of_choices: FloatArray) -> FloatArray:
+    def least(self, of_choices: FloatArray) -> FloatArray:
         """Returns float64[rows, layers]: the least over the choices of each layer. of_choices: float64[rows,
         choices]."""
         first = np.flatnonzero(np.diff(self.layer, prepend=-1))

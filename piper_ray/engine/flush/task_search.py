@@ -310,7 +310,12 @@ def _bounded_by_borders(space: SearchSpace, task: DegreePair, borders: BorderBou
         return TaskResult(task.lower_s)
     least_s = prices.bound_s
     if least_s <= upper_s * (1.0 + TIE):
-        least_s = max(least_s, borders.least_s(space.tables, task.arrays, prices, task.lower_s, upper_s))
+        least_s = max(
+            least_s,
+            borders.least_s(
+                space.tables, task.arrays, prices, task.lower_s, upper_s, partial(_is_asked_to_stop, control)
+            ),
+        )
     proved_s = min(least_s, upper_s)
     return TaskResult(np.inf if least_s > upper_s else least_s, prices=prices, proved_s=proved_s)
 
@@ -418,8 +423,12 @@ def _tails(
     return found
 
 
+def _is_asked_to_stop(control: FloatArray) -> bool:
+    return bool(control[1] != 0.0)
+
+
 def _check(control: FloatArray) -> None:
-    if control[1] != 0.0:
+    if _is_asked_to_stop(control):
         raise _Stopped
 
 

@@ -111,38 +111,6 @@ def cheapest_borders(
 
 
 @kernel
-def cheapest_stages(moves: LabelMoves, in_front: IndexArray, cells_of: IndexArray, charge_s: FloatArray) -> FloatArray:
-    """Returns the least that a stage pays, float64[c, c], by the cells in front of it and by those in front of what is
-    behind it; inf if there is none. moves: of the labels of stages. in_front, charge_s: [moves]; cells_of: int64[n].
-    """
-    n, cells, states = moves.order.size, int(cells_of.sum()) + 1, int(moves.states.max())
-    # By state, cells in front, and cells inside and one more; 0: no vertex is inside.
-    kept = np.full((2, states, cells, cells + 1), np.inf)
-    kept[0, 0, 0, 0] = 0.0
-    labelled = 1
-    for k in range(n):
-        old, new, step = k & 1, 1 - (k & 1), cells_of[moves.order[k]]
-        for state in range(moves.states[k + 1]):
-            for cell in range(labelled + step):
-                for more in range(labelled + step + 1):
-                    kept[new, state, cell, more] = np.inf
-        for move in range(moves.move_start[k], moves.move_start[k + 1]):
-            before, after, paid_s = kept[old, moves.source[move]], kept[new, moves.target[move]], charge_s[move]
-            front, inside = in_front[move] * step, moves.inside[move] * step
-            for cell in range(labelled):
-                row, into = before[cell], after[cell + front]
-                into[moves.inside[move] + inside] = min(into[moves.inside[move] + inside], row[0] + paid_s)
-                for more in range(1, labelled - cell + 1):
-                    into[more + inside] = min(into[more + inside], row[more] + paid_s)
-        labelled += step
-    found = np.full((cells, cells), np.inf)
-    for cell in range(cells):
-        for behind in range(cell, cells):
-            found[cell, behind] = kept[n & 1, 0, cell, behind - cell + 1]
-    return found
-
-
-@kernel
 def cheapest_border_way(cells: BorderCells, prices: WayPrices, limit: float) -> tuple[float, IndexArray, FloatArray]:
     """Returns a lower bound on the cost of plans whose batch takes at most ``limit``, inf if there are none, and the
     way that costs it: int64[k + 1], the border behind the last stage, which is the number of cells, the cells of the

@@ -1,0 +1,71 @@
+"""A linear program that mixes ways through a pipeline so that the longest path of the mixture is least."""
+
+from __future__ import annotations
+
+import highspy
+import numpy as np
+
+from piper_ray.engine.flush.paths import PassPath, longest_paths, path_past
+from piper_ray.engine.kernels.flush_types import FlushTask
+from piper_ray.engine.kernels.types import FloatArray
+
+_LONGER, _PATHS_AT_ONCE, _MOST_SOLVES = 1e-6, 4, 40
+"""A path is added if it is longer than the batch by more than the first, relatively; how many at once, how often."""
+
+_NO_COLUMNS, _NO_VALUES = np.zeros(0, np.int32), np.zeros(0)
+
+
+class PathProgram:
+    """The program, and its solution. Columns: the batch, then the share of each way. Rows: the shares are a whole; then
+    paths, of which the batch takes no less than any."""
+
+    def __init__(self, task: FlushTask) -> None:
+        self._task, self._ways = task, list[FloatArray]()
+        positions = range(task.most_stages)
+        self._paths = [path_past(task.schedule, task.microbatches, task.most_stages, q) for q in positions]
+        self._highs = highspy.Highs()  # type: ignore[no-untyped-call]
+        self._highs.silent()
+        self._highs.setOptionValue("threads", 1)
+        self._highs.addCol(1.0, -np.inf, np.inf, 0, _NO_COLUMNS, _NO_VALUES)
+        self._highs.addRow(1.0, 1.0, 0, _NO_COLUMNS, _NO_VALUES)
+        for _ in self._paths:
+            self._highs.addRow(0.0, np.inf, 1, np.zeros(1, np.int32), np.ones(1))
+
+    def add(self, seconds: FloatArray) -> None:
+        """Adds a way. seconds: float64[3, positions], forward, backward and synchronisation; as parts of the task's
+        work."""
+        self._ways.append(seconds)
+        lengths_s = [path.seconds(*seconds) for path in self._paths]
+        rows = np.arange(len(lengths_s) + 1, dtype=np.int32)
+        self._highs.addCol(0.0, 0.0, np.inf, rows.size, rows, np.append(1.0, np.negative(lengths_s)))
+
+    def solve(self) -> bool:
+        """Solves the program, with all paths that turn out to be longer than the batch. Returns False if no solution is
+        found."""
+        for _ in range(_MOST_SOLVES):
+            self._highs.run()
+            if self._highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
+                return False
+            batch, *shares = self._highs.getSolution().col_value
+            mixture = np.tensordot(np.array(shares), np.stack(self._ways), axes=1)
+            paths = longest_paths(self._task.schedule, self._task.microbatches, *mixture)
+            longer = [path for path in paths if path.seconds(*mixture) > batch * (1.0 + _LONGER)]
+            if not longer:
+                break
+            for path in longer[:_PATHS_AT_ONCE]:
+                lengths = np.array([path.seconds(*way) for way in self._ways])
+                columns = np.arange(lengths.size + 1, dtype=np.int32)
+                self._highs.addRow(0.0, np.inf, columns.size, columns, np.append(1.0, -lengths))
+                self._paths.append(path)
+        return True
+
+    @property
+    def batch(self) -> float:
+        """The value of the last solution."""
+        return float(self._highs.getInfo().objective_function_value)
+
+    @property
+    def prices(self) -> PassPath:
+        """How often passes and synchronisations count by the last solution: the mean of its paths."""
+        weight = np.maximum(0.0, np.array(self._highs.getSolution().row_dual)[1:])
+        return PassPath(*(weight @ np.stack(often) / weight.sum() for often in zip(*self._paths, strict=True)))

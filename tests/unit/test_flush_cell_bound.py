@@ -1,0 +1,215 @@
+"""Whole ways over the least figures of stages between two cells: no stage takes less, and no plan."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import pytest
+
+from piper_ray.engine.flush import cell_bound
+from piper_ray.engine.flush.border_bound import BorderBound, border_labelling
+from piper_ray.engine.flush.cell_bound import CellBound, _Ways
+from piper_ray.engine.flush.path_prices import LayerChoices, in_flight_at
+from piper_ray.engine.flush.tables import FlushWorkload
+from piper_ray.engine.flush.task_search import of_batch_s
+from piper_ray.engine.flush.tasks import DegreePair
+from piper_ray.engine.kernels.cell_stages import NO_BORDER, CellStages, cheapest_cell_ways, stages_within
+from piper_ray.engine.lattice.labelling import Labelling
+from piper_ray.engine.lattice.layer_graph import members
+from tests.flush_schedules import FlushSchedule
+from tests.lengths import long_after
+from tests.unit.test_flush_border_bound import never
+from tests.unit.test_flush_limits import searched
+
+
+def _bound(workload: FlushWorkload, task: DegreePair) -> CellBound | None:
+    graph = workload.lattice.graph
+    labelling = border_labelling(graph)
+    assert labelling is not None
+    found = BorderBound.of(graph, labelling, Labelling.of(graph), workload.arrays, task.arrays.bounding)
+    return None if found is None else found.by_stages
+
+
+@pytest.mark.parametrize("schedule", long_after(1, FlushSchedule.flushed()))
+def test_no_plan_takes_less(schedule: FlushSchedule, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = ruled_out = near = 0
+    for seed, workload, _, task, batch_s in searched(schedule):
+        bound = _bound(workload, task)
+        if bound is None:
+            continue
+        for grids in ((7,), (16, 64)):
+            monkeypatch.setattr(cell_bound, "_GRIDS", grids)
+            for upper_s in (batch_s, 1.1 * batch_s, 3.0 * batch_s):
+                found_s = bound.least_s(workload.arrays, task.arrays, 0.5 * task.lower_s, upper_s, never)
+                assert found_s <= batch_s * (1.0 + 1e-9), (seed, task.degrees, grids, upper_s)
+            compared += 1
+            near += found_s > 0.97 * batch_s
+            ruled_out += bound.least_s(workload.arrays, task.arrays, 0.0, 0.99 * batch_s, never) == np.inf
+    assert compared > 50
+    assert near > compared / 3
+    assert ruled_out > compared / 5
+
+
+def test_no_stage_takes_less_than_its_cells() -> None:
+    """Each stage of the lattice, with the choices that are best for it by any one figure, and that fit."""
+    compared = fitting = 0
+    for seed, workload, _, task, batch_s in searched(FlushSchedule.flushed()[0])[:12]:
+        bound = _bound(workload, task)
+        if bound is None:
+            continue
+        choices, graph, cells = LayerChoices.of(workload.arrays, task.arrays), workload.lattice.graph, 20
+        most_s = batch_s / task.arrays.microbatches
+        figures, steps = bound._figures(choices, task.arrays, cells, most_s, never)
+        assert figures is not None
+        assert steps > 0
+        cells_of = cell_bound.cells_of_work(bound.labelling.moves.order, bound.own_s, cells)
+        inside = [set(members(row)) for row in workload.lattice.arrays.bits]
+        time_s = choices.forward_s + choices.backward_s
+        for outer in inside:
+            for inner in inside:
+                if not inner < outer:
+                    continue
+                stage = sorted(outer - inner)
+                paid_s = sum(
+                    bound.edge_in_s[e] * (tail not in outer and head in stage)
+                    + bound.edge_out_s[e] * (tail in stage and head in inner)
+                    for e, (tail, head, _) in enumerate(graph.edges)
+                )
+                front = int(sum(cells_of[v] for v in range(graph.size) if v not in outer))
+                size = min(figures.forward_s.shape[1] - 1, int(cells_of[stage].sum()))
+                for q, in_flight in enumerate(in_flight_at(task.arrays)):
+                    held = choices.a_bytes * in_flight + choices.b_bytes
+                    for figure in (time_s, held, time_s + held * (time_s.sum() / held.sum())):
+                        chosen = [
+                            int(np.flatnonzero(choices.layer == layer)[np.argmin(figure[choices.layer == layer])])
+                            for layer in choices.of_vertex[stage]
+                        ]
+                        if held[chosen].sum() <= task.arrays.most_memory_bytes:
+                            taken_s = time_s[chosen].sum() + 2.0 * paid_s
+                            assert figures.time_s[figures.in_flight[q], front, size] <= taken_s * (1.0 + 1e-12), seed
+                            fitting += 1
+                        for known, of_choices, paid in (
+                            (figures.forward_s, choices.forward_s, paid_s),
+                            (figures.backward_s, choices.backward_s, paid_s),
+                            (figures.sync_s, choices.sync_s, 0.0),
+                        ):
+                            assert known[front, size] <= (of_choices[chosen].sum() + paid) * (1.0 + 1e-12), seed
+                    compared += 1
+    assert compared > 500
+    assert fitting > 200
+
+
+@pytest.mark.parametrize("schedule", long_after(1, FlushSchedule.flushed()))
+def test_stages_of_a_way_are_left_for_the_time_that_it_takes(schedule: FlushSchedule) -> None:
+    """A way of random seconds, among stages that lead nowhere: nothing below its simulated time, all of it there."""
+    rng, ruled_out = Random(5), 0
+    task = searched(schedule)[0].task.arrays
+    for _ in range(100):
+        p, m = rng.randint(1, 5), rng.randint(1, 7)
+        seconds = np.array([[rng.uniform(0.1, 1.0) * rng.choice((1.0, 3.0)) for _ in range(p)] for _ in range(3)])
+        one = task._replace(microbatches=m, most_stages=p + rng.randint(0, 2), stages=0)
+        cuts = sorted(rng.sample(range(1, 20), p - 1), reverse=True)
+        stages = CellStages(
+            np.arange(p),
+            np.array([20, *cuts]),
+            np.array([*cuts, NO_BORDER]),
+            seconds[0] + seconds[1],
+            seconds[0] * rng.choice((1.0, 0.5)),
+            seconds[1],
+            seconds[2],
+        )
+        batch_s = of_batch_s(one, np.ascontiguousarray(seconds[:, ::-1].T))
+        ways = _Ways(one, stages, 21)
+        left = ways._without_slow(batch_s)
+        assert left is not None
+        assert left.stages.behind.size == p
+        assert ways.least_s(0.0, batch_s * (1.0 + 1e-9), never) <= batch_s * (1.0 + 1e-9)
+        ruled_out += ways.least_s(0.0, 0.9 * batch_s, never) == np.inf
+    assert ruled_out > 50
+
+
+def test_cheapest_ways_are_those_of_all() -> None:
+    rng, compared = Random(8), 0
+    for _ in range(60):
+        cells, positions = rng.randint(2, 5), rng.randint(1, 4)
+        found = [
+            (q, back, front)
+            for q in range(positions)
+            for back in range(cells)
+            for front in (*range(back + 1), NO_BORDER)
+            if rng.random() < 0.5
+        ]
+        if not found:
+            continue
+        behind, back, front = np.array(found).T
+        cost = np.array([rng.uniform(0.0, 1.0) for _ in found])
+        stages = CellStages(behind, back, front, cost, cost, cost, cost)
+        behind_s, ahead_s, way = cheapest_cell_ways(stages, cost, positions, cells)
+        every = _all_ways(found, cells)
+        through = [min((sum(cost[list(one)]) for one in every if k in one), default=np.inf) for k in range(len(found))]
+        assert behind_s + cost + ahead_s == pytest.approx(through)
+        assert (way.size == 0) == (not every)
+        if every:
+            assert tuple(way) in every
+            assert cost[way].sum() == pytest.approx(min(through))
+            compared += 1
+    assert compared > 30
+
+
+def _all_ways(stages: list[tuple[int, int, int]], cells: int) -> list[tuple[int, ...]]:
+    found, begun = [], [(k,) for k, (q, back, _) in enumerate(stages) if q == 0 and back == cells - 1]
+    while begun:
+        way = begun.pop()
+        q, _, front = stages[way[-1]]
+        if front == NO_BORDER:
+            found.append(way)
+        begun += [(*way, k) for k, (behind, back, _) in enumerate(stages) if behind == q + 1 and 0 <= front == back]
+    return found
+
+
+def test_halves_have_each_way_once() -> None:
+    rng, divided = Random(11), 0
+    task = searched(FlushSchedule.flushed()[0])[0].task.arrays._replace(most_stages=3, stages=0)
+    for _ in range(40):
+        found = [
+            (q, back, front)
+            for q in range(3)
+            for back in range(4)
+            for front in (*range(back + 1), NO_BORDER)
+            if rng.random() < 0.5 and (q < 2 or front == NO_BORDER)
+        ]
+        if not found:
+            continue
+        columns, none = np.array(found).T, np.ones(len(found))
+        halves = _Ways(task, CellStages(*columns, none, none, none, none), 4)._halves()
+        if len(halves) < 2:
+            continue
+        of_halves = []
+        for half in halves:
+            left = list(zip(*(column.tolist() for column in half.stages[:3]), strict=True))
+            of_halves += [tuple(left[k] for k in way) for way in _all_ways(left, 4)]
+        every = [tuple(found[k] for k in way) for way in _all_ways(found, 4)]
+        assert sorted(of_halves) == sorted(every)
+        divided += len(every) > 1
+    assert divided > 10
+
+
+def test_stages_in_time_are_listed_in_the_order_of_ways() -> None:
+    for _, workload, _, task, batch_s in searched(FlushSchedule.flushed()[0])[:6]:
+        bound = _bound(workload, task)
+        if bound is None:
+            continue
+        most_s = batch_s / task.arrays.microbatches
+        figures, _ = bound._figures(LayerChoices.of(workload.arrays, task.arrays), task.arrays, 12, most_s, never)
+        assert figures is not None
+        for only in (0, 1):
+            stages = stages_within(figures, most_s, only)
+            assert list(zip(stages.behind, stages.back, strict=True)) == sorted(
+                zip(stages.behind.tolist(), stages.back.tolist(), strict=True)
+            )
+            assert (stages.time_s <= most_s).all()
+            first = stages.front == NO_BORDER
+            assert first.any()
+            assert not only or (stages.behind[first] == 0).all()
+            assert (stages.front[~first] <= stages.back[~first]).all()
