@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 
 import numpy as np
@@ -157,8 +158,9 @@ def test_cheapest_ways_are_those_of_all() -> None:
     assert compared > 30
 
 
-def _all_ways(stages: list[tuple[int, int, int]], cells: int) -> list[tuple[int, ...]]:
-    found, begun = [], [(k,) for k, (q, back, _) in enumerate(stages) if q == 0 and back == cells - 1]
+def _all_ways(stages: Sequence[tuple[int, int, int]], cells: int) -> list[tuple[int, ...]]:
+    found = list[tuple[int, ...]]()
+    begun: list[tuple[int, ...]] = [(k,) for k, (q, back, _) in enumerate(stages) if q == 0 and back == cells - 1]
     while begun:
         way = begun.pop()
         q, _, front = stages[way[-1]]
@@ -182,7 +184,7 @@ def test_halves_have_each_way_once() -> None:
         if not found:
             continue
         columns, none = np.array(found).T, np.ones(len(found))
-        halves = _Ways(task, CellStages(*columns, none, none, none, none), 4)._halves()
+        halves = _Ways(task, CellStages(columns[0], columns[1], columns[2], none, none, none, none), 4)._halves()
         if len(halves) < 2:
             continue
         of_halves = []

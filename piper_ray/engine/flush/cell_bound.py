@@ -40,7 +40,7 @@ _GRIDS, _FINER = (128, 256, 512, 1024), 4
 _WIDER, _MOST_WIDER = 1.3, 4
 """If stages of more cells than are distinguished may be quick enough, this factor more of them are, and how often."""
 
-_MOST_STEPS, _MOST_FIGURES = 8_000_000_000, 60_000_000
+_MOST_STEPS, _MOST_FIGURES = 8_000_000_000, 100_000_000
 """Limits on the steps for all figures of a grid, of which a billion takes a second, and on the figures that are kept
 at once."""
 
@@ -54,8 +54,9 @@ times, at which a stage that does not fit takes too long."""
 _CLOSE = 1e-3
 """Relative. A time with plans, as far as is known, is not looked at more closely than this above one without."""
 
-_MOST_PARTS, _FEW_PARTS = 150, 8
-"""Parts into which plans are divided, for all times on the last grid, and on each grid for the first time."""
+_MOST_PARTS, _FEW_PARTS = 500, 8
+"""Parts into which plans are divided: on the last grid for all times together, each with at most half of those left;
+and on each grid for the first time."""
 
 _MOST_ROUNDS, _FEW_ROUNDS = 40, 10
 """Rounds of prices for the first part, and for each other one."""
@@ -193,7 +194,7 @@ class _Ways(NamedTuple):
         the quickest way is halved."""
         low_s, most_s, high_s, left = lower_s, upper_s, np.inf, _MOST_PARTS
         while left > 0 and high_s > low_s * (1.0 + _CLOSE) and not stops():
-            found_s, parts = self._least_found_s(most_s, left, stops)
+            found_s, parts = self._least_found_s(most_s, (left + 1) // 2, stops)
             left -= parts
             if found_s < np.inf:
                 high_s = found_s
