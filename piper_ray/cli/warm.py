@@ -107,9 +107,32 @@ def _flush() -> None:
 
 
 def _wide_graphs() -> None:
+    from dataclasses import replace
+
     import piper_ray
+    from piper_ray.cost.variants import usable_variants
+    from piper_ray.engine.flush.border_bound import border_labelling
+    from piper_ray.engine.flush.mixes import BorderRates
+    from piper_ray.engine.flush.tables import build_workload
+    from piper_ray.engine.flush.tasks import list_tasks
+    from piper_ray.engine.lattice.contraction import without_contraction
+    from piper_ray.engine.lattice.downsets import build_lattice
+    from piper_ray.engine.lattice.labelling import Labelling
+    from piper_ray.engine.lattice.layer_graph import build_graph
+    from piper_ray.model.restrictions import Restrictions
+    from piper_ray.model.schedule import Schedule, StepTerms
 
     piper_ray.solve(_chain(90, chains=2), threads=1, schedule="gpipe")
+    instance, schedule, every = _chain(8, chains=2), Schedule.of("gpipe"), Restrictions()
+    graph = build_graph(instance, without_contraction())
+    rates = BorderRates.of(instance, graph, schedule)
+    workload = build_workload(instance, build_lattice(graph, 100), usable_variants(instance, every), rates)
+    workload = replace(workload, border_labelling=border_labelling(graph), stage_labelling=Labelling.of(graph))
+    task = list_tasks(instance, workload, schedule, every, StepTerms())[0]
+    bound = workload.borders(task.arrays.bounding)
+    assert bound is not None
+    assert bound.by_stages is not None
+    bound.by_stages.least_s(workload.arrays, task.arrays, 0.0, 10.0 * task.lower_s, lambda: False)
 
 
 def _chunks() -> None:
