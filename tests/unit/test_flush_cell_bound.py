@@ -10,7 +10,7 @@ import pytest
 
 from piper_ray.engine.flush import cell_bound
 from piper_ray.engine.flush.border_bound import BorderBound, border_labelling
-from piper_ray.engine.flush.cell_bound import CellBound, _Ways
+from piper_ray.engine.flush.cell_bound import CellBound, _CellWays
 from piper_ray.engine.flush.path_prices import LayerChoices, in_flight_at
 from piper_ray.engine.flush.tables import FlushWorkload
 from piper_ray.engine.flush.task_search import of_batch_s
@@ -121,7 +121,7 @@ def test_stages_of_a_way_are_left_for_the_time_that_it_takes(schedule: FlushSche
             seconds[2],
         )
         batch_s = of_batch_s(one, np.ascontiguousarray(seconds[:, ::-1].T))
-        ways = _Ways(one, stages, 21)
+        ways = _CellWays(one, stages, 21)
         left = ways._without_slow(batch_s)
         assert left is not None
         assert left.stages.behind.size == p
@@ -184,7 +184,7 @@ def test_halves_have_each_way_once() -> None:
         if not found:
             continue
         columns, none = np.array(found).T, np.ones(len(found))
-        halves = _Ways(task, CellStages(columns[0], columns[1], columns[2], none, none, none, none), 4)._halves()
+        halves = _CellWays(task, CellStages(columns[0], columns[1], columns[2], none, none, none, none), 4)._halves()
         if len(halves) < 2:
             continue
         of_halves = []

@@ -40,7 +40,7 @@ _GRIDS, _FINER = (128, 256, 512, 1024), 4
 _WIDER, _MOST_WIDER = 1.3, 4
 """If stages of more cells than are distinguished may be quick enough, this factor more of them are, and how often."""
 
-_MOST_STEPS, _MOST_FIGURES = 8_000_000_000, 100_000_000
+_MOST_STEPS, _MOST_FIGURES = 8_000_000_000, 60_000_000
 """Limits on the steps for all figures of a grid, of which a billion takes a second, and on the figures that are kept
 at once."""
 
@@ -101,7 +101,7 @@ class CellBound:
             if figures is None or stops():
                 break
             stages = frozen(stages_within(figures, most_s, task.stages))
-            left = _Ways(task, stages, figures.forward_s.shape[0])._without_slow(upper_s)
+            left = _CellWays(task, stages, figures.forward_s.shape[0])._without_slow(upper_s)
             if left is None or left._least_found_s(upper_s, _FEW_PARTS, stops)[0] == np.inf:
                 return np.inf
         return lower_s if left is None else left.least_s(lower_s, upper_s, stops)
@@ -181,7 +181,7 @@ def _prices_of_byte(choices: LayerChoices, time_s: FloatArray, held: FloatArray)
     return [*found, _HIGH * max(found[-1], float(time_s.sum() / held.sum()))]
 
 
-class _Ways(NamedTuple):
+class _CellWays(NamedTuple):
     """Ways over cell stages, of which plans may have the given ones. cells: of the grid."""
 
     task: FlushTask
@@ -220,7 +220,7 @@ class _Ways(NamedTuple):
             pending += halves
         return np.inf, parts
 
-    def _within(self, most_s: float, most_rounds: int) -> tuple[_Ways | None, float]:
+    def _within(self, most_s: float, most_rounds: int) -> tuple[_CellWays | None, float]:
         """Returns the ways of plans of at most ``most_s`` that are left, with the best prices for them, and the time of
         one of them; None if no way is left.
 
@@ -253,7 +253,7 @@ class _Ways(NamedTuple):
             prices = program.prices
         return left, np.inf
 
-    def _without_slow(self, most_s: float) -> _Ways | None:
+    def _without_slow(self, most_s: float) -> _CellWays | None:
         """Leaves out stages past which a path takes more than ``most_s``; None if no way is left.
 
         A path goes once through the stages in front of a stage, m - w + 1 times through it, with w microbatches in
@@ -280,7 +280,7 @@ class _Ways(NamedTuple):
                 return some
             left = some
 
-    def _halves(self) -> tuple[_Ways, ...]:
+    def _halves(self) -> tuple[_CellWays, ...]:
         """Divides plans by the cell of a border, at the position where it is least known: up to a cell, or a plan with
         fewer stages; and beyond it. Returns none if all borders are known."""
         stages, has_border = self.stages, self.stages.front != NO_BORDER
@@ -305,7 +305,7 @@ class _Ways(NamedTuple):
         )
         return found
 
-    def _only(self, some: BoolArray) -> _Ways | None:
+    def _only(self, some: BoolArray) -> _CellWays | None:
         """Returns the ways over some of the stages; None if there are no stages."""
         return self._replace(stages=_of_stages(self.stages, some)) if some.any() else None
 
