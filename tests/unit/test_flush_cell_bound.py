@@ -64,7 +64,7 @@ def test_no_stage_takes_less_than_its_cells() -> None:
         figures, steps = bound._figures(choices, task.arrays, cells, most_s, never)
         assert figures is not None
         assert steps > 0
-        cells_of = cell_bound.cells_of_work(bound.labelling.moves.order, bound.own_s, cells)
+        cells_of = cell_bound.cells_of_work(bound.labelling.moves.order, bound.weight_s, cells)
         inside = [set(members(row)) for row in workload.lattice.arrays.bits]
         time_s = choices.forward_s + choices.backward_s
         for outer in inside:
@@ -195,6 +195,17 @@ def test_halves_have_each_way_once() -> None:
         assert sorted(of_halves) == sorted(every)
         divided += len(every) > 1
     assert divided > 10
+
+
+def test_a_vertex_that_many_read_counts_its_edges() -> None:
+    _, workload, _, task, _ = searched(FlushSchedule.flushed()[0])[0]
+    bound = _bound(workload, task)
+    assert bound is not None
+    tail, own_s = np.array([0] * 6 + [1] * 4), np.array([1.0, 2.0, 3.0])  # six edges, four and none
+    found = CellBound.of(bound.labelling, own_s, tail, np.full(10, 0.25), np.full(10, 0.75))
+    assert found.weight_s == pytest.approx([3.0, 2.0, 3.0])
+    found = CellBound.of(bound.labelling, own_s, tail, np.full(10, 0.25), np.where(np.arange(10) == 1, 1.75, 0.75))
+    assert found.weight_s == pytest.approx([1.0, 2.0, 3.0])  # one of the six costs so much that few of it cost as much
 
 
 def test_stages_in_time_are_listed_in_the_order_of_ways() -> None:

@@ -129,7 +129,7 @@ class BorderBound:
             np.stack([longer.surely_paid(from_s, to_s, limit_s) for limit_s in limits_s[:, 0]]),
             _paid_by_stages(labelling, stages, own_s, edges, _ranges(from_s, to_s, np.arange(0, from_s.size, _GROUP))),
         )
-        by_stages = None if stages is None else CellBound(stages, own_s, edges.in_s, edges.out_s)
+        by_stages = None if stages is None else CellBound.of(stages, own_s, edges.tail, edges.in_s, edges.out_s)
         return cls(frozen(cells), frozen(work), by_stages)
 
     def least_s(

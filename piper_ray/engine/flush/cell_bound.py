@@ -40,7 +40,7 @@ _GRIDS, _FINER = (128, 256, 512, 1024), 4
 _WIDER, _MOST_WIDER = 1.3, 4
 """If stages of more cells than are distinguished may be quick enough, this factor more of them are, and how often."""
 
-_MOST_STEPS, _MOST_FIGURES = 8_000_000_000, 60_000_000
+_MOST_STEPS, _MOST_FIGURES = 8_000_000_000, 70_000_000
 """Limits on the steps for all figures of a grid, of which a billion takes a second, and on the figures that are kept
 at once."""
 
@@ -68,24 +68,42 @@ _ROUNDING = 1e-9
 """Relative rounding error of sums."""
 
 
-def cells_of_work(order: IndexArray, own_s: FloatArray, cells: int) -> IndexArray:
+_FEW_READERS = 4
+"""A vertex that no more others read than this counts as its work alone in the grid."""
+
+
+def cells_of_work(order: IndexArray, work_s: FloatArray, cells: int) -> IndexArray:
     """Returns int64[n]: the number of cells that each vertex counts in front of a border. order: int64[n], of the
     labelling."""
     found = np.zeros(order.size, np.int64)
-    found[order] = np.diff(np.rint(np.cumsum(own_s[order]) * (cells / own_s.sum())).astype(np.int64), prepend=0)
+    found[order] = np.diff(np.rint(np.cumsum(work_s[order]) * (cells / work_s.sum())).astype(np.int64), prepend=0)
     return found
 
 
 @dataclass(frozen=True)
 class CellBound:
-    """Bounds plans on one graph with the variants of a task. labelling: of stages. own_s: float64[n], the least time of
-    each vertex. edge_in_s, edge_out_s: float64[e], the least that an edge costs the stages of its head and of its tail,
-    in each direction."""
+    """Bounds plans on one graph with the variants of a task. labelling: of stages. weight_s: float64[n], what each
+    vertex counts in the grid. edge_in_s, edge_out_s: float64[e], the least that an edge costs the stages of its head
+    and of its tail, in each direction.
+
+    The bound holds for any weights. With their work alone, two stages next to each other could both leave out a vertex
+    of little work that many others read, and what its edges cost with it. So such a vertex counts its edges too.
+    """
 
     labelling: Labelling
-    own_s: FloatArray
+    weight_s: FloatArray
     edge_in_s: FloatArray
     edge_out_s: FloatArray
+
+    @classmethod
+    def of(
+        cls, labelling: Labelling, own_s: FloatArray, tail: IndexArray, edge_in_s: FloatArray, edge_out_s: FloatArray
+    ) -> CellBound:
+        """own_s: float64[n], the least time of each vertex. tail: int64[e]."""
+        paid_s, dearest_s = edge_in_s + edge_out_s, np.zeros(own_s.size)
+        np.maximum.at(dearest_s, tail, paid_s)
+        beyond_s = np.bincount(tail, paid_s, own_s.size) - _FEW_READERS * dearest_s
+        return cls(labelling, own_s + np.maximum(0.0, beyond_s), edge_in_s, edge_out_s)
 
     def least_s(
         self, tables: FlushTables, task: FlushTask, lower_s: float, upper_s: float, stops: Callable[[], bool]
@@ -112,7 +130,7 @@ class CellBound:
         """Returns the figures of stages that take at most ``most_s``, None if they would be too many, and the steps
         taken."""
         moves, label = self.labelling.moves, self.labelling.label
-        cells_of = cells_of_work(moves.order, self.own_s, cells)
+        cells_of = cells_of_work(moves.order, self.weight_s, cells)
         in_front, inside = (label == IN_FRONT).astype(np.int64), moves.inside.astype(np.float64)
         vertex = np.repeat(moves.order, np.diff(moves.move_start))
         edge_s = self.labelling.charges.seconds(self.edge_in_s, self.edge_out_s)
@@ -131,7 +149,7 @@ class CellBound:
         at_once = in_flight_at(task).astype(np.int64)
         known = np.array(sorted({*_IN_FLIGHT, int(at_once.max())}))
         rows, row_of = np.unique(np.searchsorted(known, at_once, side="right") - 1, return_inverse=True)
-        most, of_time = int(np.ceil(cells * most_s / self.own_s.sum())) + 2, np.zeros((0, 0))
+        most, of_time = int(np.ceil(cells * most_s / self.weight_s.sum())) + 2, np.zeros((0, 0))
         for _ in range(_MOST_WIDER):
             most = min(most, cells)
             if 2 * int(moves.states.max()) * cells * most > _MOST_FIGURES:
