@@ -15,7 +15,7 @@ from piper_ray.engine.flush.path_prices import LayerChoices, in_flight_at
 from piper_ray.engine.flush.tables import FlushWorkload
 from piper_ray.engine.flush.task_search import of_batch_s
 from piper_ray.engine.flush.tasks import DegreePair
-from piper_ray.engine.kernels.cell_stages import NO_BORDER, CellStages, cheapest_cell_ways, stages_within
+from piper_ray.engine.kernels.cell_stages import NO_BORDER, CellFigures, CellStages, cheapest_cell_ways, stages_within
 from piper_ray.engine.lattice.labelling import Labelling
 from piper_ray.engine.lattice.layer_graph import members
 from tests.flush_schedules import FlushSchedule
@@ -50,6 +50,72 @@ def test_no_plan_takes_less(schedule: FlushSchedule, monkeypatch: pytest.MonkeyP
     assert compared > 50
     assert near > compared / 3
     assert ruled_out > compared / 5
+
+
+def test_what_is_proved_when_asked_to_stop_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At each of the first questions whether to stop; there is one before each round of prices."""
+    monkeypatch.setattr(cell_bound, "_GRIDS", (7, 30))
+    compared = later = 0
+    for seed, workload, _, task, batch_s in searched(FlushSchedule.ONE_F_ONE_B)[:40]:
+        bound = _bound(workload, task)
+        if bound is None:
+            continue
+        for last in (*range(0, 30, 3), 60, 120):
+            asked = 0
+
+            def stops(last: int = last) -> bool:
+                nonlocal asked
+                asked += 1
+                return asked > last
+
+            lower_s = 0.5 * task.lower_s
+            found_s = bound.least_s(workload.arrays, task.arrays, lower_s, 1.1 * batch_s, stops)
+            assert lower_s <= found_s <= batch_s * (1.0 + 1e-9), (seed, task.degrees, last)
+            compared += found_s < 0.97 * batch_s
+            later += asked > 30
+    assert compared > 50
+    assert later > 20
+
+
+def test_rounds_of_prices_end_when_asked_to_stop() -> None:
+    task = searched(FlushSchedule.ONE_F_ONE_B)[0].task.arrays._replace(most_stages=2, stages=0, microbatches=4)
+    seconds = np.array([1.0, 1.0, 1.0, 1.0])
+    stages = CellStages(
+        np.array([0, 0, 1, 1]),
+        np.array([4, 4, 1, 3]),
+        np.array([1, 3, NO_BORDER, NO_BORDER]),
+        2.0 * seconds,
+        seconds,
+        seconds,
+        0.0 * seconds,
+    )
+    ways = _CellWays(task, stages, 5)
+    assert ways._within(30.0, 10, never)[1] == 10.0
+    left, way_s = ways._within(30.0, 10, lambda: True)
+    assert left is not None
+    assert way_s == np.inf
+
+
+@pytest.mark.parametrize("most", [0, 100, 10_000])
+def test_too_many_stages_are_not_listed(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With few microbatches hardly any stage takes too long."""
+    listed = list[int]()
+
+    def counted(figures: CellFigures, most_s: float, only: int) -> CellStages:
+        found: CellStages = stages_within(figures, most_s, only)
+        listed.append(np.unique(np.stack([found.behind, found.back, found.front.clip(0)]), axis=1).shape[1])
+        return found
+
+    monkeypatch.setattr(cell_bound, "stages_within", counted)
+    monkeypatch.setattr(cell_bound, "_MOST_STAGES", most)
+    for _, workload, _, task, batch_s in searched(FlushSchedule.ONE_F_ONE_B)[:20]:
+        bound = _bound(workload, task)
+        if bound is not None:
+            found_s = bound.least_s(workload.arrays, task.arrays, 0.0, 3.0 * batch_s, never)
+            assert found_s <= batch_s * (1.0 + 1e-9)
+            assert most > 0 or found_s == 0.0
+    assert max(listed, default=0) <= most
+    assert bool(listed) == (most > 0)
 
 
 def test_no_stage_takes_less_than_its_cells() -> None:

@@ -44,6 +44,10 @@ _MOST_STEPS, _MOST_FIGURES = 8_000_000_000, 70_000_000
 """Limits on the steps for all figures of a grid, of which a billion takes a second, and on the figures that are kept
 at once."""
 
+_MOST_STAGES = 3_000_000
+"""Limit on the cell stages at all positions together. Each takes 64 bytes, several times; a look at all takes half a
+second."""
+
 _IN_FLIGHT = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Microbatches in flight for which there are figures. A stage holds no less than it would with fewer in flight."""
 
@@ -58,6 +62,9 @@ _MOST_PARTS, _FEW_PARTS = 500, 8
 """Parts into which plans are divided: on the last grid for all times together, each with at most half of those left;
 and on each grid for the first time."""
 
+_MOST_LOOKED_AT = 100_000_000
+"""Limit on the cell stages of the last grid times the parts, with few parts at least."""
+
 _MOST_ROUNDS, _FEW_ROUNDS = 40, 10
 """Rounds of prices for the first part, and for each other one."""
 
@@ -66,7 +73,6 @@ _FEWER = 0.95
 
 _ROUNDING = 1e-9
 """Relative rounding error of sums."""
-
 
 _FEW_READERS = 4
 """A vertex that no more others read than this counts as its work alone in the grid."""
@@ -116,7 +122,7 @@ class CellBound:
             if _FINER * steps > _MOST_STEPS:
                 break
             figures, steps = self._figures(choices, task, cells, most_s, stops)
-            if figures is None or stops():
+            if figures is None or _in_time(figures, most_s) > _MOST_STAGES or stops():
                 break
             stages = frozen(stages_within(figures, most_s, task.stages))
             left = _CellWays(task, stages, figures.forward_s.shape[0])._without_slow(upper_s)
@@ -180,6 +186,12 @@ class CellBound:
         return figures, steps
 
 
+def _in_time(figures: CellFigures, most_s: float) -> int:
+    """Returns how many cell stages take at most ``most_s``."""
+    of_rows = np.count_nonzero(figures.time_s <= most_s, axis=(1, 2))
+    return int(of_rows[figures.in_flight].sum())
+
+
 def _prices_of_byte(choices: LayerChoices, time_s: FloatArray, held: FloatArray) -> list[float]:
     """Returns prices at which layers choose differently, in s. time_s, held: float64[choices], s and bytes."""
     first = np.flatnonzero(np.diff(choices.layer, prepend=-1))
@@ -210,10 +222,11 @@ class _CellWays(NamedTuple):
     def least_s(self, lower_s: float, upper_s: float, stops: Callable[[], bool]) -> float:
         """Returns a time that no plan is below; inf if none takes at most ``upper_s``. The range between a bound and
         the quickest way is halved."""
-        low_s, most_s, high_s, left = lower_s, upper_s, np.inf, _MOST_PARTS
-        while left > 0 and high_s > low_s * (1.0 + _CLOSE) and not stops():
-            found_s, parts = self._least_found_s(most_s, (left + 1) // 2, stops)
-            left -= parts
+        low_s, most_s, high_s = lower_s, upper_s, np.inf
+        parts_left = min(_MOST_PARTS, max(_FEW_PARTS, _MOST_LOOKED_AT // self.stages.behind.size))
+        while parts_left > 0 and high_s > low_s * (1.0 + _CLOSE) and not stops():
+            found_s, parts = self._least_found_s(most_s, (parts_left + 1) // 2, stops)
+            parts_left -= parts
             if found_s < np.inf:
                 high_s = found_s
             elif high_s == np.inf:
@@ -224,12 +237,13 @@ class _CellWays(NamedTuple):
         return low_s
 
     def _least_found_s(self, most_s: float, most_parts: int, stops: Callable[[], bool]) -> tuple[float, int]:
-        """Returns a time of at most ``most_s`` that plans may take, as far as is known; inf if none takes so little,
-        which is proved. Also returns into how many parts plans were divided, ``most_parts`` at most."""
+        """Returns inf if it is proved that no plan takes at most ``most_s``; else the time of a way that takes so
+        little, or ``most_s`` if none was found either. Also returns into how many parts plans were divided,
+        ``most_parts`` at most."""
         pending, parts = [self], 0
         while pending:
             parts += 1
-            found, way_s = pending.pop()._within(most_s, _MOST_ROUNDS if parts == 1 else _FEW_ROUNDS)
+            found, way_s = pending.pop()._within(most_s, _MOST_ROUNDS if parts == 1 else _FEW_ROUNDS, stops)
             if found is None:
                 continue
             halves = () if way_s <= most_s or parts >= most_parts or stops() else found._halves()
@@ -238,9 +252,9 @@ class _CellWays(NamedTuple):
             pending += halves
         return np.inf, parts
 
-    def _within(self, most_s: float, most_rounds: int) -> tuple[_CellWays | None, float]:
-        """Returns the ways of plans of at most ``most_s`` that are left, with the best prices for them, and the time of
-        one of them; None if no way is left.
+    def _within(self, most_s: float, most_rounds: int, stops: Callable[[], bool]) -> tuple[_CellWays | None, float]:
+        """Returns the ways of plans of at most ``most_s`` that are left, with the best prices for them; None if it is
+        proved that there are no such plans. Also returns the time of a way that takes so little, inf if none was found.
 
         Prices are sought as in ``WayProgram``. Once a mixture of the ways found takes no more than ``most_s``, hardly
         any prices would cost more.
@@ -254,6 +268,8 @@ class _CellWays(NamedTuple):
         for _ in range(most_rounds):
             if left is None:
                 return None, np.inf
+            if stops():
+                break
             cost_s = left._cost_s(prices)
             behind_s, ahead_s, way = left._cheapest(cost_s)
             if way.size == 0:

@@ -9,7 +9,7 @@ from piper_ray.engine.flush.paths import PassPath, longest_paths, path_past
 from piper_ray.engine.kernels.flush_types import FlushTask
 from piper_ray.engine.kernels.types import FloatArray
 
-_LONGER, _PATHS_AT_ONCE, _MOST_SOLVES = 1e-6, 4, 40
+_LONGER, _PATHS_AT_ONCE, _MOST_SOLVES = 1e-6, 4, 60
 """A path is added if it is longer than the batch by more than the first, relatively; how many at once, how often."""
 
 _NO_COLUMNS, _NO_VALUES = np.zeros(0, np.int32), np.zeros(0)
@@ -41,7 +41,7 @@ class PathProgram:
 
     def solve(self) -> bool:
         """Solves the program, with all paths that turn out to be longer than the batch. Returns False if no solution is
-        found."""
+        found, or one without prices."""
         for _ in range(_MOST_SOLVES):
             self._highs.run()
             if self._highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
@@ -51,13 +51,13 @@ class PathProgram:
             paths = longest_paths(self._task.schedule, self._task.microbatches, *mixture)
             longer = [path for path in paths if path.seconds(*mixture) > batch * (1.0 + _LONGER)]
             if not longer:
-                break
+                return bool(self._weights.sum() > 0.0)
             for path in longer[:_PATHS_AT_ONCE]:
                 lengths = np.array([path.seconds(*way) for way in self._ways])
                 columns = np.arange(lengths.size + 1, dtype=np.int32)
                 self._highs.addRow(0.0, np.inf, columns.size, columns, np.append(1.0, -lengths))
                 self._paths.append(path)
-        return True
+        return False
 
     @property
     def batch(self) -> float:
@@ -67,5 +67,11 @@ class PathProgram:
     @property
     def prices(self) -> PassPath:
         """How often passes and synchronisations count by the last solution: the mean of its paths."""
-        weight = np.maximum(0.0, np.array(self._highs.getSolution().row_dual)[1:])
-        return PassPath(*(weight @ np.stack(often) / weight.sum() for often in zip(*self._paths, strict=True)))
+        weights, every = self._weights, zip(*self._paths, strict=True)
+        return PassPath(*(weights @ np.stack(often) / weights.sum() for often in every))
+
+    @property
+    def _weights(self) -> FloatArray:
+        """The dual values of the paths in the last solution."""
+        found: FloatArray = np.maximum(0.0, np.array(self._highs.getSolution().row_dual)[1:])
+        return found

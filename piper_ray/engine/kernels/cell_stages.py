@@ -35,7 +35,8 @@ class CellStages(NamedTuple):
 
 class CellFigures(NamedTuple):
     """The least figures of cell stages. Sizes: c cells in front of a stage, w cells inside it, y numbers of
-    microbatches in flight. Stages of w - 1 cells or more have the last column.
+    microbatches in flight. The last column has all stages of w - 1 cells or more; if w - 1 are not all cells, these
+    take too long to be listed.
     """
 
     time_s: FloatArray  # float64[y, c, w]
