@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from random import Random
+
 from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
+from tests.instances import RECOMPUTE, VANILLA, build
 
 MIB = float(2**20)
 
@@ -57,3 +60,96 @@ def transformer_operators(blocks: int = 48, heads: int = 12, devices: int = 64) 
         x = op(named("add 2"), 2, 0, 8, op(named("down"), 400, 16, 8, widened), x)
     op("loss", 1000, 100, 1, x)
     return op.instance(devices)
+
+
+class _Branches:
+    """Operators with t of 1 and 2 and two choices each, their figures off by up to a tenth; q, k and v are branches."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng = Random(seed)
+        self._tmpcs: dict[int, dict[int, list[Tmpc]]] = {}
+        self._edges: dict[tuple[int, int], float] = {}
+        self._output_mib: list[float] = []
+
+    def __call__(self, time_ms: float, weights_mib: float, output_mib: float, *inputs: int) -> int:
+        number, off = len(self._tmpcs), self._rng.uniform
+        time_s, weights = time_ms * 1e-3 * off(0.9, 1.1), weights_mib * MIB * off(0.9, 1.1)
+        kept, fixed = output_mib * MIB * off(0.9, 1.1), 0.5 * output_mib * MIB * off(0.9, 1.1)
+        self._tmpcs[number] = {
+            t: [
+                Tmpc(VANILLA, share * time_s, weights / t, kept / t, fixed / t),
+                Tmpc(RECOMPUTE, 1.33 * share * time_s, weights / t, kept / t / 5.0, 1.1 * fixed / t, recompute=True),
+            ]
+            for t, share in ((1, 1.0), (2, 0.6))
+        }
+        self._output_mib.append(output_mib)
+        self._edges |= {(tail, number): self._output_mib[tail] * MIB for tail in inputs}
+        return number
+
+    def attention(self, x: int, encoded: int | None = None, mask: int | None = None) -> int:
+        """encoded: what keys and values are made of, if not of x."""
+        normed = self(0.05, 0.0, 4.0, x)
+        of = normed if encoded is None else encoded
+        query, key, value = self(0.4, 6.0, 4.0, normed), self(0.4, 6.0, 4.0, of), self(0.4, 6.0, 4.0, of)
+        scores = self(0.5, 0.0, 8.0, query, key, *(() if mask is None else (mask,)))
+        attended = self(0.4, 0.0, 4.0, self(0.2, 0.0, 8.0, scores), value)
+        return self(0.05, 0.0, 4.0, self(0.4, 6.0, 4.0, attended), x)
+
+    def mlp(self, x: int) -> int:
+        widened = self(0.2, 0.0, 16.0, self(1.5, 24.0, 16.0, self(0.05, 0.0, 4.0, x)))
+        return self(0.05, 0.0, 4.0, self(1.5, 24.0, 4.0, widened), x)
+
+    def experts(self, x: int, count: int) -> int:
+        normed = self(0.05, 0.0, 4.0, x)
+        router = self(0.1, 0.2, 1.0, normed)
+        outputs = [
+            self(0.6, 24.0, 2.0, self(0.1, 0.0, 4.0, self(0.6, 24.0, 4.0, normed, router))) for _ in range(count)
+        ]
+        return self(0.05, 0.0, 4.0, self(0.2, 0.0, 4.0, *outputs), x)
+
+    def instance(self, devices: int, memory_gib: float) -> Instance:
+        """N = 64, 25 GiB/s."""
+        return build(
+            self._tmpcs,
+            self._edges,
+            devices=devices,
+            microbatches=64,
+            memory_bytes=memory_gib * 2**30,
+            bandwidth_bytes_per_s=25.0 * 2**30,
+        )
+
+
+def traced_mixture(blocks: int, experts: int, seed: int, devices: int = 64, memory_gib: float = 4.0) -> Instance:
+    op = _Branches(seed)
+    mask, x = op(0.0, 0.0, 1.0), op(0.5, 60.0, 4.0)
+    for _ in range(blocks):
+        x = op.experts(op.attention(x, mask=mask), experts)
+    op(3.0, 60.0, 4.0, x)
+    return op.instance(devices, memory_gib)
+
+
+def traced_encoder_decoder(
+    encoder: int, decoder: int, seed: int, devices: int = 64, memory_gib: float = 4.0
+) -> Instance:
+    """Each block of the decoder reads the encoder's output."""
+    op = _Branches(seed)
+    mask, x = op(0.0, 0.0, 1.0), op(0.5, 60.0, 4.0)
+    for _ in range(encoder):
+        x = op.mlp(op.attention(x))
+    encoded, y = op(0.05, 0.0, 4.0, x), op(0.5, 60.0, 4.0)
+    for _ in range(decoder):
+        y = op.mlp(op.attention(op.attention(y, mask=mask), encoded))
+    op(3.0, 60.0, 4.0, y)
+    return op.instance(devices, memory_gib)
+
+
+def traced_towers(count: int, blocks: int, seed: int, devices: int = 64, memory_gib: float = 4.0) -> Instance:
+    op = _Branches(seed)
+    inputs, outputs = op(0.0, 0.0, 4.0), []
+    for _ in range(count):
+        x = op(0.5, 30.0, 4.0, inputs)
+        for _ in range(blocks):
+            x = op.mlp(op.attention(x))
+        outputs.append(x)
+    op(1.0, 10.0, 4.0, *outputs)
+    return op.instance(devices, memory_gib)

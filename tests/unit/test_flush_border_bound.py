@@ -235,8 +235,8 @@ def test_prices_sought_for_ways_bound_more(monkeypatch: pytest.MonkeyPatch) -> N
             prices, found_s = any_prices(rng, workload.arrays, task.arrays, good), []
             for ways in (1, 60):
                 monkeypatch.setattr(border_bound, "_MOST_WAYS", ways)
-                known = replace(bound, by_stages=None), batch_s * (1.0 + 1e-9)
-                found_s.append(known[0].least_s(workload.arrays, task.arrays, prices, 0.0, known[1], never))
+                by_borders, upper_s = replace(bound, by_stages=None), batch_s * (1.0 + 1e-9)
+                found_s.append(by_borders.least_s(workload.arrays, task.arrays, prices, 0.0, upper_s, never))
                 assert found_s[-1] <= batch_s * (1.0 + 1e-9), (seed, task.degrees)
             closer += found_s[1] > found_s[0] * (1.0 + 1e-3)
     assert closer > 10

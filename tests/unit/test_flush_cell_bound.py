@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,8 +19,11 @@ from piper_ray.engine.flush.tasks import DegreePair
 from piper_ray.engine.kernels.cell_stages import NO_BORDER, CellFigures, CellStages, cheapest_cell_ways, stages_within
 from piper_ray.engine.lattice.labelling import Labelling
 from piper_ray.engine.lattice.layer_graph import members
+from piper_ray.model.instance import Instance
 from tests.flush_schedules import FlushSchedule
+from tests.flush_support import solve_flush
 from tests.lengths import long_after
+from tests.operator_graphs import traced_encoder_decoder, traced_mixture, traced_towers
 from tests.unit.test_flush_border_bound import never
 from tests.unit.test_flush_limits import searched
 
@@ -292,3 +296,37 @@ def test_stages_in_time_are_listed_in_the_order_of_ways() -> None:
             assert first.any()
             assert not only or (stages.behind[first] == 0).all()
             assert (stages.front[~first] <= stages.back[~first]).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    long_after(
+        1,
+        [
+            ("encoder-decoder", lambda seed: traced_encoder_decoder(1, 1, seed, devices=8, memory_gib=0.5)),
+            ("mixture", lambda seed: traced_mixture(2, 2, seed, devices=8, memory_gib=0.4)),
+            ("towers", lambda seed: traced_towers(2, 1, seed, devices=8, memory_gib=0.4)),
+        ],
+    ),
+)
+@pytest.mark.parametrize("schedule", long_after(1, FlushSchedule.flushed()))
+def test_a_solve_of_traced_operators_has_the_plan_of_all_downsets(
+    name: str, make: Callable[[int], Instance], schedule: FlushSchedule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = solve_flush(make(1), schedule)
+    bounded = 0
+
+    def counted(self: CellBound, *given: Any) -> float:
+        nonlocal bounded
+        bounded += 1
+        return least_s(self, *given)
+
+    least_s = CellBound.least_s
+    monkeypatch.setattr(CellBound, "least_s", counted)
+    monkeypatch.setattr("piper_ray.engine.flush.solve._MOST_DOWNSETS", 0)
+    monkeypatch.setattr("piper_ray.engine.flush.search._FEW_TASKS", 0)
+    listed = solve_flush(make(1), schedule)
+    assert bounded > 0, name
+    assert whole.time_per_sample_s is not None
+    assert listed.time_per_sample_s == pytest.approx(whole.time_per_sample_s, rel=1e-9)
+    assert listed.lower_bound_s <= whole.time_per_sample_s * (1.0 + 1e-9)
