@@ -271,3 +271,19 @@ def instances(
     ends = st.lists(st.integers(0, count - 1), min_size=min(2, count), max_size=count, unique=True).map(tuple)
     tensors = st.lists(st.builds(Tensor, ends, small, small), max_size=2) if count > 1 else st.just([])
     return replace(instance, tensors=tuple(draw(tensors)))
+
+
+def on_one_and_two(time_s: float, weights: float, activation: float, fixed: float) -> dict[int, list[Tmpc]]:
+    """Choices with t of 1, and with t of 2 in 0.6 of the time."""
+    return {
+        1: kept_and_recomputed(time_s, weights, activation, fixed, 5.0),
+        2: kept_and_recomputed(0.6 * time_s, weights / 2, activation / 2, fixed / 2, 5.0),
+    }
+
+
+def kept_and_recomputed(time_s: float, weights: float, activation: float, fixed: float, less: float) -> list[Tmpc]:
+    """All activations kept, or recomputed in a third more time: then ``less`` times less of them is kept."""
+    return [
+        Tmpc(VANILLA, time_s, weights, activation, fixed),
+        Tmpc(RECOMPUTE, 1.33 * time_s, weights, activation / less, 1.1 * fixed, recompute=True),
+    ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
-from tests.instances import RECOMPUTE, VANILLA, build
+from tests.instances import build, on_one_and_two
 
 MIB = float(2**20)
 
@@ -75,13 +75,7 @@ class _Branches:
         number, off = len(self._tmpcs), self._rng.uniform
         time_s, weights = time_ms * 1e-3 * off(0.9, 1.1), weights_mib * MIB * off(0.9, 1.1)
         kept, fixed = output_mib * MIB * off(0.9, 1.1), 0.5 * output_mib * MIB * off(0.9, 1.1)
-        self._tmpcs[number] = {
-            t: [
-                Tmpc(VANILLA, share * time_s, weights / t, kept / t, fixed / t),
-                Tmpc(RECOMPUTE, 1.33 * share * time_s, weights / t, kept / t / 5.0, 1.1 * fixed / t, recompute=True),
-            ]
-            for t, share in ((1, 1.0), (2, 0.6))
-        }
+        self._tmpcs[number] = on_one_and_two(time_s, weights, kept, fixed)
         self._output_mib.append(output_mib)
         self._edges |= {(tail, number): self._output_mib[tail] * MIB for tail in inputs}
         return number

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from piper_ray.model.instance import Instance, Tmpc
-from tests.instances import RECOMPUTE, VANILLA, build
+from tests.instances import build, kept_and_recomputed, on_one_and_two
 from tests.operator_graphs import transformer_operators
 
 MS = 1e-3
@@ -88,7 +88,7 @@ def chain(length: int, seed: int, degrees: Sequence[int] = (1, 2, 4, 8), jitter:
             figure * (1.0 + jitter * rng.uniform(-1.0, 1.0)) for figure in (8 * MS, 40 * MIB, 30 * MIB, 60 * MIB)
         )
         layers[number] = {
-            degree: _tmpcs(time_s * (1.0 / degree + 0.06 * (degree > 1)), *shares)
+            degree: kept_and_recomputed(time_s * (1.0 / degree + 0.06 * (degree > 1)), *shares)
             for degree in degrees
             for shares in [(weights / degree, activation / degree, fixed / degree, 6.0)]
         }
@@ -117,31 +117,16 @@ def _layer(rng: random.Random) -> dict[int, list[Tmpc]]:
     """Five to ten ms on one device, 0.6 of that on two; all activations kept, or a fifth for a third more time."""
     time_s, weights = rng.uniform(5, 10) * MS, rng.uniform(30, 60) * MIB
     activation, fixed = rng.uniform(30, 70) * MIB, rng.uniform(40, 80) * MIB
-    return _on_one_and_two(time_s, weights, activation, fixed)
+    return on_one_and_two(time_s, weights, activation, fixed)
 
 
 def _expert(rng: random.Random) -> dict[int, list[Tmpc]]:
-    return _on_one_and_two(rng.uniform(0.8, 1.2) * MS, 10 * MIB, 5 * MIB, 10 * MIB)
+    return on_one_and_two(rng.uniform(0.8, 1.2) * MS, 10 * MIB, 5 * MIB, 10 * MIB)
 
 
 def _light(rng: random.Random) -> dict[int, list[Tmpc]]:
     """A sum or a concatenation: no weights."""
-    return _on_one_and_two(rng.uniform(0.3, 0.6) * MS, 0.0, rng.uniform(5, 10) * MIB, 0.0)
-
-
-def _on_one_and_two(time_s: float, weights: float, activation: float, fixed: float) -> dict[int, list[Tmpc]]:
-    return {
-        1: _tmpcs(time_s, weights, activation, fixed, 5.0),
-        2: _tmpcs(0.6 * time_s, weights / 2, activation / 2, fixed / 2, 5.0),
-    }
-
-
-def _tmpcs(time_s: float, weights: float, activation: float, fixed: float, less: float) -> list[Tmpc]:
-    """Kept whole, and recomputed: then ``less`` times less of the activations is kept."""
-    return [
-        Tmpc(VANILLA, time_s, weights, activation, fixed),
-        Tmpc(RECOMPUTE, 1.33 * time_s, weights, activation / less, 1.1 * fixed, recompute=True),
-    ]
+    return on_one_and_two(rng.uniform(0.3, 0.6) * MS, 0.0, rng.uniform(5, 10) * MIB, 0.0)
 
 
 def _sizes(rng: random.Random, least_mib: float, most_mib: float) -> Callable[[], float]:

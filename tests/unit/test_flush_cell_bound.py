@@ -195,8 +195,10 @@ def test_stages_of_a_way_are_left_for_the_time_that_it_takes(schedule: FlushSche
         left = ways._without_slow(batch_s)
         assert left is not None
         assert left.stages.behind.size == p
-        assert ways.least_s(0.0, batch_s * (1.0 + 1e-9), never) <= batch_s * (1.0 + 1e-9)
-        ruled_out += ways.least_s(0.0, 0.9 * batch_s, never) == np.inf
+        upper_s = batch_s * (1.0 + 1e-9)
+        assert ways.least_s(0.0, upper_s, upper_s, never) <= upper_s
+        assert ways.least_s(0.0, 2.0 * upper_s, upper_s, never) <= upper_s
+        ruled_out += ways.least_s(0.0, 0.9 * batch_s, 0.9 * batch_s, never) == np.inf
     assert ruled_out > 50
 
 

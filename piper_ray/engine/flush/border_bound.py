@@ -146,9 +146,10 @@ class BorderBound:
 
         The more time stages may take, the shorter are ways. So the cost of the shortest way for stages of a given time
         bounds all plans of at least that time. If it costs more than this time, no plan takes so little. The range that
-        is left is halved; if no plan is known, times are tried from ``lower_s`` up. stops: whether to
-        end with what is proved so far.
+        is left is halved; if no plan is known, times are tried from ``lower_s`` up. stops: as in ``CellBound``.
         """
+        if self.by_stages is not None and upper_s < np.inf:
+            return self.by_stages.least_s(tables, task, lower_s, upper_s, stops)
         choices, found_s = LayerChoices.of(tables, task), lower_s
         if upper_s == np.inf:
             way_prices = self._held(choices, task).priced(prices)
@@ -159,8 +160,6 @@ class BorderBound:
                     return max(found_s, least_s)
                 found_s = most_s
             return found_s
-        if self.by_stages is not None:
-            return self.by_stages.least_s(tables, task, lower_s, upper_s, stops)
         return self._halved(choices, task, prices, lower_s, upper_s, _MOST_WAYS)
 
     def quick_s(

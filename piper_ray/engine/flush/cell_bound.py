@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from piper_ray.engine.flush.path_prices import LayerChoices, in_flight_at
-from piper_ray.engine.flush.paths import PassPath, longest_paths, path_past
+from piper_ray.engine.flush.paths import PassPath, longest_paths, paths_past
 from piper_ray.engine.kernels.cell_stages import (
     NO_BORDER,
     CellFigures,
@@ -117,7 +117,7 @@ class CellBound:
         """Returns a time that no plan of the task is below; inf if none takes at most ``upper_s``. lower_s: a known
         bound. stops: whether to end with what is proved so far."""
         choices, most_s = LayerChoices.of(tables, task), upper_s / task.microbatches * (1.0 + _ROUNDING)
-        left, steps = None, 0
+        left, found_s, steps = None, np.inf, 0
         for cells in _GRIDS:
             if _FINER * steps > _MOST_STEPS:
                 break
@@ -126,9 +126,10 @@ class CellBound:
                 break
             stages = frozen(stages_within(figures, most_s, task.stages))
             left = _CellWays(task, stages, figures.forward_s.shape[0])._without_slow(upper_s)
-            if left is None or left._least_found_s(upper_s, _FEW_PARTS, stops)[0] == np.inf:
+            found_s = np.inf if left is None else left._least_found_s(upper_s, _FEW_PARTS, stops)[0]
+            if found_s == np.inf:
                 return np.inf
-        return lower_s if left is None else left.least_s(lower_s, upper_s, stops)
+        return lower_s if left is None else left.least_s(lower_s, upper_s, found_s, stops)
 
     def _figures(
         self, choices: LayerChoices, task: FlushTask, cells: int, most_s: float, stops: Callable[[], bool]
@@ -179,7 +180,7 @@ class CellBound:
                 np.stack(of_rows),
                 np.maximum(0.0, least(edge_s, choices.forward_s, 0.0, most)),
                 np.maximum(0.0, least(edge_s, choices.backward_s, 0.0, most)),
-                np.maximum(0.0, least(0.0 * edge_s, choices.sync_s, 0.0, most)),
+                np.maximum(0.0, least(np.zeros_like(edge_s), choices.sync_s, 0.0, most)),
                 row_of.astype(np.int64),
             )
         )
@@ -219,10 +220,12 @@ class _CellWays(NamedTuple):
     cells: int
     prices: PassPath | None = None
 
-    def least_s(self, lower_s: float, upper_s: float, stops: Callable[[], bool]) -> float:
+    def least_s(self, lower_s: float, upper_s: float, found_s: float, stops: Callable[[], bool]) -> float:
         """Returns a time that no plan is below; inf if none takes at most ``upper_s``. The range between a bound and
-        the quickest way is halved."""
+        the quickest way is halved. found_s: the time of a way, or ``upper_s`` if none was found in few parts."""
         low_s, most_s, high_s = lower_s, upper_s, np.inf
+        if found_s < upper_s:
+            most_s, high_s = 0.5 * (low_s + found_s), found_s
         parts_left = min(_MOST_PARTS, max(_FEW_PARTS, _MOST_LOOKED_AT // self.stages.behind.size))
         while parts_left > 0 and high_s > low_s * (1.0 + _CLOSE) and not stops():
             found_s, parts = self._least_found_s(most_s, (parts_left + 1) // 2, stops)
@@ -262,7 +265,7 @@ class _CellWays(NamedTuple):
         from piper_ray.engine.flush.path_program import PathProgram  # HiGHS is loaded where it is needed
 
         task, left, limit_s = self.task, self._without_slow(most_s), most_s * (1.0 + _ROUNDING)
-        even = [path_past(task.schedule, task.microbatches, task.most_stages, q) for q in range(task.most_stages)]
+        even = paths_past(task.schedule, task.microbatches, task.most_stages)
         prices = self.prices or PassPath(*(np.mean(often, axis=0) for often in zip(*even, strict=True)))
         program, best_s = PathProgram(task), -np.inf
         for _ in range(most_rounds):

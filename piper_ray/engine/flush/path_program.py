@@ -5,7 +5,7 @@ from __future__ import annotations
 import highspy
 import numpy as np
 
-from piper_ray.engine.flush.paths import PassPath, longest_paths, path_past
+from piper_ray.engine.flush.paths import PassPath, longest_paths, paths_past
 from piper_ray.engine.kernels.flush_types import FlushTask
 from piper_ray.engine.kernels.types import FloatArray
 
@@ -21,8 +21,7 @@ class PathProgram:
 
     def __init__(self, task: FlushTask) -> None:
         self._task, self._ways = task, list[FloatArray]()
-        positions = range(task.most_stages)
-        self._paths = [path_past(task.schedule, task.microbatches, task.most_stages, q) for q in positions]
+        self._paths = list(paths_past(task.schedule, task.microbatches, task.most_stages))
         self._highs = highspy.Highs()  # type: ignore[no-untyped-call]
         self._highs.silent()
         self._highs.setOptionValue("threads", 1)
@@ -32,8 +31,8 @@ class PathProgram:
             self._highs.addRow(0.0, np.inf, 1, np.zeros(1, np.int32), np.ones(1))
 
     def add(self, seconds: FloatArray) -> None:
-        """Adds a way. seconds: float64[3, positions], forward, backward and synchronisation; as parts of the task's
-        work."""
+        """Adds a way. seconds: float64[3, positions], forward, backward and synchronisation, all in one unit, which is
+        that of the batch."""
         self._ways.append(seconds)
         lengths_s = [path.seconds(*seconds) for path in self._paths]
         rows = np.arange(len(lengths_s) + 1, dtype=np.int32)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from piper_ray.engine.kernels.flush_types import GPIPE, TWO_BW
-from piper_ray.engine.kernels.types import FloatArray, IndexArray
+from piper_ray.engine.kernels.types import FloatArray, IndexArray, frozen
 
 _MOST_ENDS = 4
 """Paths to the end of this many stages are considered besides those to the end of the first one."""
@@ -51,6 +51,12 @@ def path_past(schedule: int, microbatches: int, positions: int, slow: int) -> Pa
     seconds = np.ones(positions)
     seconds[slow] = _SLOW
     return longest_paths(schedule, microbatches, seconds, seconds, np.zeros(positions))[0]
+
+
+@lru_cache(maxsize=1 << 8)
+def paths_past(schedule: int, microbatches: int, positions: int) -> tuple[PassPath, ...]:
+    """Returns ``path_past`` of each position."""
+    return tuple(frozen(path_past(schedule, microbatches, positions, slow)) for slow in range(positions))
 
 
 def often(schedule: int, microbatches: int, most_stages: int) -> float:

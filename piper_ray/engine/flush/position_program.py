@@ -7,11 +7,13 @@ program is solved again.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import highspy
 import numpy as np
 
 from piper_ray.engine.flush.path_prices import LayerChoices, PathPrices, bounded, in_flight_at
-from piper_ray.engine.flush.paths import PassPath, longest_paths, path_past
+from piper_ray.engine.flush.paths import PassPath, longest_paths, paths_past
 from piper_ray.engine.kernels.flush_types import TWO_BW, FlushTables, FlushTask
 from piper_ray.engine.kernels.types import FloatArray
 
@@ -84,7 +86,7 @@ class PositionProgram:
         self._highs.passModel(self._model())
         even = np.full(positions, 1.0 / positions)
         self.add(longest_paths(task.schedule, task.microbatches, even, even, np.zeros(positions)))
-        self.add([path_past(task.schedule, task.microbatches, positions, q) for q in range(positions)])
+        self.add(paths_past(task.schedule, task.microbatches, positions))
 
     def _model(self) -> highspy.HighsLp:
         choices, positions = self._choices, self._positions
@@ -109,7 +111,7 @@ class PositionProgram:
         lp.a_matrix_.value_ = np.concatenate([values.ravel(), np.full(sums + positions, -1.0)])
         return lp
 
-    def add(self, paths: list[PassPath]) -> None:
+    def add(self, paths: Sequence[PassPath]) -> None:
         """Adds paths. A batch takes no less than any of them."""
         first = self._positions * self._choices.layer.size
         for path in paths:
