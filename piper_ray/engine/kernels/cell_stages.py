@@ -19,6 +19,43 @@ NO_BORDER = -1
 """The cell in front of a first stage."""
 
 
+class CellLimits(NamedTuple):
+    """Which stages are looked at: the least and the most cells in front of their borders, and the most inside."""
+
+    least_front: int
+    most_front: int
+    least_back: int
+    most_back: int
+    most_inside: int
+
+
+class LabelRanges(NamedTuple):
+    """How many cells may be labelled before each vertex and at the end, by state: ranges of those in front, and of
+    those in front and inside together, for stages within limits. int64[n + 1, states] each."""
+
+    front: IndexArray
+    front_end: IndexArray
+    both: IndexArray
+    both_end: IndexArray
+    limits: CellLimits
+    figures: int  # how many are kept at once
+    steps: int  # that ``least_of_stages`` takes
+
+
+class CellFigures(NamedTuple):
+    """The least figures of cell stages. Sizes: g groups of positions with the same limits and microbatches in flight,
+    f cells in front of a stage, from the least of the group, and w cells inside it."""
+
+    time_s: FloatArray  # float64[g, f, w]: forward and backward, of layers that fit
+    level_s: FloatArray  # float64[g, f, w]: the same with the weight of its cells in place of that of its vertices
+    forward_s: FloatArray  # float64[g, f, w]
+    backward_s: FloatArray  # float64[g, f, w]
+    sync_s: FloatArray  # float64[g, f, w]
+    least_front: IndexArray  # int64[g]
+    group: IndexArray  # int64[q]: which group a position is in
+    cells: int  # in front of a border at most, and one more
+
+
 class CellStages(NamedTuple):
     """Cell stages at positions, by position, then by the cell behind. A stage with all that is left is there twice: as
     the first stage of a plan, and with stages of no work in front of it.
@@ -28,100 +65,134 @@ class CellStages(NamedTuple):
     back: IndexArray  # int64[k]: the cell of the border behind it: the work in front of that border
     front: IndexArray  # int64[k]: the cell of the border in front of it, or NO_BORDER
     time_s: FloatArray  # float64[k]: the least time of such a stage, forward and backward
+    level_s: FloatArray  # float64[k]: the same with the weight of its cells in place of that of its vertices
     forward_s: FloatArray  # float64[k]: the least forward seconds
     backward_s: FloatArray  # float64[k]: the least backward seconds
     sync_s: FloatArray  # float64[k]: the least synchronisation
 
 
-class CellFigures(NamedTuple):
-    """The least figures of cell stages. Sizes: c cells in front of a stage, w cells inside it, y numbers of
-    microbatches in flight. The last column has all stages of w - 1 cells or more; if w - 1 are not all cells, these
-    take too long to be listed.
-    """
-
-    time_s: FloatArray  # float64[y, c, w]
-    forward_s: FloatArray  # float64[c, w]
-    backward_s: FloatArray  # float64[c, w]
-    sync_s: FloatArray  # float64[c, w]
-    in_flight: IndexArray  # int64[q]: which y a position has
+@kernel
+def label_ranges(moves: LabelMoves, in_front: IndexArray, cells_of: IndexArray, limits: CellLimits) -> LabelRanges:
+    """Returns the ranges from which stages within limits are reached. moves: of the labels of stages. in_front:
+    int64[moves], 1 if the vertex is in front. cells_of: int64[n]."""
+    n, all_cells, states = moves.order.size, int(cells_of.sum()), int(moves.states.max())
+    # What the vertices to come add at least and at most, in front, and in front and inside together.
+    least_f, most_f = np.full((n + 1, states), all_cells + 1), np.full((n + 1, states), -1)
+    least_b, most_b = least_f.copy(), most_f.copy()
+    least_f[n, 0], most_f[n, 0], least_b[n, 0], most_b[n, 0] = 0, 0, 0, 0
+    for k in range(n - 1, -1, -1):
+        size = cells_of[moves.order[k]]
+        for move in range(moves.move_start[k], moves.move_start[k + 1]):
+            source, target = moves.source[move], moves.target[move]
+            if most_f[k + 1, target] >= 0:
+                more_f, more_b = in_front[move] * size, (in_front[move] + moves.inside[move]) * size
+                least_f[k, source] = min(least_f[k, source], least_f[k + 1, target] + more_f)
+                most_f[k, source] = max(most_f[k, source], most_f[k + 1, target] + more_f)
+                least_b[k, source] = min(least_b[k, source], least_b[k + 1, target] + more_b)
+                most_b[k, source] = max(most_b[k, source], most_b[k + 1, target] + more_b)
+    front, front_end = np.full((n + 1, states), all_cells + 1), np.zeros((n + 1, states), np.int64)
+    both, both_end = front.copy(), front_end.copy()
+    front[0, 0], front_end[0, 0], both[0, 0], both_end[0, 0] = 0, 1, 0, 1
+    most_width, steps = 1, 0
+    for k in range(n):
+        size = cells_of[moves.order[k]]
+        for move in range(moves.move_start[k], moves.move_start[k + 1]):
+            source, target = moves.source[move], moves.target[move]
+            if front[k, source] < front_end[k, source] and both[k, source] < both_end[k, source]:
+                more_f, more_b = in_front[move] * size, (in_front[move] + moves.inside[move]) * size
+                front[k + 1, target] = min(front[k + 1, target], front[k, source] + more_f)
+                front_end[k + 1, target] = max(front_end[k + 1, target], front_end[k, source] + more_f)
+                both[k + 1, target] = min(both[k + 1, target], both[k, source] + more_b)
+                both_end[k + 1, target] = max(both_end[k + 1, target], both_end[k, source] + more_b)
+        for state in range(moves.states[k + 1]):
+            front[k + 1, state] = max(front[k + 1, state], limits.least_front - most_f[k + 1, state])
+            front_end[k + 1, state] = min(front_end[k + 1, state], limits.most_front + 1 - least_f[k + 1, state])
+            both[k + 1, state] = max(both[k + 1, state], limits.least_back - most_b[k + 1, state])
+            both_end[k + 1, state] = min(both_end[k + 1, state], limits.most_back + 1 - least_b[k + 1, state])
+            most_width = max(most_width, front_end[k + 1, state] - front[k + 1, state])
+        for move in range(moves.move_start[k], moves.move_start[k + 1]):
+            source = moves.source[move]
+            for cell in range(front[k, source], front_end[k, source]):
+                first, end = max(0, both[k, source] - cell), both_end[k, source] - cell
+                steps += max(0, min(end, limits.most_inside + 1) - first) + 1
+    figures = 2 * states * most_width * (limits.most_inside + 3)
+    return LabelRanges(front, front_end, both, both_end, limits, figures, steps)
 
 
 @kernel
 def least_of_stages(
-    moves: LabelMoves, in_front: IndexArray, cells_of: IndexArray, cost: FloatArray, most: int
-) -> tuple[FloatArray, int]:
-    """Returns the least cost of a stage, float64[c, most + 1], by the cells in front of it and those inside it, where
-    the last column has stages of ``most`` cells and more; inf if there is none. Also returns the steps taken.
+    moves: LabelMoves, in_front: IndexArray, cells_of: IndexArray, cost: FloatArray, ranges: LabelRanges
+) -> FloatArray:
+    """Returns the least cost of a stage, float64[f, most_inside + 2], by the cells in front of it, from the least
+    within the limits, and by those inside it; inf if there is none. The last column has stages of more cells than
+    ``most_inside``.
 
-    moves: of the labels of stages. in_front: int64[moves], 1 if the vertex is in front. cells_of: int64[n]. cost:
-    float64[moves].
+    moves, in_front, cells_of: as in ``label_ranges``. cost: float64[moves].
     """
-    n, cells, states = moves.order.size, int(cells_of.sum()) + 1, int(moves.states.max())
-    # Before a vertex and after it, by state: ranges of the cells in front, and of those in front and inside together.
-    front, front_end = np.zeros((2, states), np.int64), np.zeros((2, states), np.int64)
-    both, both_end = np.zeros((2, states), np.int64), np.zeros((2, states), np.int64)
-    # By state, cells in front, and cells inside and one more; 0: no vertex is inside. Set where there are any.
-    kept = np.empty((2, states, cells, most + 2))
+    n, most, limits = moves.order.size, ranges.limits.most_inside + 1, ranges.limits
+    states, most_width = int(moves.states.max()), 1
+    for k in range(n + 1):
+        for state in range(states):
+            most_width = max(most_width, ranges.front_end[k, state] - ranges.front[k, state])
+    # Before a vertex and after it, by state, cells in front, and cells inside and one more; 0: no vertex is inside. Set
+    # within the ranges.
+    kept = np.empty((2, states, most_width, most + 2))
     kept[0, 0, 0, :] = np.inf
     kept[0, 0, 0, 0] = 0.0
-    front_end[0, 0], both_end[0, 0], steps = 1, 1, 0
     for k in range(n):
         old, new, size = k & 1, 1 - (k & 1), cells_of[moves.order[k]]
         for state in range(moves.states[k + 1]):
-            front[new, state], front_end[new, state] = cells, 0
-            both[new, state], both_end[new, state] = cells, 0
-        for move in range(moves.move_start[k], moves.move_start[k + 1]):
-            source, target = moves.source[move], moves.target[move]
-            if front[old, source] < front_end[old, source]:
-                more = in_front[move] * size
-                front[new, target] = min(front[new, target], front[old, source] + more)
-                front_end[new, target] = max(front_end[new, target], front_end[old, source] + more)
-                more += moves.inside[move] * size
-                both[new, target] = min(both[new, target], both[old, source] + more)
-                both_end[new, target] = max(both_end[new, target], both_end[old, source] + more)
-        for state in range(moves.states[k + 1]):
-            for cell in range(front[new, state], front_end[new, state]):
-                kept[new, state, cell, 0] = np.inf
-                first = min(most, max(0, both[new, state] - cell))
-                for inside in range(first, min(most, both_end[new, state] - 1 - cell) + 1):
-                    kept[new, state, cell, inside + 1] = np.inf
+            least_f = ranges.front[k + 1, state]
+            for cell in range(least_f, ranges.front_end[k + 1, state]):
+                after = kept[new, state, cell - least_f]
+                after[0] = np.inf
+                first = min(most, max(0, ranges.both[k + 1, state] - cell))
+                for inside in range(first, min(most, ranges.both_end[k + 1, state] - 1 - cell) + 1):
+                    after[inside + 1] = np.inf
         for move in range(moves.move_start[k], moves.move_start[k + 1]):
             source, target, more_s = moves.source[move], moves.target[move], cost[move]
-            joins = moves.inside[move] * size
-            for cell in range(front[old, source], front_end[old, source]):
-                before, after = kept[old, source, cell], kept[new, target, cell + in_front[move] * size]
-                at = min(most, joins) + 1 if moves.inside[move] == 1 else 0
-                after[at] = min(after[at], before[0] + more_s)
-                first = min(most, max(0, both[old, source] - cell)) + 1
-                end = min(most, both_end[old, source] - 1 - cell) + 2
-                within = min(end, most + 2 - joins)
+            joins, shift = moves.inside[move] * size, in_front[move] * size
+            from_f, to_f = ranges.front[k, source], ranges.front[k + 1, target]
+            for cell in range(
+                max(from_f, to_f - shift), min(ranges.front_end[k, source], ranges.front_end[k + 1, target] - shift)
+            ):
+                before, after = kept[old, source, cell - from_f], kept[new, target, cell + shift - to_f]
+                target_first = max(0, ranges.both[k + 1, target] - cell - shift)
+                target_end = ranges.both_end[k + 1, target] - cell - shift
+                if moves.inside[move] == 0:
+                    after[0] = min(after[0], before[0] + more_s)
+                elif target_first <= joins < target_end:
+                    at = min(most, joins) + 1
+                    after[at] = min(after[at], before[0] + more_s)
+                first = min(most, max(0, ranges.both[k, source] - cell, target_first - joins)) + 1
+                end = min(most + 1, ranges.both_end[k, source] - cell, target_end - joins) + 1
+                within = min(end, most + 1 - joins)
                 for inside in range(first, within):
                     after[inside + joins] = min(after[inside + joins], before[inside] + more_s)
                 for inside in range(max(first, within), end):
                     after[most + 1] = min(after[most + 1], before[inside] + more_s)
-                steps += max(0, end - first) + 1
-    found = np.full((cells, most + 1), np.inf)
-    last = n & 1
-    for cell in range(front[last, 0], front_end[last, 0]):
-        first = min(most, max(0, both[last, 0] - cell))
-        for inside in range(first, min(most, both_end[last, 0] - 1 - cell) + 1):
-            found[cell, inside] = kept[last, 0, cell, inside + 1]
-    return found, steps
+    found = np.full((limits.most_front - limits.least_front + 1, most + 1), np.inf)
+    least_f, last = ranges.front[n, 0], n & 1
+    for cell in range(least_f, ranges.front_end[n, 0]):
+        first = min(most, max(0, ranges.both[n, 0] - cell))
+        for inside in range(first, min(most, ranges.both_end[n, 0] - 1 - cell) + 1):
+            found[cell - limits.least_front, inside] = kept[last, 0, cell - least_f, inside + 1]
+    return found
 
 
 @kernel
 def stages_within(figures: CellFigures, most_s: float, only: int) -> CellStages:
     """Returns the cell stages that take at most ``most_s``. only: the number of stages of a plan; 0: any."""
-    positions, cells, sizes = figures.in_flight.size, figures.forward_s.shape[0], figures.forward_s.shape[1]
+    positions, fronts, sizes = figures.group.size, figures.time_s.shape[1], figures.time_s.shape[2]
     behind = np.empty(0, np.int64)
     back, front, inside = np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64)
     for is_counted in (False, True):
         found = 0
         for q in range(positions):
-            times_s = figures.time_s[figures.in_flight[q]]
-            for cell in range(cells):
-                for size in range(min(sizes, cell + 1)):
-                    if times_s[cell - size, size] > most_s:
+            times_s, least_front = figures.time_s[figures.group[q]], figures.least_front[figures.group[q]]
+            for cell in range(least_front, figures.cells):
+                for size in range(max(0, cell - least_front - fronts + 1), min(sizes, cell - least_front + 1)):
+                    if times_s[cell - size - least_front, size] > most_s:
                         continue
                     for at in (cell - size, NO_BORDER):
                         if at == NO_BORDER and (size < cell or (only > 0 and q + 1 != only)):
@@ -135,13 +206,15 @@ def stages_within(figures: CellFigures, most_s: float, only: int) -> CellStages:
             behind, back = np.empty(found, np.int64), np.empty(found, np.int64)
             front, inside = np.empty(found, np.int64), np.empty(found, np.int64)
     count = behind.size
-    time_s, forward_s, backward_s, sync_s = np.empty(count), np.empty(count), np.empty(count), np.empty(count)
+    time_s, level_s, sync_s = np.empty(count), np.empty(count), np.empty(count)
+    forward_s, backward_s = np.empty(count), np.empty(count)
     for k in range(count):
-        cell, size = back[k] - inside[k], inside[k]
-        time_s[k] = figures.time_s[figures.in_flight[behind[k]], cell, size]
-        forward_s[k], backward_s[k] = figures.forward_s[cell, size], figures.backward_s[cell, size]
-        sync_s[k] = figures.sync_s[cell, size]
-    return CellStages(behind, back, front, time_s, forward_s, backward_s, sync_s)
+        group, size = figures.group[behind[k]], inside[k]
+        cell = back[k] - size - figures.least_front[group]
+        time_s[k], level_s[k] = figures.time_s[group, cell, size], figures.level_s[group, cell, size]
+        forward_s[k], backward_s[k] = figures.forward_s[group, cell, size], figures.backward_s[group, cell, size]
+        sync_s[k] = figures.sync_s[group, cell, size]
+    return CellStages(behind, back, front, time_s, level_s, forward_s, backward_s, sync_s)
 
 
 @kernel
