@@ -33,6 +33,10 @@ from piper_ray.engine.kernels.types import FloatArray, IndexArray, frozen
 _GRIDS = (128, 256, 512, 1024, 2048)
 """Numbers of cells, from coarse to fine."""
 
+_MOST_STEPS, _FINE = 4_000_000_000, 4
+"""Limit on the steps for all figures of a grid, of which a billion takes a second or two; how much higher it is for
+fine bounds."""
+
 _MOST_STAGES = 3_000_000
 """Limit on the cell stages at all positions together. Each takes 72 bytes, several times; a look at all takes half a
 second."""
@@ -64,14 +68,22 @@ class CellBound:
     costs: StageCosts
 
     def least_s(
-        self, tables: FlushTables, task: FlushTask, lower_s: float, upper_s: float, stops: Callable[[], bool]
+        self,
+        tables: FlushTables,
+        task: FlushTask,
+        lower_s: float,
+        upper_s: float,
+        stops: Callable[[], bool],
+        *,
+        is_fine: bool = False,
     ) -> float:
         """Returns a time that no plan of the task is below; inf if none takes at most ``upper_s``. lower_s: a known
-        bound. stops: whether to end with what is proved so far."""
+        bound. stops: whether to end with what is proved so far. is_fine: whether grids are finer."""
         choices, most_s = LayerChoices.of(tables, task), upper_s / task.microbatches * (1.0 + _ROUNDING)
         left, found_s, coarse = None, np.inf, None
         for cells in _GRIDS:
-            grid = GridFigures(self.costs, choices, task, self.costs.grid(cells), stops)
+            most_steps = _MOST_STEPS * (_FINE if is_fine else 1)
+            grid = GridFigures(self.costs, choices, task, self.costs.grid(cells), most_steps, stops)
             if left is None or coarse is None:
                 whole = grid.limits_within(most_s)
                 limits = None if whole is None else [whole] * task.most_stages

@@ -35,16 +35,15 @@ from piper_ray.engine.lattice.labelling import IN_FRONT, Labelling
 _WIDER, _MOST_WIDER = 1.3, 4
 """If stages of more cells than are distinguished may be quick enough, this factor more of them are, and how often."""
 
-_MOST_STEPS, _MOST_FIGURES = 4_000_000_000, 70_000_000
-"""Limits on the steps for all figures of a grid, of which a billion takes a second, and on the figures that are kept
-at once."""
+_MOST_FIGURES = 70_000_000
+"""Limit on the figures that are kept at once."""
 
 _IN_FLIGHT = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Microbatches in flight for which there are figures. A stage holds no less than it would with fewer in flight."""
 
-_QUANTILES, _HIGH = (0.2, 0.5, 0.8), 1e3
-"""Prices of a byte: quantiles of the seconds that layers save by holding one byte more; and the last of them so many
-times, at which a stage that does not fit takes too long."""
+_QUANTILES, _FEW_QUANTILES, _HIGH = (0.2, 0.5, 0.8), (0.5,), 1e3
+"""Prices of a byte: quantiles of the seconds that layers save by holding one byte more, fewer where steps are too many
+for all; and the last of them so many times, at which a stage that does not fit takes too long."""
 
 _ROUNDING = 1e-9
 """Relative rounding error of sums."""
@@ -145,12 +144,14 @@ class _Least(NamedTuple):
 
 @dataclass(frozen=True)
 class GridFigures:
-    """Makes figures of the stages of a task on one grid. stops: whether to make none."""
+    """Makes figures of the stages of a task on one grid. most_steps: that may be taken for them. stops: whether to make
+    none."""
 
     costs: StageCosts
     choices: LayerChoices
     task: FlushTask
     cells_of: IndexArray
+    most_steps: int
     stops: Callable[[], bool]
     _ranges: dict[CellLimits, LabelRanges] = field(default_factory=dict)
 
@@ -175,9 +176,13 @@ class GridFigures:
         known = np.array(sorted({*_IN_FLIGHT, int(at_once.max())}))
         held_at = known[np.searchsorted(known, at_once, side="right") - 1].tolist()
         groups = {pair: k for k, pair in enumerate(dict.fromkeys(zip(held_at, limits, strict=True)))}
-        prices = {y: _prices_of_byte(choices, self._time_s, self._held(y)) for y in dict.fromkeys(held_at)}
-        looks = [(one, len(_Least._fields)) for one in set(limits)] + [(one, 2 * len(prices[y])) for y, one in groups]
-        if sum(self._of_limits(one).steps * often for one, often in looks) > _MOST_STEPS:
+        for quantiles in (_QUANTILES, _FEW_QUANTILES):
+            prices = {y: _prices_of_byte(choices, self._time_s, self._held(y), quantiles) for y in set(held_at)}
+            looks = [(one, len(_Least._fields)) for one in set(limits)]
+            looks += [(one, 2 * len(prices[y])) for y, one in groups]
+            if sum(self._of_limits(one).steps * often for one, often in looks) <= self.most_steps:
+                break
+        else:
             return None
         if max(self._of_limits(one).figures for one in limits) > _MOST_FIGURES:
             return None
@@ -267,7 +272,9 @@ def _padded(figures: FloatArray, size: tuple[int, ...]) -> FloatArray:
     return found
 
 
-def _prices_of_byte(choices: LayerChoices, time_s: FloatArray, held: FloatArray) -> list[float]:
+def _prices_of_byte(
+    choices: LayerChoices, time_s: FloatArray, held: FloatArray, quantiles: tuple[float, ...]
+) -> list[float]:
     """Returns prices at which layers choose differently, in s. time_s, held: float64[choices], s and bytes."""
     first = np.flatnonzero(np.diff(choices.layer, prepend=-1))
     quick_s, least_held = np.minimum.reduceat(time_s, first), np.minimum.reduceat(held, first)
@@ -282,5 +289,5 @@ def _prices_of_byte(choices: LayerChoices, time_s: FloatArray, held: FloatArray)
     worth_s = np.repeat(
         (of_least - quick_s)[saves] / (of_quick - least_held)[saves], choices.copies[saves].astype(np.int64)
     )
-    found: list[float] = np.quantile(worth_s, _QUANTILES).tolist()
+    found: list[float] = np.quantile(worth_s, quantiles).tolist()
     return [*found, _HIGH * max(found[-1], float(time_s.sum() / held.sum()))]
