@@ -1,0 +1,131 @@
+"""The fewest devices that stages take in front of a border and behind it, where only the cell of a border is known: the
+amount of work in front of it (``kernels.cell_stages``).
+
+Of all stages of a kind between two cells the quickest one counts, whichever downsets its borders are. So no plan that
+keeps a threshold takes fewer devices than the cheapest way from cell to cell. Unlike dual prices, which share stages
+out, a way consists of whole stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from piper_ray.engine.evaluation.completion import Completion
+from piper_ray.engine.evaluation.dual_prices import GUARD, StageCover, kept_s
+from piper_ray.engine.kernels.cell_stages import least_of_stages
+from piper_ray.engine.kernels.types import FloatArray, IndexArray, frozen
+from piper_ray.engine.lattice.labelling import IN_FRONT
+from piper_ray.engine.lattice.layer_graph import LayerGraph
+from piper_ray.engine.tables.problem import Problem
+
+_WIDER = 1.5
+"""If a stage of more cells than were expected may keep the threshold, this factor more of them are told apart."""
+
+_MOST_FIGURES = 70_000_000
+"""Limit on the figures that are kept at once, of 8 bytes each."""
+
+_ROUNDING = 1e-11
+"""Relative rounding error of sums."""
+
+
+@dataclass(frozen=True)
+class CellCover:
+    """Stages between two cells, for thresholds of at most ``most_s``. cells_of: int64[n], the number of cells that each
+    vertex counts in front of a border. Kinds of stages, those of most devices first: their devices, their degrees, what
+    they may spend at ``most_s``, and what they spend at least, float64[cells in front, cells inside] each. steps: a
+    measure of the time that it took, half a billion a second.
+    """
+
+    most_s: float
+    cells_of: IndexArray
+    devices: IndexArray
+    degree: IndexArray
+    budget_s: FloatArray
+    spent_s: tuple[FloatArray, ...]
+    steps: int
+
+    @classmethod
+    def of(
+        cls, cover: StageCover, cells: int, most_s: float, known: CellCover | None, check: Callable[[], None]
+    ) -> CellCover | None:
+        """Returns None if too many figures would have to be kept. cells: about their number. known: on a coarser grid.
+        check: may raise."""
+        moves, kinds = cover.stages.moves, cover.kinds_at(kept_s(most_s))
+        cells_of = cells_along(cover.graph, cover.replica_s, cells)
+        in_front = (cover.stages.label == IN_FRONT).astype(np.int64)
+        vertex, is_inside = np.repeat(moves.order, np.diff(moves.move_start)), moves.inside == 1
+        all_cells, steps, spent_s = int(cells_of.sum()), 0, list[FloatArray]()
+        budget_s = kinds.budget_s / (1.0 + GUARD)
+        order = np.argsort(-kinds.devices, kind="stable")
+        for number, kind in enumerate(order):
+            weight_s, variant = kinds.weight_s[kind], kinds.variant[kind]
+            cost = cover.stages.charge_s[variant] + np.where(is_inside, weight_s[vertex], 0.0)
+            whole_s, most = float(weight_s[np.isfinite(weight_s)].sum()), all_cells
+            if known is not None:
+                most = known.spent_s[number].shape[1] * all_cells // int(known.cells_of.sum())
+            elif whole_s > budget_s[kind]:
+                most = int(all_cells * budget_s[kind] / whole_s)
+            while True:
+                check()
+                most = min(most + 2, all_cells)
+                if 2 * int(moves.states.max()) * all_cells * most > _MOST_FIGURES:
+                    return None
+                found, taken = least_of_stages(moves, in_front, cells_of, cost, most)
+                steps += taken
+                if most == all_cells or found[:, most].min() > budget_s[kind]:
+                    break
+                most = int(_WIDER * most)
+            useful = np.flatnonzero(found.min(axis=0) <= budget_s[kind] * (1.0 + _ROUNDING))
+            spent_s.append(np.ascontiguousarray(found[:, : useful[-1] + 1 if useful.size else 0]))
+        degree = kinds.devices // cover.degree_of(kinds.variant)
+        return cls(most_s, cells_of, kinds.devices[order], degree[order], budget_s[order], tuple(spent_s), steps)
+
+    def fewest(self, threshold_s: float) -> tuple[FloatArray, FloatArray]:
+        """Returns float64[cells + 1] each, by the cells in front of a border: the fewest devices of stages in front of
+        it, and of those behind it, if all keep the threshold; inf if they cannot."""
+        size = int(self.cells_of.sum()) + 1
+        devices_of = np.full((size, max((spent_s.shape[1] for spent_s in self.spent_s), default=0)), np.inf)
+        budget_s = (self.budget_s - (kept_s(self.most_s) - kept_s(threshold_s)) * self.degree) * (1.0 + _ROUNDING)
+        for devices, most_s, spent_s in zip(self.devices, budget_s, self.spent_s, strict=True):
+            devices_of[:, : spent_s.shape[1]][spent_s <= most_s] = devices
+        ahead, behind = np.full(size, np.inf), np.full(size, np.inf)
+        ahead[0] = behind[-1] = 0.0
+        for cell in range(size):
+            to = ahead[cell : cell + devices_of.shape[1]]
+            np.minimum(to, ahead[cell] + devices_of[cell, : to.size], out=to)
+        for cell in range(size - 1, -1, -1):
+            rest = behind[cell : cell + devices_of.shape[1]]
+            behind[cell] = min(behind[cell], (rest + devices_of[cell, : rest.size]).min(initial=np.inf))
+        return ahead, behind
+
+    def needs_more_than(self, devices: int, threshold_s: float) -> bool:
+        """Whether no plan that keeps the threshold has so few devices."""
+        return bool(self.fewest(threshold_s)[0][-1] > devices)
+
+    def completion(self, problem: Problem, threshold_s: float) -> Completion:
+        """Computes the limits of downsets: what is outside takes at least as many devices as what is in front of a border
+        of the same cell."""
+        ahead, _ = self.fewest(threshold_s)
+        in_front = self.cells_of.sum() - problem.workload.lattice.sums(self.cells_of[:, None])[:, 0]
+        device_limit = np.maximum(problem.cluster.devices - ahead[np.rint(in_front).astype(np.int64)], 0.0)
+        return Completion(threshold_s, frozen(device_limit.astype(np.int64)))
+
+
+def cells_along(graph: LayerGraph, work_s: FloatArray, cells: int) -> IndexArray:
+    """Returns int64[n]: the number of cells of each vertex, from its work. What is left of a cell goes to the vertex that
+    comes next among its readers.
+
+    So the number of cells between two vertices of a chain differs little from the work between them. Of layers side by
+    side, all small ones count none, not some of them one: a stage could have those alone.
+    """
+    scale, rest = cells / max(float(work_s.sum()), np.finfo(float).tiny), np.zeros(work_s.size)
+    found = np.zeros(work_s.size, np.int64)
+    for v in range(work_s.size - 1, -1, -1):
+        rest[v] += work_s[v] * scale
+        found[v] = max(0, round(rest[v]))
+        if graph.successors[v]:
+            rest[graph.successors[v][-1]] += rest[v] - found[v]
+    return found
