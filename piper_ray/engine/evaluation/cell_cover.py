@@ -16,7 +16,8 @@ import numpy as np
 from piper_ray.engine.evaluation.completion import Completion
 from piper_ray.engine.evaluation.dual_prices import GUARD, StageCover, kept_s
 from piper_ray.engine.kernels.cell_stages import least_of_stages
-from piper_ray.engine.kernels.types import FloatArray, IndexArray, frozen
+from piper_ray.engine.kernels.cover import LabelMoves
+from piper_ray.engine.kernels.types import FloatArray, IndexArray
 from piper_ray.engine.lattice.labelling import IN_FRONT
 from piper_ray.engine.lattice.layer_graph import LayerGraph
 from piper_ray.engine.tables.problem import Problem
@@ -24,8 +25,16 @@ from piper_ray.engine.tables.problem import Problem
 _WIDER = 1.5
 """If a stage of more cells than were expected may keep the threshold, this factor more of them are told apart."""
 
-_MOST_FIGURES = 70_000_000
-"""Limit on the figures that are kept at once, of 8 bytes each."""
+_MOST_FIGURES = 30_000_000
+"""Limit on the figures that are kept at once, of 8 bytes each. Longer stages are bounded by lines."""
+
+_SLOPES = (0.7, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1)
+"""The slopes of these lines, relative to the time of all layers."""
+
+_READS = 0.25
+"""How much of what its edges cost a vertex counts in cells, if more than a few others read it."""
+
+_FEW_READERS = 4
 
 _ROUNDING = 1e-11
 """Relative rounding error of sums."""
@@ -50,11 +59,10 @@ class CellCover:
     @classmethod
     def of(
         cls, cover: StageCover, cells: int, most_s: float, known: CellCover | None, check: Callable[[], None]
-    ) -> CellCover | None:
-        """Returns None if too many figures would have to be kept. cells: about their number. known: on a coarser grid.
-        check: may raise."""
+    ) -> CellCover:
+        """cells: about their number. known: on a coarser grid. check: may raise."""
         moves, kinds = cover.stages.moves, cover.kinds_at(kept_s(most_s))
-        cells_of = cells_along(cover.graph, cover.replica_s, cells)
+        cells_of = cells_along(cover.graph, _weight_s(cover), cells)
         in_front = (cover.stages.label == IN_FRONT).astype(np.int64)
         vertex, is_inside = np.repeat(moves.order, np.diff(moves.move_start)), moves.inside == 1
         all_cells, steps, spent_s = int(cells_of.sum()), 0, list[FloatArray]()
@@ -72,10 +80,11 @@ class CellCover:
                 check()
                 most = min(most + 2, all_cells)
                 if 2 * int(moves.states.max()) * all_cells * most > _MOST_FIGURES:
-                    return None
-                found, taken = least_of_stages(moves, in_front, cells_of, cost, most)
+                    found, taken = _along_slopes(moves, in_front, cells_of, cost, whole_s)
+                else:
+                    found, taken = least_of_stages(moves, in_front, cells_of, cost, most)
                 steps += taken
-                if most == all_cells or found[:, most].min() > budget_s[kind]:
+                if found.shape[1] > all_cells or found[:, most].min() > budget_s[kind]:
                     break
                 most = int(_WIDER * most)
             useful = np.flatnonzero(found.min(axis=0) <= budget_s[kind] * (1.0 + _ROUNDING))
@@ -106,17 +115,45 @@ class CellCover:
         return bool(self.fewest(threshold_s)[0][-1] > devices)
 
     def completion(self, problem: Problem, threshold_s: float) -> Completion:
-        """Computes the limits of downsets: what is outside takes at least as many devices as what is in front of a border
-        of the same cell."""
+        """Computes the limits of downsets: what is outside takes at least as many devices as what is in front of a
+        border of the same cell."""
         ahead, _ = self.fewest(threshold_s)
-        in_front = self.cells_of.sum() - problem.workload.lattice.sums(self.cells_of[:, None])[:, 0]
-        device_limit = np.maximum(problem.cluster.devices - ahead[np.rint(in_front).astype(np.int64)], 0.0)
-        return Completion(threshold_s, frozen(device_limit.astype(np.int64)))
+        behind = problem.workload.lattice.sums(self.cells_of[:, None].astype(np.float64))[:, 0].astype(np.int64)
+        device_limit = np.maximum(problem.cluster.devices - ahead[ahead.size - 1 - behind], 0.0).astype(np.int64)
+        device_limit.setflags(write=False)
+        return Completion(threshold_s, device_limit)
+
+
+def _weight_s(cover: StageCover) -> FloatArray:
+    """Returns what each vertex counts in the grid: its work and, if many others read it, a share of what its edges cost.
+    Two stages next to each other could both leave out such a vertex of little work, and what its edges cost with it."""
+    paid_s, tail = cover.edge_s.min(axis=1), np.array([tail for tail, _, _ in cover.graph.edges], np.int64)
+    dearest_s = np.zeros(cover.replica_s.size)
+    np.maximum.at(dearest_s, tail, paid_s)
+    beyond_s = np.bincount(tail, paid_s, dearest_s.size) - _FEW_READERS * dearest_s
+    return cover.replica_s + _READS * np.maximum(0.0, beyond_s)
+
+
+def _along_slopes(
+    moves: LabelMoves, in_front: IndexArray, cells_of: IndexArray, cost: FloatArray, whole_s: float
+) -> tuple[FloatArray, int]:
+    """Returns bounds on ``least_of_stages`` for all numbers of cells, and the steps: if all stages in front of a border
+    take at least a constant beyond some seconds a cell, so does one of w cells."""
+    size, steps = int(cells_of.sum()) + 1, 0
+    joined = moves.inside * np.repeat(cells_of[moves.order], np.diff(moves.move_start))
+    found = np.full((size, size), -np.inf)
+    for slope in _SLOPES:
+        a_cell_s = slope * whole_s / max(1, size - 1)
+        beyond_s, taken = least_of_stages(moves, in_front, cells_of, cost - a_cell_s * joined, 0)
+        steps += taken
+        found = np.maximum(found, beyond_s + a_cell_s * np.arange(size))
+    found[np.add.outer(np.arange(size), np.arange(size)) >= size] = np.inf
+    return found, steps
 
 
 def cells_along(graph: LayerGraph, work_s: FloatArray, cells: int) -> IndexArray:
-    """Returns int64[n]: the number of cells of each vertex, from its work. What is left of a cell goes to the vertex that
-    comes next among its readers.
+    """Returns int64[n]: the number of cells of each vertex, from its work. What is left of a cell goes to the vertex
+    that comes next among its readers.
 
     So the number of cells between two vertices of a chain differs little from the work between them. Of layers side by
     side, all small ones count none, not some of them one: a stage could have those alone.

@@ -9,7 +9,7 @@ from piper_ray.engine.evaluation.cell_cover import CellCover
 from piper_ray.engine.evaluation.dual_prices import StageCover
 from piper_ray.engine.search.bracket import Bracket
 
-_GRIDS, _FINER = (64, 128, 256, 512, 1024), 3
+_GRIDS, _FINER = (64, 128, 256, 512, 1024, 2048), 3
 """Numbers of cells, from coarse to fine, and how many times the steps of a grid the next one takes at least."""
 
 MOST_STEPS = 6_000_000_000
@@ -28,10 +28,7 @@ def bound_by_cells(
     for cells in _GRIDS:
         if bracket.upper is None or bracket.is_done(gap) or (known is not None and _FINER * known.steps > most_steps):
             break
-        found = CellCover.of(cover, cells, bracket.upper, known, check)
-        if found is None:
-            break
-        known = found
+        known = CellCover.of(cover, cells, bracket.upper, known, check)
         low_s, high_s = bracket.lower, bracket.upper * (1.0 - PROOF)
         if known.needs_more_than(devices, high_s):
             low_s = high_s

@@ -20,6 +20,7 @@ from piper_ray.engine.lattice.downsets import listed_lattice
 from piper_ray.engine.lattice.layer_graph import LayerGraph
 from piper_ray.engine.ledger import Ledger, keeping_known
 from piper_ray.engine.search.bracket import Bracket
+from piper_ray.engine.search.cells import MOST_STEPS, bound_by_cells
 from piper_ray.engine.search.neighbourhood import order_through, search_chain
 from piper_ray.engine.search.planning import Planning, ValuedPlan
 from piper_ray.engine.search.pricing import bound_by_cover
@@ -78,7 +79,10 @@ class WideSearch:
             self._search_chain(self._chain)
             yield
             if self.cover is not None:
-                self.workload = self._live(self.cover)
+                bound_by_cells(self.cover, self._devices, self.bracket, self._gap, MOST_STEPS, self.ledger.check)
+                yield
+                if not self.bracket.is_done(self._gap):
+                    self.workload = self._live(self.cover)
 
     @property
     def left_open(self) -> StoppedBy:
@@ -87,10 +91,9 @@ class WideSearch:
 
     def _live(self, cover: StageCover) -> LatticeTables | None:
         reach, found, most = Reach(cover), None, self.most
-        if not self.bracket.is_done(self._gap):
-            lower_s, record = self.bracket.lower, self.bracket.record_bound
-            bound_by_cover(cover, self._devices, lower_s, None, self.ledger.check, _ROUNDS, record)
-            self._look_along_beams(cover, reach, most)
+        lower_s, record = self.bracket.lower, self.bracket.record_bound
+        bound_by_cover(cover, self._devices, lower_s, None, self.ledger.check, _ROUNDS, record)
+        self._look_along_beams(cover, reach, most)
         if not self.bracket.is_done(self._gap):
             found = self._as_good(cover, reach, most, _SOME_STEPS) or self._step_up(cover, reach, most)
         if self.bracket.closed:
