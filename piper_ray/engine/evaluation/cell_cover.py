@@ -25,7 +25,7 @@ from piper_ray.engine.tables.problem import Problem
 _WIDER = 1.5
 """If a stage of more cells than were expected may keep the threshold, this factor more of them are told apart."""
 
-_MOST_FIGURES = 30_000_000
+_MOST_FIGURES = 60_000_000
 """Limit on the figures that are kept at once, of 8 bytes each. Longer stages are bounded by lines."""
 
 _SLOPES = (0.7, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1)
@@ -73,7 +73,7 @@ class CellCover:
             cost = cover.stages.charge_s[variant] + np.where(is_inside, weight_s[vertex], 0.0)
             whole_s, most = float(weight_s[np.isfinite(weight_s)].sum()), all_cells
             if known is not None:
-                most = known.spent_s[number].shape[1] * all_cells // int(known.cells_of.sum())
+                most = known.spent_s[number].shape[1] * all_cells // max(1, int(known.cells_of.sum()))
             elif whole_s > budget_s[kind]:
                 most = int(all_cells * budget_s[kind] / whole_s)
             while True:
@@ -125,13 +125,14 @@ class CellCover:
 
 
 def _weight_s(cover: StageCover) -> FloatArray:
-    """Returns what each vertex counts in the grid: its work and, if many others read it, a share of what its edges cost.
-    Two stages next to each other could both leave out such a vertex of little work, and what its edges cost with it."""
+    """Returns what each vertex counts in the grid: its work and, if many others read it, a share of what its edges
+    cost. Two stages next to each other could both leave out such a vertex of little work, and its edges with it."""
     paid_s, tail = cover.edge_s.min(axis=1), np.array([tail for tail, _, _ in cover.graph.edges], np.int64)
     dearest_s = np.zeros(cover.replica_s.size)
     np.maximum.at(dearest_s, tail, paid_s)
     beyond_s = np.bincount(tail, paid_s, dearest_s.size) - _FEW_READERS * dearest_s
-    return cover.replica_s + _READS * np.maximum(0.0, beyond_s)
+    weight_s: FloatArray = cover.replica_s + _READS * np.maximum(0.0, beyond_s)
+    return weight_s
 
 
 def _along_slopes(
@@ -158,10 +159,9 @@ def cells_along(graph: LayerGraph, work_s: FloatArray, cells: int) -> IndexArray
     So the number of cells between two vertices of a chain differs little from the work between them. Of layers side by
     side, all small ones count none, not some of them one: a stage could have those alone.
     """
-    scale, rest = cells / max(float(work_s.sum()), np.finfo(float).tiny), np.zeros(work_s.size)
-    found = np.zeros(work_s.size, np.int64)
+    whole_s, found = float(work_s.sum()), np.zeros(work_s.size, np.int64)
+    rest = work_s / whole_s * cells if whole_s > 0.0 else np.zeros(work_s.size)
     for v in range(work_s.size - 1, -1, -1):
-        rest[v] += work_s[v] * scale
         found[v] = max(0, round(rest[v]))
         if graph.successors[v]:
             rest[graph.successors[v][-1]] += rest[v] - found[v]

@@ -54,8 +54,8 @@ _FEW = 1000
 """With at most this many downsets no evaluation is expensive, not even one that distinguishes numbers of stages."""
 
 _DEAR_S, _STEPS_A_S = 2.0, 1e8
-"""Bounds over cells come first if an evaluation of all downsets may take so many seconds. They may take so many steps for
-each of these, a fifth of that time."""
+"""Bounds over cells come first if an evaluation of all downsets may take so many seconds. They may take so many steps
+for each of these, a fifth of that time."""
 
 _SPENT = 0.1
 """If infeasible evaluations had states in this share of all downsets, in sum, they took about as long as one evaluation
