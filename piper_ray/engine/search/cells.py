@@ -12,8 +12,8 @@ from piper_ray.engine.search.bracket import Bracket
 _GRIDS, _FINER = (64, 128, 256, 512, 1024), 3
 """Numbers of cells, from coarse to fine, and how many times the steps of a grid the next one takes at least."""
 
-MOST_STEPS = 8_000_000_000
-"""Steps for one grid: some fifteen seconds."""
+MOST_STEPS = 12_000_000_000
+"""Steps for one grid: some twenty seconds."""
 
 _CLOSE = 1e-4
 """Relative distance of two thresholds between which none is tried."""
