@@ -56,7 +56,8 @@ _PIVOTS = 300
 _MEMORY_PRICES = (0.01, 0.03, 0.1, 0.2, 0.4, 0.8, 1.5, 3.0)
 """Prices of all memory, in budgets of time, that are tried for each kind of stage."""
 
-_GUARD = 1e-9
+GUARD = 1e-9
+"""Relative: by so much the budgets of ``StageKinds`` are larger, as sums of prices are inexact."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ class Cover(ABC):
         inside = np.zeros(dual_prices.of_vertex.size, np.bool_)
         useful = []
         for kind, devices in enumerate(kinds.devices.tolist()):
-            least, alone = 1.0 - spare / devices - _GUARD, _some(kinds, slice(kind, kind + 1))
+            least, alone = 1.0 - spare / devices - GUARD, _some(kinds, slice(kind, kind + 1))
             _, found = dearest_stage(
                 self.stages.moves, alone, self._most_cells, dual_prices.of_vertex, least, np.ones(1), inside
             )
@@ -185,11 +186,12 @@ class Cover(ABC):
         self._known += [(inside, devices, threshold_s) for inside, devices in ascent.found]
         # No stage has more than its share of time. Prices found on a coarse grid may be worse than these shares.
         best = max(found, alone, key=np.sum)
-        return DualPrices(threshold_s, best * (1.0 - _GUARD))
+        return DualPrices(threshold_s, best * (1.0 - GUARD))
 
 
 class StageCover(Cover):
-    """A cover of a problem's layers by its stages."""
+    """A cover of a problem's layers by its stages. replica_s: float64[n], the least time of each vertex. edge_s:
+    float64[e, r], the least that an edge costs the stages of its two ends."""
 
     def __init__(self, problem: Problem, labelling: Labelling, most_cells: int = _CELLS) -> None:
         options, least, cluster = problem.options, problem.workload.options.least, problem.cluster
@@ -199,15 +201,16 @@ class StageCover(Cover):
             PlanLimits(cluster.devices, cluster.data_parallel_limit, cluster.memory_bytes, cluster.data_parallel_limit),
             most_cells,
         )
-        self._problem = problem
+        self._problem, self.edge_s = problem, in_s + out_s
         self._kinds = [
             (r, int(d))
             for r in range(options.degree.size)
             for d in cluster.divisors[cluster.first_divisor[r] : cluster.end_divisor[r]]
             if options.degree[r] * d <= cluster.devices
         ]
-        replica_s = np.where(least.missing > 0, np.inf, least.work_s).min(axis=1)
-        self._behind_s = work_behind_s(problem.workload.lattice.graph, replica_s)
+        self.graph = problem.workload.lattice.graph
+        self.replica_s = np.where(least.missing > 0, np.inf, least.work_s).min(axis=1)
+        self._behind_s = work_behind_s(self.graph, self.replica_s)
 
     @classmethod
     def of(cls, problem: Problem, most_cells: int = _CELLS) -> StageCover | None:
@@ -219,6 +222,10 @@ class StageCover(Cover):
     def least_round_s(problem: Problem) -> float:
         """Returns the rough seconds of a round with the best labelling that a graph of this size can have."""
         return _MOVE_S * 3 * problem.workload.lattice.graph.size * problem.options.degree.size
+
+    def degree_of(self, variant: IndexArray) -> IndexArray:
+        """Returns the tensor-parallel degrees of variants."""
+        return self._problem.options.degree[variant]
 
     @property
     def round_s(self) -> float:
@@ -233,7 +240,7 @@ class StageCover(Cover):
                 devices=np.array([degree[r] * d for r, d in self._kinds], np.int64),
                 variant=np.array([r for r, _ in self._kinds], np.int64),
                 weight_s=np.stack([weight_s for weight_s, _ in rows]),
-                budget_s=np.array([budget_s for _, budget_s in rows]) * (1.0 + _GUARD),
+                budget_s=np.array([budget_s for _, budget_s in rows]) * (1.0 + GUARD),
                 charge_s=self.stages.charge_s,
             )
         )
@@ -265,7 +272,7 @@ class StageCover(Cover):
         start = options.option_start[r, :-1] - first
         counts = np.diff(options.option_start[r])
         later = np.maximum(0.0, np.minimum(self._behind_s / keep_s, 2.0**40) - d)
-        in_flight = np.repeat(1.0 + np.ceil(later / d - _GUARD), counts)
+        in_flight = np.repeat(1.0 + np.ceil(later / d - GUARD), counts)
         held = options.option_a[first:last] * in_flight + options.option_b[first:last]
         held += options.option_shared[first:last] / d
         return dearest_weights(time_s, held, start, budget_s, memory_bytes)

@@ -81,6 +81,13 @@ class Pricing:
         downsets."""
         self._spent_s, self._latest_s, self._live, self._bounded = 0.0, 0.0, 0, True
 
+    def cover(self) -> StageCover | None:
+        """Returns the cover of the layers by stages, made at the first call; None if they are too entangled."""
+        if self._cover is None and not self._given_up:
+            self._cover = StageCover.of(self.problem)
+            self._given_up = self._cover is None
+        return self._cover
+
     def lower_bound_s(self, threshold_s: float) -> float | None:
         """Returns a lower bound on all plans by dual prices; None if they are not worth their time, or were already
         tried.
@@ -89,21 +96,17 @@ class Pricing:
         """
         if self._worthwhile or not self.wanted:
             return None
-        if self._cover is None:
-            self._cover = StageCover.of(self.problem)
-            if self._cover is None:
-                self._given_up = True
-                return None
-        if not self._is_due(self._cover.round_s) or not self._tried(self._cover, threshold_s):
+        cover = self.cover()
+        if cover is None or not self._is_due(cover.round_s) or not self._tried(cover, threshold_s):
             return None
-        return self._bound_s(self._cover, threshold_s)
+        return self._bound_s(cover, threshold_s)
 
     def dual_prices(self, threshold_s: float) -> DualPrices | None:
         """Returns dual prices for plans that keep the threshold; None if finding them would take longer than they
         save."""
         if not self._worthwhile or self._cover is None:
             return None
-        expected_s = self._latest_s if self._settled else max(self._latest_s, _LIVE_SHARE * self._whole_s)
+        expected_s = self._latest_s if self._settled else max(self._latest_s, _LIVE_SHARE * self.whole_s)
         rounds = int(expected_s / self._cover.round_s)
         if rounds < _TRIAL_ROUNDS:
             return self._last if self._last is not None and self._last.serves(threshold_s) else None
@@ -113,13 +116,13 @@ class Pricing:
     def _is_due(self, round_s: float) -> bool:
         """Whether enough time has been spent on evaluations to try dual prices, at ``round_s`` seconds a round."""
         trial_s = _LOADING_S + _TRIAL_ROUNDS * round_s
-        is_large = not self._bounded and self._whole_s > _LARGE * trial_s
+        is_large = not self._bounded and self.whole_s > _LARGE * trial_s
         if is_large and self._live >= _GROWING:
             return True
         return self._spent_s > trial_s * (1.0 if is_large else _SPENT)
 
     @property
-    def _whole_s(self) -> float:
+    def whole_s(self) -> float:
         """Rough time of an evaluation in which every downset has states."""
         return self._downsets * (self._downsets / BUCKET_SIZE) * BUCKET_S
 

@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 
 from piper_ray.cost.bounds import ceiling_s
+from piper_ray.engine.evaluation.cell_cover import CellCover
 from piper_ray.engine.evaluation.completion import Completion
 from piper_ray.engine.evaluation.dual_prices import DualPrices
 from piper_ray.engine.evaluation.evaluations import Evaluations
@@ -22,6 +23,7 @@ from piper_ray.engine.kernels.types import BitArray
 from piper_ray.engine.ledger import Ledger, keeping_known
 from piper_ray.engine.search import neighbourhood
 from piper_ray.engine.search.bracket import Bracket, Phase
+from piper_ray.engine.search.cells import MOST_STEPS, bound_by_cells
 from piper_ray.engine.search.planning import Planning, ValuedPlan
 from piper_ray.engine.search.pricing import Pricing
 from piper_ray.engine.tables.problem import Problem, chain_problem
@@ -50,6 +52,10 @@ _MANY_LIVE = 30
 
 _FEW = 1000
 """With at most this many downsets no evaluation is expensive, not even one that distinguishes numbers of stages."""
+
+_DEAR_S, _STEPS_A_S = 2.0, 1e8
+"""Bounds over cells come first if an evaluation of all downsets may take so many seconds. They may take so many steps
+for each of these, a fifth of that time."""
 
 _SPENT = 0.1
 """If infeasible evaluations had states in this share of all downsets, in sum, they took about as long as one evaluation
@@ -87,6 +93,7 @@ class Search:
         self._preferred: tuple[float, Outcome] | None = None  # among equally fast plans: fewest devices, then stages
         self._borders: BitArray | None = None  # downsets where the best plan's stages end
         self._live_in_vain = 0  # sum of downsets with states in infeasible evaluations since the last two-sided bounds
+        self._cells: CellCover | None = None
         self._pricing = Pricing(self.problem, self.ledger.check)
         known = self.ledger.best
         if self.is_likely:
@@ -109,6 +116,7 @@ class Search:
             if self._has_chains:
                 self._improve_on_chain(range(self.problem.workload.lattice.graph.size))
             self._begin_coarsely()
+            self._bound_by_cells()
             while not self.bracket.is_done(self._gap):
                 yield
                 self._try(self.bracket.propose())
@@ -124,7 +132,19 @@ class Search:
     def _gap(self) -> float:
         return self.ledger.limits.gap
 
+    def _bound_by_cells(self) -> None:
+        """Raises the bound without an evaluation, if one may be dear."""
+        most_steps, cover = min(MOST_STEPS, _STEPS_A_S * self._pricing.whole_s), None
+        if self._pricing.whole_s > _DEAR_S and self.bracket.upper is not None and not self.bracket.is_done(self._gap):
+            cover = self._pricing.cover()
+        if cover is not None:
+            devices, check = self.problem.cluster.devices, self.ledger.check
+            self._cells = bound_by_cells(cover, devices, self.bracket, self._gap, most_steps, check)
+
     def _try(self, threshold_s: float) -> None:
+        if self._cells is not None and self._cells.needs_more_than(self.problem.cluster.devices, threshold_s):
+            self.bracket.record_infeasible(threshold_s)
+            return
         bound_s = self._pricing.lower_bound_s(threshold_s)
         if bound_s is not None:
             self.bracket.record_bound(bound_s)
@@ -357,6 +377,8 @@ class Search:
         completion = known = self._completion
         if dual_prices is not None:
             completion = Completion.by_dual_prices(dual_prices, self.problem).within(completion)
+        if self._cells is not None and threshold_s <= self._cells.most_s:
+            completion = self._cells.completion(self.problem, threshold_s).within(completion)
         began_s = time.perf_counter()
         outcome = self.evaluations.evaluate(
             self.problem,

@@ -20,6 +20,7 @@ from piper_ray.engine.lattice.downsets import listed_lattice
 from piper_ray.engine.lattice.layer_graph import LayerGraph
 from piper_ray.engine.ledger import Ledger, keeping_known
 from piper_ray.engine.search.bracket import Bracket
+from piper_ray.engine.search.cells import MOST_STEPS, bound_by_cells
 from piper_ray.engine.search.neighbourhood import order_through, search_chain
 from piper_ray.engine.search.planning import Planning, ValuedPlan
 from piper_ray.engine.search.pricing import bound_by_cover
@@ -29,6 +30,9 @@ from piper_ray.model.stop import StoppedBy
 
 CELLS, _ROUNDS = 1024, 100
 """Cells of the grid of times, and rounds for dual prices: more than elsewhere, because the prices matter most here."""
+
+_PREFERRED_S = 5.0
+"""Of a proved plan the equally fast ones are not sought if the dual prices for it may take longer than this."""
 
 _ABOVE_BOUND = (0.002, 0.008, 0.032, 0.128)
 """Thresholds for a beam, as relative distances above the lower bound."""
@@ -71,13 +75,15 @@ class WideSearch:
         self.ledger.cases = {0: self.bracket}
 
     def efforts(self) -> Generator[None, None, None]:
-        """Searches a chain, then uses dual prices, beams, and all useful downsets. Raises ChoiceTooHard or Inexact if
-        no plan is known.
+        """Searches a chain, then uses bounds over cells, dual prices, beams, and all useful downsets. Raises
+        ChoiceTooHard or Inexact if no plan is known.
         """
         with keeping_known(self.ledger, self.bracket.forget):
             self._search_chain(self._chain)
             yield
             if self.cover is not None:
+                bound_by_cells(self.cover, self._devices, self.bracket, self._gap, MOST_STEPS, self.ledger.check)
+                yield
                 self.workload = self._live(self.cover)
 
     @property
@@ -87,6 +93,8 @@ class WideSearch:
 
     def _live(self, cover: StageCover) -> LatticeTables | None:
         reach, found, most = Reach(cover), None, self.most
+        if self.bracket.closed and _ROUNDS * cover.round_s > _PREFERRED_S:
+            return None
         if not self.bracket.is_done(self._gap):
             lower_s, record = self.bracket.lower, self.bracket.record_bound
             bound_by_cover(cover, self._devices, lower_s, None, self.ledger.check, _ROUNDS, record)

@@ -1,0 +1,42 @@
+"""Bounds a search by whole stages between amounts of work, on ever finer grids (``evaluation.cell_cover``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from piper_ray.cost.tolerances import PROOF
+from piper_ray.engine.evaluation.cell_cover import CellCover
+from piper_ray.engine.evaluation.dual_prices import StageCover
+from piper_ray.engine.search.bracket import Bracket
+
+_GRIDS, _FINER = (64, 128, 256, 512, 1024), 3
+"""Numbers of cells, from coarse to fine, and how many times the steps of a grid the next one takes at least."""
+
+MOST_STEPS = 12_000_000_000
+"""Steps for one grid: some twenty seconds."""
+
+_CLOSE = 1e-4
+"""Relative distance of two thresholds between which none is tried."""
+
+
+def bound_by_cells(
+    cover: StageCover, devices: int, bracket: Bracket, gap: float, most_steps: float, check: Callable[[], None]
+) -> CellCover | None:
+    """Raises the bound of a bracket that has a plan, until it is as narrow as the gap or the next grid would take more
+    than ``most_steps``. Returns the finest cells."""
+    known: CellCover | None = None
+    for cells in _GRIDS:
+        if bracket.upper is None or bracket.is_done(gap) or (known is not None and _FINER * known.steps > most_steps):
+            break
+        known = CellCover.of(cover, cells, bracket.upper, known, check)
+        low_s, high_s = bracket.lower, bracket.upper * (1.0 - PROOF)
+        if known.needs_more_than(devices, high_s):
+            low_s = high_s
+        while high_s > low_s * (1.0 + _CLOSE):
+            middle_s = 0.5 * (low_s + high_s)
+            if known.needs_more_than(devices, middle_s):
+                low_s = middle_s
+            else:
+                high_s = middle_s
+        bracket.record_bound(low_s)
+    return known

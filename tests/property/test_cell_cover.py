@@ -1,0 +1,134 @@
+"""Stages between cells never ask for more devices than a plan has, and limits by them keep all that leads to one."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+import piper_ray
+from piper_ray.engine.evaluation import cell_cover
+from piper_ray.engine.evaluation.cell_cover import CellCover, cells_along
+from piper_ray.engine.evaluation.dual_prices import StageCover, kept_s
+from piper_ray.engine.lattice.contraction import without_contraction
+from piper_ray.engine.search import cells, search
+from piper_ray.engine.tables.problem import Problem
+from piper_ray.model.instance import Instance
+from tests.brute_force import brute_force
+from tests.instances import equal_chain, parallel_branches, random_instance, two_towers
+from tests.kernel_support import random_case
+from tests.lengths import long_after
+from tests.property.test_dual_prices import FACTORS, evaluated
+from tests.solver_support import ONE_THREAD, tables
+
+
+def cells_of(problem: Problem, most_s: float, grids: tuple[int, ...]) -> CellCover:
+    cover, found = StageCover.of(problem), None
+    assert cover is not None
+    for grid in grids:
+        found = CellCover.of(cover, grid, most_s, found, lambda: None)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("by_lines", [False, True])
+@pytest.mark.parametrize("bucket", long_after(1, range(2)))
+def test_no_plan_takes_fewer_devices(bucket: int, by_lines: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the optimum K devices suffice; below it states say the rest."""
+    if by_lines:
+        monkeypatch.setattr(cell_cover, "_MOST_FIGURES", 0)
+    seen = above_work = fewer = 0
+    for seed in range(25 * bucket, 25 * (bucket + 1)):
+        instance = random_instance(seed, most_layers=4, most_devices=10, most_tmpcs=3)
+        best = brute_force(instance)
+        if best is None or best.time_per_sample_s == 0:
+            continue
+        seen += 1
+        problem = tables(instance, contraction=without_contraction()).problem
+        optimum = best.time_per_sample_s
+        for grids in ((3,), (5, 40)):
+            found = cells_of(problem, float(optimum * FACTORS[-1]), grids)
+            ahead, behind = found.fewest(float(optimum))
+            assert ahead[-1] == behind[0] <= best.plan.devices
+            above_work += ahead[-1] > np.ceil(problem.workload.sums.device_work_s[-1] / float(optimum) - 1e-6)
+            for factor in FACTORS:
+                threshold_s = float(optimum * factor)
+                plain = evaluated(problem, threshold_s, None)
+                narrowed = evaluated(problem, threshold_s, found.completion(problem, threshold_s))
+                assert (narrowed.feasible, narrowed.devices) == (plain.feasible, plain.devices)
+                assert narrowed.stages == plain.stages
+                assert narrowed.live_downsets <= plain.live_downsets
+                fewer += narrowed.live_downsets < plain.live_downsets
+                assert not (plain.feasible and found.needs_more_than(plain.devices, threshold_s))
+    assert seen >= 15
+    assert above_work >= 5
+    assert fewer >= 3
+
+
+@pytest.mark.parametrize("by_lines", [False, True])
+def test_no_stage_takes_less_than_its_cells(by_lines: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By trying every choice of each stage, for one microbatch in flight."""
+    if by_lines:
+        monkeypatch.setattr(cell_cover, "_MOST_FIGURES", 0)
+    compared = near = 0
+    for seed in range(40):
+        made = random_case(seed)
+        cover = StageCover.of(made.problem)
+        assert cover is not None
+        most_s = 3.0 * made.problem.lower_bound_s()
+        found = CellCover.of(cover, 12, most_s, None, lambda: None)
+        kinds = dict(zip(zip(found.devices.tolist(), found.degree.tolist(), strict=True), found.spent_s, strict=True))
+        budget_s = dict(zip(kinds, found.budget_s.tolist(), strict=True))
+        for i, j in made.pairs():
+            stage, layers = sorted(made.sets[i] - made.sets[j]), made.layers(i, j)
+            inside = int(found.cells_of[stage].sum())
+            ahead = int(found.cells_of.sum() - found.cells_of[sorted(made.sets[i])].sum())
+            for r in made.variants(layers):
+                t = int(made.problem.options.degree[r])
+                for _, d in made.degrees(r):
+                    time_s = made.time_s(layers, r, d, 1)
+                    if time_s is None or time_s > Fraction(most_s) or (t * d, d) not in kinds:
+                        continue
+                    spent_s = kinds[t * d, d]
+                    room_s = budget_s[t * d, d] - (kept_s(most_s) - float(time_s)) * d
+                    assert inside < spent_s.shape[1], (seed, i, j)
+                    assert spent_s[ahead, inside] <= room_s * (1 + 1e-9) + 1e-12, (seed, i, j)
+                    compared += 1
+                    near += spent_s[ahead, inside] > 0.9 * room_s
+    assert compared > 300
+    assert near > compared / 10
+
+
+@pytest.mark.parametrize(
+    "instance",
+    [
+        two_towers(6, devices=8),
+        parallel_branches(2, 4, devices=8),
+        equal_chain(8, devices=8),
+        *(random_instance(seed, most_layers=8, most_devices=12, most_tmpcs=3) for seed in range(12)),
+    ],
+)
+def test_a_search_has_the_same_plan(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With bounds over cells before each search, and without."""
+    plain = piper_ray.solve(instance, options=ONE_THREAD)
+    monkeypatch.setattr(search, "_DEAR_S", -1.0)
+    monkeypatch.setattr(search, "_STEPS_A_S", 1e300)
+    monkeypatch.setattr(cells, "_GRIDS", (4, 32))
+    found = piper_ray.solve(instance, options=ONE_THREAD)
+    assert (found.plan, found.status, found.time_per_sample_s) == (plain.plan, plain.status, plain.time_per_sample_s)
+
+
+def test_what_is_left_of_a_cell_goes_to_the_next_reader() -> None:
+    """Along a chain cells and work differ by half a cell at most; of small layers side by side one at most has one."""
+    chain = tables(equal_chain(30)).graph
+    work_s = np.random.default_rng(3).uniform(0.1, 1.0, chain.size)
+    found = cells_along(chain, work_s, 20)
+    differ = np.cumsum(found[::-1]) - np.cumsum(work_s[::-1]) * (20 / work_s.sum())
+    assert np.abs(differ).max() <= 0.5 + 1e-9
+    branches = tables(parallel_branches(1, 6), contraction=without_contraction()).graph
+    even = cells_along(branches, np.ones(branches.size), 3)
+    sides = [v for v in range(branches.size) if branches.successors[v] and branches.predecessors[v]]
+    assert len(sides) == 6
+    assert even[sides].sum() <= 1  # of the layer in front
+    assert even.sum() == 3
