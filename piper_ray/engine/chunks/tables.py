@@ -282,12 +282,45 @@ class DegreeTables:
         """The least activations of all layers together, for one microbatch."""
         return sum(min(tmpc.activation_bytes for tmpc in row) for row in self.tmpcs)
 
+    def usual_border_s(self, stages: int) -> float:
+        """About the time that a border between ranks takes on both sides for a microbatch: at most half of all borders
+        take more. If there is no lattice, the mean of one plan's borders, with about as many layers in each stage."""
+        if stages < 2:
+            return 0.0
+        if self.order.lattice is not None:
+            return self._median_border_s
+        if stages not in self._mean_border_s:
+            tail, head, paid_s, crossing_s = self._along_order
+            first = np.maximum(1, (2 * np.arange(stages - 1) + 1) * self.order.size // (2 * stages))
+            least_s = np.minimum.reduceat(crossing_s, first)
+            cheapest = np.flatnonzero(
+                crossing_s[first[0] :] == np.repeat(least_s, np.diff(first, append=crossing_s.size))
+            )
+            cuts = cheapest[np.searchsorted(cheapest, first - first[0])] + first[0]
+            chunk_of = np.searchsorted(cuts, np.arange(self.order.size), side="right")
+            self._mean_border_s[stages] = float(paid_s[chunk_of[tail] != chunk_of[head]].sum() / (stages - 1))
+        return self._mean_border_s[stages]
+
     @cached_property
-    def usual_border_s(self) -> float:
-        """The time that a border between ranks takes on both sides for a microbatch: at most half of all borders take
-        more."""
+    def _median_border_s(self) -> float:
         sent, received = self.border_s
         return float(np.median(sent[1:-1] + received[1:-1])) if self.order.size > 1 else 0.0
+
+    @cached_property
+    def _mean_border_s(self) -> dict[int, float]:
+        """By the number of stages, as far as it was asked for."""
+        return {}
+
+    @cached_property
+    def _along_order(self) -> tuple[IndexArray, IndexArray, FloatArray, FloatArray]:
+        """The positions of the edges' ends, and what both ranks pay, and float64[n], what they pay for all edges across
+        the border in front of each position."""
+        edges = self.edge_seconds()
+        tail, head = _integers(edge.tail for edge in edges), _integers(edge.head for edge in edges)
+        paid_s = np.array([edge.sent_s + edge.received_s for edge in edges], np.float64)
+        n = self.order.size
+        begun_s, ended_s = (np.bincount(ends + 1, paid_s, n + 1)[:n] for ends in (tail, head))
+        return tail, head, paid_s, np.cumsum(begun_s - ended_s)
 
     def least_fixed_bytes(self, data_parallel_degree: int) -> float:
         """The least fixed bytes of all layers together."""

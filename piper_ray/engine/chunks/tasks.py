@@ -292,5 +292,5 @@ def _about_s(
     held_bytes = fixed_bytes + shape.about_in_flight * tables.least_activation_bytes
     if held_bytes > p * memory_bytes:
         return float("inf")
-    rank_s = tables.least_s / p + (v * tables.usual_border_s if p > 1 else 0.0)
+    rank_s = tables.least_s / p + (v * tables.usual_border_s(shape.stages) if p > 1 else 0.0)
     return (m + shape.about_fill) * rank_s + sync_of_byte_s * tables.least_weights_bytes / p
