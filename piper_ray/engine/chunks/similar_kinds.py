@@ -12,9 +12,9 @@ from piper_ray.engine.kernels.types import FloatArray, IndexArray
 
 
 def similar(kinds: LayerKinds, members: Sequence[IndexArray], most: int) -> tuple[LayerKinds, list[IndexArray]]:
-    """Groups of kinds of one side with as many options each, and their positions, which ascend; at most ``most`` groups,
-    or one for each side and number of options. A layer of a group takes and holds the mean of its members, and may be
-    in all chunks that one of them may be in.
+    """At most ``most`` groups of kinds, of one side with as many options each, and their positions, which ascend; more
+    if there are more sides and numbers of options. A layer of a group takes and holds the mean of its members, and may
+    be in all chunks that one of them may be in.
 
     The first kind of a group is the one that differs most from the first ones of all groups so far (Gonzalez, 1985);
     each kind is in the group of the first one that is the least different. What layers differ in is measured in means
@@ -23,8 +23,8 @@ def similar(kinds: LayerKinds, members: Sequence[IndexArray], most: int) -> tupl
     starts = kinds.option_start
     mean = np.maximum(kinds.layers @ _mean_options(kinds) / kinds.layers.sum(), 1e-300)
     by_form: dict[tuple[int, int], list[int]] = {}
-    for kind, (first, end) in enumerate(pairwise(starts.tolist())):
-        by_form.setdefault((int(kinds.side[kind]), end - first), []).append(kind)
+    for kind, (start, end) in enumerate(pairwise(starts.tolist())):
+        by_form.setdefault((int(kinds.side[kind]), end - start), []).append(kind)
     forms = [np.array(one, np.int64) for one in by_form.values()]
     rows = [
         np.stack([(kinds.figures[starts[kind] : starts[kind + 1]] / mean).ravel() for kind in form]) for form in forms
@@ -32,12 +32,12 @@ def similar(kinds: LayerKinds, members: Sequence[IndexArray], most: int) -> tupl
     first = [[int(np.argmax(row.sum(axis=1)))] for row in rows]
     apart = [_apart(row, row[one[0]]) for row, one in zip(rows, first, strict=True)]
     while sum(map(len, first)) < most:
-        form = int(np.argmax([one.max() for one in apart]))
-        furthest = int(np.argmax(apart[form]))
-        if apart[form][furthest] == 0.0:
+        at = int(np.argmax([one.max() for one in apart]))
+        furthest = int(np.argmax(apart[at]))
+        if apart[at][furthest] == 0.0:
             break
-        first[form].append(furthest)
-        apart[form] = np.minimum(apart[form], _apart(rows[form], rows[form][furthest]))
+        first[at].append(furthest)
+        apart[at] = np.minimum(apart[at], _apart(rows[at], rows[at][furthest]))
     groups = []
     for form, row, one in zip(forms, rows, first, strict=True):
         nearest = np.argmin([_apart(row, row[x]) for x in one], axis=0)

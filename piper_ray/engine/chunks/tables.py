@@ -284,7 +284,8 @@ class DegreeTables:
 
     def usual_border_s(self, stages: int) -> float:
         """About the time that a border between ranks takes on both sides for a microbatch: at most half of all borders
-        take more. If there is no lattice, the mean of one plan's borders, with about as many layers in each stage."""
+        take more, in either direction. If there is no lattice, the mean of one plan's borders, in both directions: with
+        about as many layers in each stage."""
         if stages < 2:
             return 0.0
         if self.order.lattice is not None:
@@ -298,7 +299,7 @@ class DegreeTables:
             )
             cuts = cheapest[np.searchsorted(cheapest, first - first[0])] + first[0]
             chunk_of = np.searchsorted(cuts, np.arange(self.order.size), side="right")
-            self._mean_border_s[stages] = float(paid_s[chunk_of[tail] != chunk_of[head]].sum() / (stages - 1))
+            self._mean_border_s[stages] = 2.0 * float(paid_s[chunk_of[tail] != chunk_of[head]].sum()) / (stages - 1)
         return self._mean_border_s[stages]
 
     @cached_property
