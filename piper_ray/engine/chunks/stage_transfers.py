@@ -54,16 +54,16 @@ def least_of_ways_s(labelling: Labelling, edges: EdgeCosts) -> FloatArray:
     most = min(most, counted)
     cost = labelling.charges.seconds(edges.in_s, edges.out_s)
     least_s, _ = least_of_stages(moves, (labelling.label == IN_FRONT).astype(np.int64), steps, cost, most)
-    at = np.arange(counted + 1)
+    # By the layers in front of a chunk's back and those inside it: the same by those in front of its front.
+    inside = np.arange(1, most)
+    front = np.arange(counted + 1)[:, None] - inside
+    of_step_s = np.where(front >= 0, least_s[np.maximum(front, 0), inside], np.inf)
     reached_s, ways_s = np.full(counted + 1, np.inf), np.full(counted + 1, np.inf)
     reached_s[0] = 0.0
     for chunks in range(1, counted + 1):
-        step_s = reached_s[:, None] + least_s
-        reached_s = np.full(counted + 1, np.inf)
-        for inside in range(1, most):
-            np.minimum(reached_s[inside:], step_s[: at.size - inside, inside], out=reached_s[inside:])
-        further = np.minimum.accumulate(step_s[: at.size - most, most])
-        reached_s[most:] = np.minimum(reached_s[most:], further)
+        further_s = np.minimum.accumulate((reached_s + least_s[:, most])[: counted + 1 - most])
+        reached_s = (reached_s[np.maximum(front, 0)] + of_step_s).min(axis=1, initial=np.inf)
+        reached_s[most:] = np.minimum(reached_s[most:], further_s)
         ways_s[chunks] = reached_s[counted]
     ways_s[0] = 0.0
     ways_s = np.minimum.accumulate(ways_s[::-1])[::-1]

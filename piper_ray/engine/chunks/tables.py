@@ -325,21 +325,26 @@ class DegreeTables:
         order = self.order
         if order.lattice is not None or (apart is not None and apart < 2):
             return 0.0
-        if apart is None:
-            counted = order.between < order.size
-        else:
-            fine = max(0, apart.bit_length() - 3)  # a few numbers stand for those up to the next one
-            counted = order.between < (apart >> fine << fine) - 1
-        counted &= np.array([order.graph.layer_ids[tail] != order.hub for tail, *_ in order.graph.edges], np.bool_)
-        out_s, in_s = (of_edge_s * counted for of_edge_s in self._graph_edge_s)
-        key = out_s.tobytes() + in_s.tobytes()
-        if key not in order.least_of_ways_s:
-            found_s = np.zeros(order.size + 1)
-            if counted.any() and order.labelling is not None:
-                ends = np.array([ends[:2] for ends in order.graph.edges], np.int64).T
-                found_s = least_of_ways_s(order.labelling, EdgeCosts(ends[0], ends[1], out_s, in_s))
-            order.least_of_ways_s[key] = found_s
-        return float(order.least_of_ways_s[key][stages])
+        fine = 0 if apart is None else max(0, apart.bit_length() - 2)
+        most = order.size if apart is None else (apart >> fine << fine) - 1  # few numbers, each up to the next one
+        if most not in self._least_of_ways_s:
+            counted = order.between < most
+            counted &= np.array([order.graph.layer_ids[tail] != order.hub for tail, *_ in order.graph.edges], np.bool_)
+            out_s, in_s = (of_edge_s * counted for of_edge_s in self._graph_edge_s)
+            key = out_s.tobytes() + in_s.tobytes()
+            if key not in order.least_of_ways_s:
+                found_s = np.zeros(order.size + 1)
+                if counted.any() and order.labelling is not None:
+                    ends = np.array([ends[:2] for ends in order.graph.edges], np.int64).T
+                    found_s = least_of_ways_s(order.labelling, EdgeCosts(ends[0], ends[1], out_s, in_s))
+                order.least_of_ways_s[key] = found_s
+            self._least_of_ways_s[most] = order.least_of_ways_s[key]
+        return float(self._least_of_ways_s[most][stages])
+
+    @cached_property
+    def _least_of_ways_s(self) -> dict[int, FloatArray]:
+        """By the layers that may be between an edge's ends, as far as it was asked for."""
+        return {}
 
     @cached_property
     def _graph_edge_s(self) -> tuple[FloatArray, FloatArray]:
