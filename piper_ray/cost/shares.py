@@ -14,6 +14,10 @@ from piper_ray.model.schedule import Schedule, ScheduleName
 _FloatArray = npt.NDArray[np.float64]
 
 
+_FEW_RANKS, _MOST_BYTES = 8, 100_000
+"""Bytes of all kinds, TMPCs and ranks are compared on so many ranks at least, and in so many figures otherwise."""
+
+
 @lru_cache(maxsize=1 << 14)
 def surely_in_flight(schedule: Schedule, ranks: int, microbatches: int) -> _FloatArray:
     """Returns float64[p], from the first rank to the last: a lower bound on the microbatches that are in flight at once
@@ -73,19 +77,20 @@ class HeldLayers:
         ranks that can hold least, bytes are counted, as shares of what all layers would hold there; for the others
         seconds, as shares of V, the time of all layers. A layer takes at least the least of these shares, wherever it
         is. So all layers together take at least the sum of the least ones, and at most the sum of M / (F + y_q A) over
-        the k ranks and (p - k) T / V. That bounds T for each k.
+        the k ranks and (p - k) T / V. That bounds T for each k; where layers are of many kinds, it does for a few k. A
+        share rises or falls with y, so that the least of the first k ranks is that of the first or of the last of them.
         """
         ranks, (every_s, fixed_bytes, activation_bytes) = flight.size, self._of_all
         every_bytes = fixed_bytes[..., None] + flight * activation_bytes[..., None]
         known = (every_s > 0.0) & (every_bytes.min(axis=-1) > 0.0)
         part_s, part_bytes = np.where(known, every_s, 1.0), np.where(known[..., None], every_bytes, 1.0)
-        bytes_at = (self.fixed_bytes[..., None] + flight * self.activation_bytes[..., None]).min(axis=-2)
-        shares = np.minimum.accumulate(
-            bytes_at / part_bytes[..., None, :], axis=-1
-        )  # [.., kind, ranks by bytes less 1]
-        capacity = np.cumsum(memory_bytes / part_bytes, axis=-1)
+        few = min(ranks, max(_FEW_RANKS, _MOST_BYTES // (self.counts.size * self.fixed_bytes.shape[-1])))
+        at = np.linspace(0, ranks - 1, few).astype(np.int64)  # k - 1
+        bytes_at = (self.fixed_bytes[..., None] + flight[at] * self.activation_bytes[..., None]).min(axis=-2)
+        shares = np.minimum.accumulate(bytes_at / part_bytes[..., None, at], axis=-1)  # [.., kind, at]
+        capacity = np.cumsum(memory_bytes / part_bytes, axis=-1)[..., at]
         taken = self.counts @ np.minimum(shares[..., :-1], (self.seconds / part_s[..., None])[..., None])
-        others_s = (taken - capacity[..., :-1]) * part_s[..., None] / np.arange(ranks - 1, 0, -1)
+        others_s = (taken - capacity[..., :-1]) * part_s[..., None] / (ranks - 1 - at[:-1])
         found = np.maximum(every_s / ranks, others_s.max(axis=-1, initial=0.0))
         full = (self.counts @ shares[..., -1:] > capacity[..., -1:])[..., 0]
         full |= bytes_at[..., -1].max(axis=-1) > memory_bytes  # some layer fits on no rank

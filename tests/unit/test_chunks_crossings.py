@@ -92,3 +92,19 @@ def two_ranks(instance: Instance) -> list[Task]:
     passed = with_passes(instance)
     restrictions = Restrictions(data_parallelism=False, constraints=[StageCount(2)])
     return ChunkProblem.of(passed, restrictions, [Schedule(ScheduleName.ZB_H1)]).tasks(passed)
+
+
+@pytest.mark.parametrize("schedule", [*SCHEDULES, Schedule(ScheduleName.LOOPED_BFS, 3)], ids=str)
+def test_without_a_lattice_no_plan_makes_less_of_them(schedule: Schedule, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("piper_ray.engine.chunks.tables._MOST_DOWNSETS", 0)
+    monkeypatch.setattr("piper_ray.engine.chunks.stage_transfers._MOST_INSIDE", 4)
+    monkeypatch.setattr("piper_ray.engine.chunks.stage_transfers._FEW_INSIDE", 1)
+    rng, some, met = Random(6), 0, 0
+    for instance, task in some_tasks(range(60), [schedule]):
+        some += task.transfers_s > 0.0
+        least_s = min(
+            transfers_s(instance, task, random_chunks(task, rng), random_choice(task, rng)) for _ in range(30)
+        )
+        assert task.transfers_s <= least_s * (1 + 1e-9)
+        met += 0.0 < least_s * (1 - 1e-6) <= task.transfers_s
+    assert schedule.v > 1 or min(some, met) > 3

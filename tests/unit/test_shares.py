@@ -46,6 +46,23 @@ def test_no_way_to_share_out_layers_is_faster_than_the_bound() -> None:
     assert sharper > 10
 
 
+def test_few_ranks_bound_no_more_than_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And often more than the work alone; whether the layers fit at all is the same question."""
+    rng, sharper = np.random.default_rng(4), 0
+    for _ in range(40):
+        held = HeldLayers(np.array([1.0, 9.0, 30.0]), *(rng.random(shape) for shape in ((3,), (3, 2), (3, 2))))
+        flight, memory_bytes = np.arange(9, 0, -1.0), rng.uniform(12, 20)
+        of_all_s = held.least_s(flight, memory_bytes)
+        with monkeypatch.context() as patch:
+            patch.setattr("piper_ray.cost.shares._MOST_BYTES", 0)
+            patch.setattr("piper_ray.cost.shares._FEW_RANKS", 4)
+            of_few_s = held.least_s(flight, memory_bytes)
+        assert of_few_s <= of_all_s * (1.0 + 1e-12)
+        assert np.isinf(of_few_s) == np.isinf(of_all_s)
+        sharper += int(held.seconds @ held.counts / 9 * 1.01 < of_few_s < np.inf)
+    assert sharper > 1
+
+
 def is_sharper(rng: Random) -> bool:
     kinds, ranks = rng.randint(1, 3), rng.randint(1, 3)
     counts = np.array([float(rng.randint(1, 2)) for _ in range(kinds)])

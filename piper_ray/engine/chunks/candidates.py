@@ -36,6 +36,9 @@ from piper_ray.model.plan import Plan
 _MOST_PATTERNS = 150
 """Ways to share layers out to the turns that are tried."""
 
+_MOST_WAYS = 10_000_000
+"""If there are more ways, all of which would be passed through, plans of equal work come close to them."""
+
 _FIRST_ORDERS = 4
 """Orders of the layers that are tried at first."""
 
@@ -446,6 +449,8 @@ def _patterns(shape: PipelineShape, layers: int) -> Iterator[FloatArray]:
     for each in sorted({layers // p, -(-layers // p)}):
         if each >= v:
             ways = math.comb(each - 1, v - 1)
+            if ways > _MOST_WAYS:
+                continue
             borders = combinations(range(1, each), v - 1)
             for inner in islice(borders, 0, None, -(-ways // _MOST_PATTERNS)):
                 yield np.repeat(np.diff((0, *inner, each)).astype(np.float64), p)

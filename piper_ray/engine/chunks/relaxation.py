@@ -15,6 +15,7 @@ import numpy as np
 from piper_ray.engine.chunks.crossings import forced_transfers_s, rank_seconds, with_transfers
 from piper_ray.engine.chunks.rank_cover import RankCover, waits_s
 from piper_ray.engine.chunks.rank_patterns import LayerPositions, LayerRuns, PatternSearch, RankPatterns, placed
+from piper_ray.engine.chunks.similar_kinds import similar
 from piper_ray.engine.chunks.tasks import Task
 from piper_ray.engine.kernels import chunk_bound
 from piper_ray.engine.kernels.chunk_bound import FIGURE, Costs, LayerKinds, Paths, Prices, ShapeLimits
@@ -50,6 +51,9 @@ _ROUNDS_OF_A_RANK = 4
 
 _WHOLE = 1e-3
 """A number of units this near to a whole number counts as whole."""
+
+_MOST_KINDS, _FEW_KINDS, _MOST_CELLS = 64, 8, 1_500
+"""More kinds of layers than this are put together for prices, to groups times chunks of about the last number."""
 
 _OF_A_CASE = "least_units", "most_units"
 """Limits that differ from case to case."""
@@ -98,6 +102,7 @@ class Relaxation:
     unit: TimeUnit
     waits_s: FloatArray
     lower_s: float
+    may_list: bool
     counts: list[FloatArray] = field(default_factory=list)
     rank: list[int] = field(default_factory=list)
     layers_in: FloatArray | None = None
@@ -138,8 +143,12 @@ class Relaxation:
         forced_s = forced_transfers_s(task, target_s) if lower_s < target_s else 0.0
         if np.isinf(forced_s):
             forced_s, lower_s = 0.0, target_s  # no plan is quick enough
+        forced_s = max(forced_s, task.transfers_s)
         # All transfers together are as many as are forced, and those of each chunk as its borders make them.
         uncounted_s = max(0.0, forced_s - float(crossing_s.sum()))
+        may_list = kinds.layers.size <= _MOST_KINDS
+        if not may_list:
+            kinds, members = similar(kinds, members, max(_FEW_KINDS, _MOST_CELLS // shape.stages))
         exact, kinds = (with_transfers(one, uncounted_s, shape.stages) for one in (exact, kinds))
         unit = TimeUnit.of(exact, task)
         none = Paths(np.zeros((0, shape.stages, PASSES)), np.zeros(0, np.int64))
@@ -150,7 +159,7 @@ class Relaxation:
             return None
         exact, kinds = (unit.told(one, task) for one in (exact, kinds))
         waits += 2.0 * program.microbatches * np.bincount(program.rank_of, crossing_s, shape.ranks)
-        found = cls(task, Case(), program, limits, exact, kinds, members, uncounted_s, unit, waits, lower_s)
+        found = cls(task, Case(), program, limits, exact, kinds, members, uncounted_s, unit, waits, lower_s, may_list)
         found.aim(target_s)
         if not found._is_over:
             found._add_first_paths()
@@ -254,7 +263,7 @@ class Relaxation:
 
     def list_patterns(self, steps: int) -> None:
         """Lists the patterns of the ranks if that takes fewer than these steps. They replace the shares of layers."""
-        if self.by_rank is None and steps > self.tried and not (self._is_over or self.is_best):
+        if self.may_list and self.by_rank is None and steps > self.tried and not (self._is_over or self.is_best):
             patterns, self.tried = self._patterns(steps), steps
             self.by_rank = None if patterns is None else PatternSearch.of(patterns, self.paths)
 

@@ -13,11 +13,13 @@ import numpy as np
 
 from piper_ray.cost.shares import HeldLayers
 from piper_ray.cost.variants import Variant, fastest_first, least_by_passes
+from piper_ray.engine.chunks.stage_transfers import EdgeCosts, least_of_ways_s
 from piper_ray.engine.kernels.chunk_bound import APART, BEFORE_HUB, BEHIND_HUB, COLUMNS, FIGURE, HUB, LayerKinds
 from piper_ray.engine.kernels.chunk_stages import OrderedLayers
 from piper_ray.engine.kernels.types import FloatArray, IndexArray, frozen
 from piper_ray.engine.lattice.contraction import without_contraction
 from piper_ray.engine.lattice.downsets import Lattice, build_lattice
+from piper_ray.engine.lattice.labelling import Labelling
 from piper_ray.engine.lattice.layer_graph import (
     LayerGraph,
     ancestors,
@@ -204,16 +206,30 @@ class ModelOrder:
         return build_lattice(self.graph, count, count) if count is not None and count <= _MOST_DOWNSETS else None
 
     @cached_property
-    def neighbouring(self) -> tuple[bool, ...]:
-        """For each edge of the graph, whether it is not the hub's and no chunk can lie between the chunks of its ends.
+    def labelling(self) -> Labelling | None:
+        """Stages as labels of layers; None if there are too many moves."""
+        return Labelling.of(self.graph)
 
-        Chunks are not empty. So this holds if by the edges every other layer comes before its tail or behind its head.
-        """
+    @cached_property
+    def least_of_ways_s(self) -> dict[bytes, FloatArray]:
+        """``least_of_ways_s`` by the costs of edges, as far as it was asked for."""
+        return {}
+
+    @cached_property
+    def between(self) -> IndexArray:
+        """For each edge of the graph, the most layers in chunks between those of its ends: by the edges all others come
+        before its tail or behind its head."""
         before, behind = ancestors(self.graph.successors), descendants(self.graph.successors)
-        everything = (1 << self.graph.size) - 1
+        around = (before[tail] | behind[head] | 1 << tail | 1 << head for tail, head, _ in self.graph.edges)
+        return _integers(self.graph.size - mask.bit_count() for mask in around)
+
+    @cached_property
+    def neighbouring(self) -> tuple[bool, ...]:
+        """For each edge of the graph, whether it is not the hub's and no chunk can lie between the chunks of its ends,
+        since chunks are not empty."""
+        tails = (self.graph.layer_ids[tail] for tail, *_ in self.graph.edges)
         return tuple(
-            before[tail] | behind[head] | 1 << tail | 1 << head == everything and self.graph.layer_ids[tail] != self.hub
-            for tail, head, _ in self.graph.edges
+            layers == 0 and tail != self.hub for layers, tail in zip(self.between.tolist(), tails, strict=True)
         )
 
 
@@ -282,12 +298,82 @@ class DegreeTables:
         """The least activations of all layers together, for one microbatch."""
         return sum(min(tmpc.activation_bytes for tmpc in row) for row in self.tmpcs)
 
+    def usual_border_s(self, stages: int) -> float:
+        """About the time that a border between ranks takes on both sides for a microbatch: at most half of all borders
+        take more, in either direction. If there is no lattice, the mean of one plan's borders, in both directions: with
+        about as many layers in each stage."""
+        if stages < 2:
+            return 0.0
+        if self.order.lattice is not None:
+            return self._median_border_s
+        if stages not in self._mean_border_s:
+            tail, head, paid_s, crossing_s = self._along_order
+            first = np.maximum(1, (2 * np.arange(stages - 1) + 1) * self.order.size // (2 * stages))
+            least_s = np.minimum.reduceat(crossing_s, first)
+            cheapest = np.flatnonzero(
+                crossing_s[first[0] :] == np.repeat(least_s, np.diff(first, append=crossing_s.size))
+            )
+            cuts = cheapest[np.searchsorted(cheapest, first - first[0])] + first[0]
+            chunk_of = np.searchsorted(cuts, np.arange(self.order.size), side="right")
+            self._mean_border_s[stages] = 2.0 * float(paid_s[chunk_of[tail] != chunk_of[head]].sum()) / (stages - 1)
+        return self._mean_border_s[stages]
+
+    def least_transfers_s(self, stages: int, apart: int | None) -> float:
+        """The least that all chunks send and receive together, in either direction, without the hub's edges; 0 if there
+        is a lattice, by which borders are bounded. apart: how far apart chunks of one rank are at least; None: each
+        rank has one."""
+        order = self.order
+        if order.lattice is not None or (apart is not None and apart < 2):
+            return 0.0
+        fine = 0 if apart is None else max(0, apart.bit_length() - 2)
+        most = order.size if apart is None else (apart >> fine << fine) - 1  # few numbers, each up to the next one
+        if most not in self._least_of_ways_s:
+            counted = order.between < most
+            counted &= np.array([order.graph.layer_ids[tail] != order.hub for tail, *_ in order.graph.edges], np.bool_)
+            out_s, in_s = (of_edge_s * counted for of_edge_s in self._graph_edge_s)
+            key = out_s.tobytes() + in_s.tobytes()
+            if key not in order.least_of_ways_s:
+                found_s = np.zeros(order.size + 1)
+                if counted.any() and order.labelling is not None:
+                    ends = np.array([ends[:2] for ends in order.graph.edges], np.int64).T
+                    found_s = least_of_ways_s(order.labelling, EdgeCosts(ends[0], ends[1], out_s, in_s))
+                order.least_of_ways_s[key] = found_s
+            self._least_of_ways_s[most] = order.least_of_ways_s[key]
+        return float(self._least_of_ways_s[most][stages])
+
     @cached_property
-    def usual_border_s(self) -> float:
-        """The time that a border between ranks takes on both sides for a microbatch: at most half of all borders take
-        more."""
+    def _least_of_ways_s(self) -> dict[int, FloatArray]:
+        """By the layers that may be between an edge's ends, as far as it was asked for."""
+        return {}
+
+    @cached_property
+    def _graph_edge_s(self) -> tuple[FloatArray, FloatArray]:
+        """The least that each edge of the graph costs the chunk of its tail, and that of its head."""
+        bandwidth = self.order.instance.bandwidth_bytes_per_s
+        edges = [self.order.instance.edges[index] for _, _, index in self.order.graph.edges]
+        sent = np.array([min(self._sent_bytes(edge)) for edge in edges], np.float64)
+        return sent / bandwidth, np.array([min(self._received_bytes(edge)) for edge in edges], np.float64) / bandwidth
+
+    @cached_property
+    def _median_border_s(self) -> float:
         sent, received = self.border_s
         return float(np.median(sent[1:-1] + received[1:-1])) if self.order.size > 1 else 0.0
+
+    @cached_property
+    def _mean_border_s(self) -> dict[int, float]:
+        """By the number of stages, as far as it was asked for."""
+        return {}
+
+    @cached_property
+    def _along_order(self) -> tuple[IndexArray, IndexArray, FloatArray, FloatArray]:
+        """The positions of the edges' ends, and what both ranks pay, and float64[n], what they pay for all edges across
+        the border in front of each position."""
+        edges = self.edge_seconds()
+        tail, head = _integers(edge.tail for edge in edges), _integers(edge.head for edge in edges)
+        paid_s = np.array([edge.sent_s + edge.received_s for edge in edges], np.float64)
+        n = self.order.size
+        begun_s, ended_s = (np.bincount(ends + 1, paid_s, n + 1)[:n] for ends in (tail, head))
+        return tail, head, paid_s, np.cumsum(begun_s - ended_s)
 
     def least_fixed_bytes(self, data_parallel_degree: int) -> float:
         """The least fixed bytes of all layers together."""
@@ -406,11 +492,7 @@ class DegreeTables:
         lattice = self.order.lattice
         if lattice is None:
             return np.zeros(n + 1), np.zeros(n + 1)
-        bandwidth = self.order.instance.bandwidth_bytes_per_s
-        edges = [self.order.instance.edges[index] for _, _, index in self.order.graph.edges]
-        near = np.array(self.order.neighbouring, np.bool_)
-        out_s = np.array([min(self._sent_bytes(edge)) for edge in edges], np.float64) / bandwidth * near
-        in_s = np.array([min(self._received_bytes(edge)) for edge in edges], np.float64) / bandwidth * near
+        out_s, in_s = (of_edge_s * np.array(self.order.neighbouring) for of_edge_s in self._graph_edge_s)
         start = lattice.arrays.crossing_start
         sizes = np.repeat(np.arange(lattice.levels), np.diff(lattice.arrays.level_start))
         for least, charge in ((sent, out_s), (received, in_s)):

@@ -22,7 +22,7 @@ from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.passes import with_passes
 from piper_ray.model.restrictions import Restrictions
-from piper_ray.model.schedule import Schedule, ScheduleName, StepTerms
+from piper_ray.model.schedule import V_SHAPED, Schedule, ScheduleName, StepTerms
 from piper_ray.model.solution import Infeasibility
 from piper_ray.simulate.actions import check_shape, flush_lists, stage_of_chunk
 
@@ -44,6 +44,13 @@ class PipelineShape:
     def stages(self) -> int:
         """The stages of the plan: a stage is a chunk."""
         return self.ranks * self.chunks
+
+    @property
+    def apart(self) -> int | None:
+        """How far apart the chunks of one rank are at least; None if each rank has one."""
+        if self.ranks > 1 and self.chunks == 1:
+            return None
+        return 1 if self.schedule.name in V_SHAPED else self.ranks
 
     @property
     def runs(self) -> bool:
@@ -133,7 +140,7 @@ class Task:
     """All plans of one shape with one d and t. tables: the best of what any layer may run; mixed: everything that a
     layer may run; choices: what layers may run that all choose together, where those of a chunk have to. lower_s: no
     batch of such a plan takes less. about_s: the time of a plan whose ranks are equal, inf if that does not fit; it
-    says where to search first.
+    says where to search first. transfers_s: as in ``DegreeTables.least_transfers_s``.
     """
 
     shape: PipelineShape
@@ -145,6 +152,7 @@ class Task:
     memory_bytes: float
     lower_s: float
     about_s: float
+    transfers_s: float
 
     @property
     def tensor_parallel_degree(self) -> int:
@@ -243,11 +251,13 @@ class ChunkProblem:
                 if restrictions.has(PipelinedChunks) and _is_run_otherwise(schedule, p):
                     continue
                 # The ranks' work and synchronisation on average; and one microbatch there and back.
-                lower_s = (m * tables.least_s + sync_of_byte_s * tables.least_weights_bytes) / p
+                transfers_s = tables.least_transfers_s(shape.stages, shape.apart)
+                work_s = tables.least_s + 2.0 * transfers_s
+                lower_s = (m * work_s + sync_of_byte_s * tables.least_weights_bytes) / p
                 there_s = tables.least_s if schedule.name in _WHOLE_BACKWARD else tables.least_there_and_back_s
-                lower_s = max(lower_s, there_s, held_s, whole_s)
+                lower_s = max(lower_s, there_s + 2.0 * transfers_s, held_s, whole_s)
                 about_s = min(_about_s(shape, x, held, sync_of_byte_s, memory_bytes) for x, held in choices)
-                found.append(Task(shape, d, *known, sync_of_byte_s, memory_bytes, lower_s, about_s))
+                found.append(Task(shape, d, *known, sync_of_byte_s, memory_bytes, lower_s, about_s, transfers_s))
         return found
 
 
@@ -292,5 +302,5 @@ def _about_s(
     held_bytes = fixed_bytes + shape.about_in_flight * tables.least_activation_bytes
     if held_bytes > p * memory_bytes:
         return float("inf")
-    rank_s = tables.least_s / p + (v * tables.usual_border_s if p > 1 else 0.0)
+    rank_s = tables.least_s / p + (v * tables.usual_border_s(shape.stages) if p > 1 else 0.0)
     return (m + shape.about_fill) * rank_s + sync_of_byte_s * tables.least_weights_bytes / p
