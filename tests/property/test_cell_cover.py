@@ -9,8 +9,9 @@ import pytest
 
 import piper_ray
 from piper_ray.engine.evaluation import cell_cover
-from piper_ray.engine.evaluation.cell_cover import CellCover, cells_along
+from piper_ray.engine.evaluation.cell_cover import CellCover
 from piper_ray.engine.evaluation.dual_prices import StageCover, kept_s
+from piper_ray.engine.lattice.cells import cells_along
 from piper_ray.engine.lattice.contraction import without_contraction
 from piper_ray.engine.search import cells, search
 from piper_ray.engine.tables.problem import Problem

@@ -12,6 +12,7 @@ import pytest
 from piper_ray.engine.flush import cell_bound
 from piper_ray.engine.flush.border_bound import BorderBound, border_labelling
 from piper_ray.engine.flush.cell_bound import CellBound, _CellWays
+from piper_ray.engine.flush.cell_figures import GridFigures, StageCosts
 from piper_ray.engine.flush.path_prices import LayerChoices, in_flight_at
 from piper_ray.engine.flush.tables import FlushWorkload
 from piper_ray.engine.flush.task_search import of_batch_s
@@ -88,6 +89,7 @@ def test_rounds_of_prices_end_when_asked_to_stop() -> None:
         np.array([0, 0, 1, 1]),
         np.array([4, 4, 1, 3]),
         np.array([1, 3, NO_BORDER, NO_BORDER]),
+        2.0 * seconds,
         2.0 * seconds,
         seconds,
         seconds,
@@ -217,7 +219,7 @@ def test_cheapest_ways_are_those_of_all() -> None:
             continue
         behind, back, front = np.array(found).T
         cost = np.array([rng.uniform(0.0, 1.0) for _ in found])
-        stages = CellStages(behind, back, front, cost, cost, cost, cost)
+        stages = CellStages(behind, back, front, cost, cost, cost, cost, cost)
         behind_s, ahead_s, way = cheapest_cell_ways(stages, cost, positions, cells)
         every = _all_ways(found, cells)
         through = [min((sum(cost[list(one)]) for one in every if k in one), default=np.inf) for k in range(len(found))]
@@ -256,7 +258,9 @@ def test_halves_have_each_way_once() -> None:
         if not found:
             continue
         columns, none = np.array(found).T, np.ones(len(found))
-        halves = _CellWays(task, CellStages(columns[0], columns[1], columns[2], none, none, none, none), 4)._halves()
+        halves = _CellWays(
+            task, CellStages(columns[0], columns[1], columns[2], none, none, none, none, none), 4
+        )._halves()
         if len(halves) < 2:
             continue
         of_halves = []

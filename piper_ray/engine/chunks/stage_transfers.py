@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from piper_ray.engine.kernels.cell_stages import least_of_stages
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
-from piper_ray.engine.lattice.labelling import IN_FRONT, Labelling
+from piper_ray.engine.lattice.cells import cell_ranges, every_stage, least_cost
+from piper_ray.engine.lattice.labelling import Labelling
 
 _MOST_INSIDE, _FEW_INSIDE = 64, 8
 """Numbers of a chunk's layers that are told apart."""
@@ -53,7 +53,7 @@ def least_of_ways_s(labelling: Labelling, edges: EdgeCosts) -> FloatArray:
         return np.zeros(n + 1)
     most = min(most, counted)
     cost = labelling.charges.seconds(edges.in_s, edges.out_s)
-    least_s, _ = least_of_stages(moves, (labelling.label == IN_FRONT).astype(np.int64), steps, cost, most)
+    least_s = least_cost(labelling, steps, cost, cell_ranges(labelling, steps, every_stage(steps, most - 1)))
     # By the layers in front of a chunk's back and those inside it: the same by those in front of its front.
     inside = np.arange(1, most)
     front = np.arange(counted + 1)[:, None] - inside

@@ -15,11 +15,9 @@ import numpy as np
 
 from piper_ray.engine.evaluation.completion import Completion
 from piper_ray.engine.evaluation.dual_prices import GUARD, StageCover, kept_s
-from piper_ray.engine.kernels.cell_stages import least_of_stages
-from piper_ray.engine.kernels.cover import LabelMoves
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
-from piper_ray.engine.lattice.labelling import IN_FRONT
-from piper_ray.engine.lattice.layer_graph import LayerGraph
+from piper_ray.engine.lattice.cells import cell_ranges, cells_along, every_stage, least_cost, work_with_edges
+from piper_ray.engine.lattice.labelling import Labelling
 from piper_ray.engine.tables.problem import Problem
 
 _WIDER = 1.5
@@ -33,8 +31,6 @@ _SLOPES = (0.7, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1)
 
 _READS = 0.25
 """How much of what its edges cost a vertex counts in cells, if more than a few others read it."""
-
-_FEW_READERS = 4
 
 _ROUNDING = 1e-11
 """Relative rounding error of sums."""
@@ -62,8 +58,9 @@ class CellCover:
     ) -> CellCover:
         """cells: about their number. known: on a coarser grid. check: may raise."""
         moves, kinds = cover.stages.moves, cover.kinds_at(kept_s(most_s))
-        cells_of = cells_along(cover.graph, _weight_s(cover), cells)
-        in_front = (cover.stages.label == IN_FRONT).astype(np.int64)
+        tail = np.array([tail for tail, _, _ in cover.graph.edges], np.int64)
+        weight_s = work_with_edges(cover.replica_s, tail, cover.edge_s.min(axis=1), _READS)
+        cells_of = cells_along(cover.graph, weight_s, cells)
         vertex, is_inside = np.repeat(moves.order, np.diff(moves.move_start)), moves.inside == 1
         all_cells, steps, spent_s = int(cells_of.sum()), 0, list[FloatArray]()
         budget_s = kinds.budget_s / (1.0 + GUARD)
@@ -79,10 +76,11 @@ class CellCover:
             while True:
                 check()
                 most = min(most + 2, all_cells)
-                if 2 * int(moves.states.max()) * all_cells * most > _MOST_FIGURES:
-                    found, taken = _along_slopes(moves, in_front, cells_of, cost, whole_s)
+                ranges = cell_ranges(cover.labelling, cells_of, every_stage(cells_of, most - 1))
+                if ranges.figures > _MOST_FIGURES:
+                    found, taken = _along_slopes(cover.labelling, cells_of, cost, whole_s)
                 else:
-                    found, taken = least_of_stages(moves, in_front, cells_of, cost, most)
+                    found, taken = least_cost(cover.labelling, cells_of, cost, ranges), ranges.steps
                 steps += taken
                 if found.shape[1] > all_cells or found[:, most].min() > budget_s[kind]:
                     break
@@ -124,45 +122,16 @@ class CellCover:
         return Completion(threshold_s, device_limit)
 
 
-def _weight_s(cover: StageCover) -> FloatArray:
-    """Returns what each vertex counts in the grid: its work and, if many others read it, a share of what its edges
-    cost. Two stages next to each other could both leave out such a vertex of little work, and its edges with it."""
-    paid_s, tail = cover.edge_s.min(axis=1), np.array([tail for tail, _, _ in cover.graph.edges], np.int64)
-    dearest_s = np.zeros(cover.replica_s.size)
-    np.maximum.at(dearest_s, tail, paid_s)
-    beyond_s = np.bincount(tail, paid_s, dearest_s.size) - _FEW_READERS * dearest_s
-    weight_s: FloatArray = cover.replica_s + _READS * np.maximum(0.0, beyond_s)
-    return weight_s
-
-
-def _along_slopes(
-    moves: LabelMoves, in_front: IndexArray, cells_of: IndexArray, cost: FloatArray, whole_s: float
-) -> tuple[FloatArray, int]:
-    """Returns bounds on ``least_of_stages`` for all numbers of cells, and the steps: if all stages in front of a border
+def _along_slopes(stages: Labelling, cells_of: IndexArray, cost: FloatArray, whole_s: float) -> tuple[FloatArray, int]:
+    """Returns bounds on ``least_cost`` for all numbers of cells, and the steps: if all stages in front of a border
     take at least a constant beyond some seconds a cell, so does one of w cells."""
-    size, steps = int(cells_of.sum()) + 1, 0
+    moves, size = stages.moves, int(cells_of.sum()) + 1
     joined = moves.inside * np.repeat(cells_of[moves.order], np.diff(moves.move_start))
+    ranges = cell_ranges(stages, cells_of, every_stage(cells_of, -1))
     found = np.full((size, size), -np.inf)
     for slope in _SLOPES:
         a_cell_s = slope * whole_s / max(1, size - 1)
-        beyond_s, taken = least_of_stages(moves, in_front, cells_of, cost - a_cell_s * joined, 0)
-        steps += taken
+        beyond_s = least_cost(stages, cells_of, cost - a_cell_s * joined, ranges)
         found = np.maximum(found, beyond_s + a_cell_s * np.arange(size))
     found[np.add.outer(np.arange(size), np.arange(size)) >= size] = np.inf
-    return found, steps
-
-
-def cells_along(graph: LayerGraph, work_s: FloatArray, cells: int) -> IndexArray:
-    """Returns int64[n]: the number of cells of each vertex, from its work. What is left of a cell goes to the vertex
-    that comes next among its readers.
-
-    So the number of cells between two vertices of a chain differs little from the work between them. Of layers side by
-    side, all small ones count none, not some of them one: a stage could have those alone.
-    """
-    whole_s, found = float(work_s.sum()), np.zeros(work_s.size, np.int64)
-    rest = work_s / whole_s * cells if whole_s > 0.0 else np.zeros(work_s.size)
-    for v in range(work_s.size - 1, -1, -1):
-        found[v] = max(0, round(rest[v]))
-        if graph.successors[v]:
-            rest[graph.successors[v][-1]] += rest[v] - found[v]
-    return found
+    return found, len(_SLOPES) * ranges.steps

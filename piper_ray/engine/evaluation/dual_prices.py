@@ -190,8 +190,8 @@ class Cover(ABC):
 
 
 class StageCover(Cover):
-    """A cover of a problem's layers by its stages. replica_s: float64[n], the least time of each vertex. edge_s:
-    float64[e, r], the least that an edge costs the stages of its two ends."""
+    """A cover of a problem's layers by its stages. labelling: of these. replica_s: float64[n], the least time of each
+    vertex. edge_s: float64[e, r], the least that an edge costs the stages of its two ends."""
 
     def __init__(self, problem: Problem, labelling: Labelling, most_cells: int = _CELLS) -> None:
         options, least, cluster = problem.options, problem.workload.options.least, problem.cluster
@@ -201,7 +201,7 @@ class StageCover(Cover):
             PlanLimits(cluster.devices, cluster.data_parallel_limit, cluster.memory_bytes, cluster.data_parallel_limit),
             most_cells,
         )
-        self._problem, self.edge_s = problem, in_s + out_s
+        self._problem, self.labelling, self.edge_s = problem, labelling, in_s + out_s
         self._kinds = [
             (r, int(d))
             for r in range(options.degree.size)

@@ -19,10 +19,9 @@ import numpy as np
 
 from piper_ray.engine.evaluation.dual_prices import work_behind_s
 from piper_ray.engine.flush.cell_bound import CellBound
-from piper_ray.engine.flush.cell_figures import StageCosts, cells_of_work, in_front, ranges_of
+from piper_ray.engine.flush.cell_figures import StageCosts
 from piper_ray.engine.flush.path_prices import LayerChoices, PathPrices, in_flight_at
 from piper_ray.engine.flush.paths import often
-from piper_ray.engine.kernels.cell_stages import CellLimits, least_of_stages
 from piper_ray.engine.kernels.flush_borders import (
     BorderCells,
     WayPrices,
@@ -32,6 +31,7 @@ from piper_ray.engine.kernels.flush_borders import (
 )
 from piper_ray.engine.kernels.flush_types import FlushTables, FlushTask
 from piper_ray.engine.kernels.types import BitArray, FloatArray, IndexArray, frozen
+from piper_ray.engine.lattice.cells import cell_ranges, cells_along, every_stage, least_cost
 from piper_ray.engine.lattice.downsets import chain_lattice
 from piper_ray.engine.lattice.labelling import BORDER_LABELS, Labelling
 from piper_ray.engine.lattice.layer_graph import LayerGraph, ancestors, members_of
@@ -111,13 +111,13 @@ class BorderBound:
         all_s = float(own_s.sum())
         if not 0.0 < all_s < np.inf:
             return None
-        work, cells_of = LayerWork.of(graph, own_s), cells_of_work(labelling.moves.order, own_s, _CELLS)
+        work, cells_of = LayerWork.of(graph, own_s), cells_along(graph, own_s, _CELLS)
         edges = _Edges.of(graph, tables, variants, work)
         limits_s = all_s * (np.append(-1.0, _SHORT)[:, None] + _ROUNDING)
         short = edges.span_s <= limits_s[1:]
         paid = [np.where(are_short, of_edge_s, 0.0) for of_edge_s in (edges.in_s, edges.out_s) for are_short in short]
         charges_s = np.stack([labelling.front_charges.seconds(np.zeros_like(edges.in_s), row) for row in paid], axis=1)
-        from_s, to_s, least_s = cheapest_borders(labelling.moves, in_front(labelling), cells_of, own_s, charges_s)
+        from_s, to_s, least_s = cheapest_borders(labelling.moves, labelling.in_front, cells_of, own_s, charges_s)
         from_s, to_s = from_s * (1.0 - _ROUNDING), to_s * (1.0 + _ROUNDING)
         longer = edges.past_loose_layers(graph, work)
         cells = BorderCells(
@@ -128,11 +128,13 @@ class BorderBound:
             all_s * (_SHORT + 2.0 * _ROUNDING),
             np.arange(from_s.size) // _GROUP,
             np.stack([longer.surely_paid(from_s, to_s, limit_s) for limit_s in limits_s[:, 0]]),
-            _paid_by_stages(labelling, stages, own_s, edges, _ranges(from_s, to_s, np.arange(0, from_s.size, _GROUP))),
+            _paid_by_stages(
+                graph, labelling, stages, own_s, edges, _ranges(from_s, to_s, np.arange(0, from_s.size, _GROUP))
+            ),
         )
         by_stages = None
         if stages is not None:
-            by_stages = CellBound(StageCosts.of(stages, labelling, own_s, edges.tail, edges.in_s, edges.out_s))
+            by_stages = CellBound(StageCosts.of(graph, stages, labelling, own_s, edges.tail, edges.in_s, edges.out_s))
         return cls(frozen(cells), frozen(work), by_stages)
 
     def least_s(
@@ -245,12 +247,12 @@ class BorderBound:
 
     def _held(self, choices: LayerChoices, task: FlushTask) -> _HeldByTask:
         held = choices.least_held(in_flight_at(task))[:, choices.of_vertex] / task.most_memory_bytes
-        in_front = [(self.leastin_front(row), -self.leastin_front(-row)) for row in held]
+        in_front = [(self.least_in_front(row), -self.least_in_front(-row)) for row in held]
         return _HeldByTask(
             self, choices, task, np.stack(in_front).swapaxes(1, 2).copy(), held.sum(axis=1) * (1.0 - _ROUNDING)
         )
 
-    def leastin_front(self, value: FloatArray) -> FloatArray:
+    def least_in_front(self, value: FloatArray) -> FloatArray:
         """Returns float64[c]: a lower bound, for each cell, on the sum of ``value`` over the layers in front of a
         border of that cell; 0 if it has none. value: float64[n].
 
@@ -290,7 +292,7 @@ class _HeldByTask(NamedTuple):
         cost_s = choices.least_s(prices, in_flight_at(task))[:, choices.of_vertex]
         border_s = np.zeros((positions, self.bound.cells.from_s.size))
         for q in range(1, positions):
-            border_s[q] = self.bound.leastin_front(cost_s[q] - cost_s[q - 1])
+            border_s[q] = self.bound.least_in_front(cost_s[q] - cost_s[q - 1])
         first_sync = np.append(np.cumsum(prices.sync[::-1])[::-1], 0.0)[1:]
         begin_s = float(cost_s[0].sum())
         return frozen(
@@ -299,7 +301,7 @@ class _HeldByTask(NamedTuple):
                 room_s=prices.memory_s * task.most_memory_bytes,
                 begin_s=begin_s - _TINY * abs(begin_s),
                 border_s=border_s,
-                first_s=first_sync[:, None] * self.bound.leastin_front(choices.least_sync_s()[choices.of_vertex]),
+                first_s=first_sync[:, None] * self.bound.least_in_front(choices.least_sync_s()[choices.of_vertex]),
                 held=self.held,
                 held_at_all=self.held_at_all,
                 often=np.array([often(task.schedule, task.microbatches, q + 1) for q in range(positions)], np.float64),
@@ -422,6 +424,7 @@ def _ranges(from_s: FloatArray, to_s: FloatArray, starts: IndexArray) -> tuple[F
 
 
 def _paid_by_stages(
+    graph: LayerGraph,
     labelling: Labelling,
     stages: Labelling | None,
     own_s: FloatArray,
@@ -437,11 +440,11 @@ def _paid_by_stages(
         return np.zeros((ranges[0].size + 1,) * 2)
     steps, states = stages.moves.source.size, int(stages.moves.states.max())
     cells = int(min(_CELLS_OF_STAGES, (_MOST_FIGURES / states) ** 0.5, (_MOST_STEPS / steps) ** 0.5))
-    cells_of, no_charges_s = cells_of_work(labelling.moves.order, own_s, cells), np.zeros((labelling.label.size, 0))
-    from_s, to_s, _ = cheapest_borders(labelling.moves, in_front(labelling), cells_of, own_s, no_charges_s)
+    cells_of, no_charges_s = cells_along(graph, own_s, cells), np.zeros((labelling.label.size, 0))
+    from_s, to_s, _ = cheapest_borders(labelling.moves, labelling.in_front, cells_of, own_s, no_charges_s)
     charge_s = stages.charges.seconds(edges.in_s, edges.out_s)
-    of_labels = ranges_of(stages, cells_of, CellLimits(0, cells, 0, cells, cells))
-    by_inside_s = least_of_stages(stages.moves, in_front(stages), cells_of, charge_s, of_labels)
+    of_labels = cell_ranges(stages, cells_of, every_stage(cells_of, int(cells_of.sum())))
+    by_inside_s = least_cost(stages, cells_of, charge_s, of_labels)
     behind = np.arange(from_s.size)
     inside = behind - behind[:, None]
     paid_s = np.where(inside >= 0, by_inside_s[behind[:, None], inside], np.inf) * (1.0 - _ROUNDING)
@@ -478,8 +481,8 @@ def downsets_with_cheap_borders(
     else:
         cells = max(1, min(_CELLS_OF_SHARE * most, _MOST_CHOSEN // (graph.size * int(labelling.moves.states.max()))))
         charge_s = labelling.front_charges.seconds(np.zeros_like(paid_s), paid_s)
-        cells_of = cells_of_work(labelling.moves.order, own_s, cells)
-        least_s, bits = cheapest_downsets(labelling.moves, in_front(labelling), cells_of, charge_s)
+        cells_of = cells_along(graph, own_s, cells)
+        least_s, bits = cheapest_downsets(labelling.moves, labelling.in_front, cells_of, charge_s)
         starts = np.unique(np.arange(most) * least_s.size // most)
     ends = np.append(starts[1:], least_s.size)
     chosen = [first + int(np.argmin(least_s[first:end])) for first, end in zip(starts, ends, strict=True)]

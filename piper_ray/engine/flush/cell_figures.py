@@ -24,13 +24,13 @@ from piper_ray.engine.kernels.cell_stages import (
     CellLimits,
     CellStages,
     LabelRanges,
-    label_ranges,
-    least_of_stages,
 )
 from piper_ray.engine.kernels.flush_borders import cheapest_borders
 from piper_ray.engine.kernels.flush_types import FlushTask
-from piper_ray.engine.kernels.types import FloatArray, IndexArray, frozen
-from piper_ray.engine.lattice.labelling import IN_FRONT, Labelling
+from piper_ray.engine.kernels.types import FloatArray, IndexArray
+from piper_ray.engine.lattice.cells import cell_ranges, cells_along, least_cost, work_with_edges
+from piper_ray.engine.lattice.labelling import Labelling
+from piper_ray.engine.lattice.layer_graph import LayerGraph
 
 _WIDER, _MOST_WIDER = 1.3, 4
 """If stages of more cells than are distinguished may be quick enough, this factor more of them are, and how often."""
@@ -48,30 +48,7 @@ for all; and the last of them so many times, at which a stage that does not fit 
 _ROUNDING = 1e-9
 """Relative rounding error of sums."""
 
-_FEW_READERS = 4
-"""A vertex that no more others read than this counts as its work alone in the grid."""
-
 _NO_LIMITS = CellLimits(0, -1, 0, -1, 0)
-
-
-def cells_of_work(order: IndexArray, work_s: FloatArray, cells: int) -> IndexArray:
-    """Returns int64[n]: the number of cells that each vertex counts in front of a border. order: int64[n], of the
-    labelling."""
-    found = np.zeros(order.size, np.int64)
-    found[order] = np.diff(np.rint(np.cumsum(work_s[order]) * (cells / work_s.sum())).astype(np.int64), prepend=0)
-    return found
-
-
-def in_front(labelling: Labelling) -> IndexArray:
-    """Returns int64[moves]: 1 if the vertex is in front of the border, or of the stage."""
-    found: IndexArray = (labelling.label == IN_FRONT).astype(np.int64)
-    return found
-
-
-def ranges_of(labelling: Labelling, cells_of: IndexArray, limits: CellLimits) -> LabelRanges:
-    """Returns the ranges of cells in which stages are labelled. cells_of: int64[n]."""
-    found: LabelRanges = frozen(label_ranges(labelling.moves, in_front(labelling), cells_of, limits))
-    return found
 
 
 @dataclass(frozen=True)
@@ -80,10 +57,10 @@ class StageCosts:
     float64[n], what each vertex counts in the grid. edge_in_s, edge_out_s: float64[e], the least that an edge costs the
     stages of its head and of its tail, in each direction.
 
-    Any weights are right. With their work alone, two stages next to each other could both leave out a vertex
-    of little work that many others read, and what its edges cost with it. So such a vertex counts its edges too.
+    Any weights are right; see ``work_with_edges``.
     """
 
+    graph: LayerGraph
     stages: Labelling
     borders: Labelling
     weight_s: FloatArray
@@ -93,6 +70,7 @@ class StageCosts:
     @classmethod
     def of(
         cls,
+        graph: LayerGraph,
         stages: Labelling,
         borders: Labelling,
         own_s: FloatArray,
@@ -101,20 +79,18 @@ class StageCosts:
         edge_out_s: FloatArray,
     ) -> StageCosts:
         """own_s: float64[n], the least time of each vertex. tail: int64[e]."""
-        paid_s, dearest_s = edge_in_s + edge_out_s, np.zeros(own_s.size)
-        np.maximum.at(dearest_s, tail, paid_s)
-        beyond_s = np.bincount(tail, paid_s, own_s.size) - _FEW_READERS * dearest_s
-        return cls(stages, borders, own_s + np.maximum(0.0, beyond_s), edge_in_s, edge_out_s)
+        weight_s = work_with_edges(own_s, tail, edge_in_s + edge_out_s)
+        return cls(graph, stages, borders, weight_s, edge_in_s, edge_out_s)
 
     def grid(self, cells: int) -> IndexArray:
         """Returns int64[n]: the cells of each vertex."""
-        return cells_of_work(self.stages.moves.order, self.weight_s, cells)
+        return cells_along(self.graph, self.weight_s, cells)
 
     def limits_on(self, finer: IndexArray, coarse: IndexArray, stages: CellStages, positions: int) -> list[CellLimits]:
         """Returns limits on each position's stages on a finer grid, if they are among some on a coarse one. finer,
         coarse: int64[n], the cells of each vertex."""
         moves, no_charges_s = self.borders.moves, np.zeros((self.borders.label.size, 0))
-        found = cheapest_borders(moves, in_front(self.borders), coarse, finer.astype(np.float64), no_charges_s)
+        found = cheapest_borders(moves, self.borders.in_front, coarse, finer.astype(np.float64), no_charges_s)
         least, most = found[0], found[1]
         front = np.where(stages.front == NO_BORDER, 0, stages.front)
         limits = [_NO_LIMITS] * positions
@@ -237,21 +213,18 @@ class GridFigures:
         weight_s = self.costs.weight_s
         of_vertex = self.choices.least(of_choices[None, :])[0, self.choices.of_vertex] - weight_s
         found = self._summed(limits, 2.0 * self._edge_s, of_vertex)[:, :-1]
-        found += np.arange(found.shape[1]) * (weight_s.sum() / self.cells_of.sum())
+        found += np.arange(found.shape[1]) * (weight_s.sum() / max(1, self.cells_of.sum()))
         rounded: FloatArray = found - room * (1.0 + _ROUNDING) - _ROUNDING * weight_s.sum()
         return rounded
 
     def _summed(self, limits: CellLimits, paid_s: FloatArray, of_vertex: FloatArray) -> FloatArray:
         moves = self.costs.stages.moves
         cost = paid_s + moves.inside * of_vertex[np.repeat(moves.order, np.diff(moves.move_start))]
-        found: FloatArray = least_of_stages(
-            moves, in_front(self.costs.stages), self.cells_of, cost, self._of_limits(limits)
-        )
-        return found
+        return least_cost(self.costs.stages, self.cells_of, cost, self._of_limits(limits))
 
     def _of_limits(self, limits: CellLimits) -> LabelRanges:
         if limits not in self._ranges:
-            self._ranges[limits] = ranges_of(self.costs.stages, self.cells_of, limits)
+            self._ranges[limits] = cell_ranges(self.costs.stages, self.cells_of, limits)
         return self._ranges[limits]
 
     def _held(self, in_flight: int) -> FloatArray:

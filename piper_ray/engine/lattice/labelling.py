@@ -65,6 +65,12 @@ class Labelling:
     charges: MoveCharges
     front_charges: MoveCharges
 
+    @property
+    def in_front(self) -> IndexArray:
+        """int64[moves]: 1 if the vertex is in front of the border, or of the stage."""
+        found: IndexArray = (self.label == IN_FRONT).astype(np.int64)
+        return found
+
     @classmethod
     def of(cls, graph: LayerGraph, labels: Sequence[int] = STAGE_LABELS) -> Labelling | None:
         """Returns the labelling with the fewest moves of a few orders; None if all have too many moves."""
