@@ -26,13 +26,13 @@ from piper_ray.report.document import (
     solution_document,
     to_text,
 )
-from piper_ray.workloads.formats import plan_schema
 from piper_ray.workloads.formats.load import plan_claims
+from scripts.documentation.schemas import FOLDER, schema_of
+from scripts.documentation.schemas import SCHEMAS as MODELS
 from tests.instances import equal_chain
 from tests.report_cases import small_instance, small_plan, solution
 
-FOLDER = Path(plan_schema.__file__).parent
-SCHEMAS: dict[str, Any] = {name: json.loads((FOLDER / name).read_text("utf-8")) for name in plan_schema.SCHEMAS}
+SCHEMAS: dict[str, Any] = {name: json.loads((FOLDER / name).read_text("utf-8")) for name in MODELS}
 CLUSTER = ClusterStats(2, 3, 4, 5, 6.0, 7.0, (NodeStats("here", 1, 2, 3),))
 BLOCKS = BlockStats(9, 3, None, 12, 0.5, 2, 0.02, True)
 
@@ -76,10 +76,10 @@ def assert_described(document: dict[str, Any], name: str) -> None:
     assert list(undescribed(document, SCHEMAS[name], SCHEMAS[name]["$defs"])) == []
 
 
-@pytest.mark.parametrize("name", plan_schema.SCHEMAS)
+@pytest.mark.parametrize("name", MODELS)
 def test_the_schemas_in_the_package_are_those_of_the_models(name: str) -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMAS[name])
-    assert SCHEMAS[name] == plan_schema.schema_of(plan_schema.SCHEMAS[name]), "run scripts/schemas"
+    assert SCHEMAS[name] == schema_of(MODELS[name]), "run scripts/schemas"
 
 
 @pytest.mark.parametrize("found", list(solutions()), ids=lambda found: f"{found.status.value}")
