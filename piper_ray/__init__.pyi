@@ -134,7 +134,7 @@ from piper_ray.certificate.passes import PathSteps as PathSteps
 from piper_ray.certificate.check import CertifiedBound as CertifiedBound
 from piper_ray.model.solution import Forecast as Forecast
 from piper_ray.proposal.plan import Planned as Planned
-from piper_ray.proposal.figures import Figures as Figures
+from piper_ray.proposal.demand import Figures as Figures
 from piper_ray.engine.frontier.result import Frontier as Frontier
 from piper_ray.engine.frontier.result import FrontierPoint as FrontierPoint
 from piper_ray.engine.frontier.result import FrontierStats as FrontierStats

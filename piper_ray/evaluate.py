@@ -15,7 +15,6 @@ from math import fsum
 from typing import TYPE_CHECKING, Literal
 
 from piper_ray.model.apart import parts_of
-from piper_ray.model.borders import lies_in_groups
 from piper_ray.model.cluster import Cluster, Link
 from piper_ray.model.constraints import SustainedRate
 from piper_ray.model.errors import InvalidPlan, UsageError
@@ -27,6 +26,7 @@ from piper_ray.model.plan_rules import (
     chosen_tmpcs,
     device_violations,
     edge_violations,
+    lies_in_groups,
     partition_violations,
     unpassed_edges,
 )

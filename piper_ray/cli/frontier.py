@@ -211,7 +211,7 @@ def _table_of_kinds(
     succeeds."""
     from piper_ray.engine.frontier.kinds import KindPoint, kind_table, numbers_of, with_devices
     from piper_ray.report.document import kind_document, to_text, write_atomically
-    from piper_ray.report.kind_table import kind_csv, kind_figure, kind_rows, print_kind_table
+    from piper_ray.report.frontier import kind_csv, kind_figure, kind_rows, print_kind_table
     from piper_ray.report.plots.style import save
     from piper_ray.report.summary import instance_lines, schedule_line
     from piper_ray.report.terminal import console, print_lines

@@ -43,10 +43,9 @@ if TYPE_CHECKING:
     from piper_ray.export.launched import LaunchFacts
     from piper_ray.launches.launch import Asked
     from piper_ray.planners.apart import KindsApart
-    from piper_ray.proposal.against import Theirs
     from piper_ray.proposal.clusters import ClusterPlan
     from piper_ray.proposal.demand import PlanDemand, Proposed
-    from piper_ray.proposal.propose import FoundPlans, Help
+    from piper_ray.proposal.propose import FoundPlans, Help, Theirs
     from piper_ray.report.proposal import AnswerSize, AskedOfPlan, ProposalLog
     from piper_ray.workloads.estimate.build import EstimateRequest
     from piper_ray.workloads.estimate.config import ModelConfig
@@ -317,7 +316,7 @@ def _tell(
     more: tuple[Theirs | None, list[ClusterPlan], list[Path]],
 ) -> None:
     """The answer on stdout. more: the plan of people's own, those for fewer nodes, and the files."""
-    from piper_ray.proposal.figures import figures_of
+    from piper_ray.proposal.demand import figures_of
     from piper_ray.report.clusters import print_spare
     from piper_ray.report.document import to_text
     from piper_ray.report.proposal import ANSWER_SIZES, print_against, print_plan, verbose_lines
@@ -445,7 +444,7 @@ def _found(asked: _Question, demand: PlanDemand, log: ProposalLog) -> tuple[Foun
 
 def _files(asked: _Question, found: FoundPlans, launch: Export, told: AskedOfPlan, command: str) -> list[Path]:
     """The files that were written; none where none were requested."""
-    from piper_ray.proposal.figures import figures_of
+    from piper_ray.proposal.demand import figures_of
 
     written, out = asked.written, asked.written.out
     if out is None:
@@ -465,7 +464,7 @@ def _against(found: FoundPlans, layout: str, facts: LaunchFacts | None, launched
     """A plan of people's own under the same model. Raises UsageError or InputError."""
     from piper_ray.export.launched import import_launched
     from piper_ray.model.constraints import WholeNodesAtSites
-    from piper_ray.proposal.against import Theirs, demand_of, priced
+    from piper_ray.proposal.propose import Theirs, demand_of, priced_theirs
     from piper_ray.runtimes.meshes import gpus_per_node_of
 
     if _interrupted():
@@ -490,7 +489,9 @@ def _against(found: FoundPlans, layout: str, facts: LaunchFacts | None, launched
         try:
             imported = import_launched(estimate.instance, layout, asked=launched)
             schedule = replace(imported.schedule, ahead=asked.scheduled(imported.schedule.name).ahead)
-            theirs = priced(found, estimate, samples, imported.plan, schedule, imported.transfers, imported.flushes)
+            theirs = priced_theirs(
+                found, estimate, samples, imported.plan, schedule, imported.transfers, imported.flushes
+            )
         except (UsageError, InvalidPlan) as error:
             faults[str(error)] = None
             continue

@@ -18,8 +18,7 @@ from piper_ray.storage.files import write_atomically
 
 if TYPE_CHECKING:
     from piper_ray.export.files import Export
-    from piper_ray.proposal.demand import Proposed
-    from piper_ray.proposal.figures import Figures
+    from piper_ray.proposal.demand import Figures, Proposed
     from piper_ray.proposal.propose import FoundPlans
 
 WORKLOAD, PLAN, SEARCH, MEASURED = "workload.toml", "plan.json", "search.json", "measured.json"

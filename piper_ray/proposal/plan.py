@@ -27,8 +27,7 @@ from piper_ray.model.schedule import ScheduleName, StepTerms
 from piper_ray.model.solution import Solution
 from piper_ray.model.stop import Stop
 from piper_ray.model.units import parse_bytes_per_s
-from piper_ray.proposal.demand import FurtherKinds, PlanDemand, Proposed
-from piper_ray.proposal.figures import Figures, figures_of
+from piper_ray.proposal.demand import Figures, FurtherKinds, PlanDemand, Proposed, figures_of
 from piper_ray.proposal.offers import headroom_of, refuse_what_cannot_run, schedules_of, usual_headroom, with_offers
 from piper_ray.proposal.propose import propose
 from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName

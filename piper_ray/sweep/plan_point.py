@@ -18,8 +18,7 @@ from piper_ray.model.schedule import ScheduleName
 from piper_ray.model.solution import Status
 from piper_ray.model.stop import Stop
 from piper_ray.proposal.cells import Closing
-from piper_ray.proposal.demand import FurtherKinds, PlanDemand, usual_batch
-from piper_ray.proposal.figures import figures_of
+from piper_ray.proposal.demand import FurtherKinds, PlanDemand, figures_of, usual_batch
 from piper_ray.proposal.layout_words import layout_words
 from piper_ray.proposal.offers import refuse_what_cannot_run, schedules_of, usual_headroom, with_offers
 from piper_ray.proposal.propose import FoundPlans, propose

@@ -36,14 +36,12 @@ from piper_ray.model.plan_rules import in_order
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.stop import Stop, StopSearch
-from piper_ray.proposal.against import Theirs
 from piper_ray.proposal.cells import LISTED, CellBegun, Cells, CellSearch, Closing, Extent, cells_of
-from piper_ray.proposal.demand import PlanDemand, Proposed
+from piper_ray.proposal.demand import PlanDemand, Proposed, figures_of
 from piper_ray.proposal.each_pass import counts_on_one_sum
-from piper_ray.proposal.figures import figures_of
 from piper_ray.proposal.layout_words import _common_recomputation, differences, layout_words
 from piper_ray.proposal.offers import with_offers
-from piper_ray.proposal.propose import FoundPlans, Help, propose, what_would_help
+from piper_ray.proposal.propose import FoundPlans, Help, Theirs, propose, what_would_help
 from piper_ray.report.proposal import (
     AskedOfPlan,
     against_lines,
