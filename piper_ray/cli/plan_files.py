@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import piper_ray
 from piper_ray import Instance, Status
 from piper_ray.cli.interrupts import current
-from piper_ray.cli.telling import note, working
+from piper_ray.cli.telling import note, working, write_document
 from piper_ray.export.files import Target
 from piper_ray.model.errors import UsageError, require
 from piper_ray.model.mode import FOUND
@@ -49,7 +49,7 @@ def launch_of(found: FoundPlans, one: Proposed) -> Export:
 
 def write_plan(found: FoundPlans, one: Proposed, launch: Export, out: Path, command: str) -> list[Path]:
     """Workload, plan, and what the runtime reads. Raises UsageError where a file cannot be."""
-    from piper_ray.report.document import plan_document, proof_document, to_text
+    from piper_ray.report.document import plan_document, proof_document
     from piper_ray.report.estimate import file_text
 
     demand, schedule = found.demand, one.solution.schedule
@@ -62,17 +62,16 @@ def write_plan(found: FoundPlans, one: Proposed, launch: Export, out: Path, comm
     write_atomically(workload, file_text(instance, made, command))
     evaluation = piper_ray.evaluate(instance, one.plan, schedule=schedule, step=demand.step)
     document = plan_document(instance, one.plan, evaluation, proof, schedule)
-    write_atomically(plan_file, to_text(document))
+    write_document(plan_file, document)
     return [workload, plan_file, *written]
 
 
 def write_search(found: FoundPlans, out: Path) -> Path:
     """Writes every cell, with the way in which it was closed."""
-    from piper_ray.report.document import to_text
     from piper_ray.report.proposal_document import search_document
 
     out.mkdir(parents=True, exist_ok=True)
-    write_atomically(out / SEARCH, to_text(search_document(found)))
+    write_document(out / SEARCH, search_document(found))
     return out / SEARCH
 
 

@@ -9,7 +9,7 @@ import dataclasses
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,6 @@ from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import FLUSHED, PAPERS_SCHEDULE, Schedule, StepTerms
 from piper_ray.model.solution import BlockStats, Forecast, Solution
 from piper_ray.report.terminal import Column
-from piper_ray.storage.files import write_atomically as write_atomically
 from piper_ray.workloads.formats.load import instance_of
 from piper_ray.workloads.formats.plans import Document, header, stage_documents
 
@@ -271,7 +270,7 @@ def verification_document(
     }
 
 
-def to_text(document: Document) -> str:
+def to_text(document: Mapping[str, object]) -> str:
     """The document as strict JSON: no NaN and no infinity."""
     return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
