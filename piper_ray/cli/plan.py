@@ -12,26 +12,17 @@ from typing import TYPE_CHECKING
 import typer
 
 from piper_ray import Stop
+from piper_ray.cli import plan_options
 from piper_ray.cli.for_runtime import with_room
 from piper_ray.cli.interrupts import current
 from piper_ray.cli.options import of_options
 from piper_ray.cli.plan_files import launch_of, write_candidates, write_page, write_plan, write_search
-from piper_ray.cli.plan_options import (
-    MemoryRoomOptions,
-    PlanClusterOptions,
-    PlanOfferOptions,
-    PlanRunningOptions,
-    PlanStepOptions,
-    TrainedOptions,
-    WrittenOptions,
-)
 from piper_ray.cli.shared import LaunchOptions
-from piper_ray.cli.telling import kernels_told, note, once, say
+from piper_ray.cli.telling import kernels_told, note, once, say, show_document
 from piper_ray.cli.values import command_text
 from piper_ray.export.files import Target
 from piper_ray.model.errors import EXIT_INTERRUPTED, InfeasibleError, InputError, InvalidPlan, UsageError
 from piper_ray.model.headroom import NO_HEADROOM
-from piper_ray.model.mode import ALL_REPLICAS
 from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName
 from piper_ray.storage.files import write_atomically
 
@@ -45,6 +36,7 @@ if TYPE_CHECKING:
     from piper_ray.planners.apart import KindsApart
     from piper_ray.proposal.clusters import ClusterPlan
     from piper_ray.proposal.demand import PlanDemand, Proposed
+    from piper_ray.proposal.offers import PlanQuestion
     from piper_ray.proposal.propose import FoundPlans, Help, Theirs
     from piper_ray.report.proposal import AnswerSize, AskedOfPlan, ProposalLog
     from piper_ray.workloads.estimate.build import EstimateRequest
@@ -59,13 +51,13 @@ _APART_GAP = 5e-4
 class _Question:
     """All options of one call. tell: says each note of its searches once."""
 
-    modelled: PlanClusterOptions
-    written: WrittenOptions
-    trained: TrainedOptions
-    room: MemoryRoomOptions
-    offered: PlanOfferOptions
-    running: PlanRunningOptions
-    charged: PlanStepOptions
+    modelled: plan_options.PlanClusterOptions
+    written: plan_options.WrittenOptions
+    trained: plan_options.TrainedOptions
+    room: plan_options.MemoryRoomOptions
+    offered: plan_options.PlanOfferOptions
+    running: plan_options.PlanRunningOptions
+    charged: plan_options.PlanStepOptions
     launched: LaunchOptions
     tell: Callable[[str], None] = field(default_factory=lambda: once(note))
 
@@ -124,56 +116,26 @@ class _Question:
 
     def demand(self, model: ModelConfig, hardware: Hardware, gpu: str, nodes: int) -> PlanDemand:
         """The demand for one cluster, in the first precision. Raises UsageError."""
-        from piper_ray.proposal.demand import FurtherKinds, PlanDemand
-        from piper_ray.proposal.offers import schedules_of, usual_headroom
         from piper_ray.workloads.estimate.build import trained_model
-        from piper_ray.workloads.schemes.tmpcs import SchemeOffer
 
-        named, kinds = RUNTIMES[self.trained.runtime], self.kinds
-        schedules = schedules_of(named, self.trained.schedule, kinds=bool(kinds))
-        request = self.request(model, hardware, gpu, nodes)
-        gpus = {name: self.modelled.gpu_of(name) for name in kinds}
-        others = [(name, gpus[name], self.request(model, hardware, gpus[name], kinds[name])) for name in [*kinds][1:]]
-        between_bytes_per_s = self.modelled.between_bytes_per_s
-        _require_training(trained_model(model, request, hardware.training), self.trained.runtime)
-        headroom = usual_headroom(request) if self.room.headroom is None else self.room.headroom[0]
-        found = PlanDemand(
-            model,
-            hardware,
-            gpu,
-            request,
-            named,
-            schedules,
-            self.charged.terms(),
-            headroom=headroom,
-            further=FurtherKinds(
-                next(iter(kinds)),
-                tuple(others),
-                between_bytes_per_s,
-                at_sites=schedules_of(named, self.trained.schedule),
-            )
-            if kinds
-            else None,
-            schemes=SchemeOffer(request.offer.zero == ALL_REPLICAS) if self.offered.schemes else None,
-            tensor_parallel=self.offered.tensor_parallel,
-            stages=self.offered.stages,
-        )
+        kinds = {name: (self.modelled.gpu_of(name), count) for name, count in self.kinds.items()}
+        found = self.question(model, hardware).demand(kinds or {gpu: (gpu, nodes)})
+        _require_training(trained_model(model, found.request, hardware.training), self.trained.runtime)
         found.refuse_layouts()
         return found
 
-    def request(self, model: ModelConfig, hardware: Hardware, gpu: str, nodes: int) -> EstimateRequest:
-        """The request for one cluster, in the first precision, with what the runtime can be offered there. Raises
-        UsageError."""
-        from piper_ray.proposal.offers import refuse_what_cannot_run, with_offers
+    def question(self, model: ModelConfig, hardware: Hardware) -> PlanQuestion:
+        """What is asked, in the first precision. Raises UsageError."""
+        from piper_ray.proposal.offers import PlanQuestion
         from piper_ray.workloads.estimate.build import EstimateRequest
 
         trained, offered, named = self.trained, self.offered, RUNTIMES[self.trained.runtime]
-        request = of_options(
+        asked = of_options(
             EstimateRequest,
             self.modelled,
             trained,
             self.running,
-            nodes=nodes,
+            nodes=1,  # of each kind its own
             optimizer_on_host=offered.optimizer_on_host,
             batch=None if trained.batches is None else trained.batches[0][0],
             precision=self.running.precisions[0],
@@ -184,13 +146,20 @@ class _Question:
             offer=offered.offer(),
             recomputations=tuple(offered.recompute or ()),
         )
-        refuse_what_cannot_run(named, request, hardware)
-        request = request.on(hardware.gpu(gpu))
-        domain = request.domain_of(hardware.gpu(gpu))
-        contexts = offered.contexts if offered.context_parallel else None
-        experts = offered.experts if offered.expert_parallel else None
-        exchange = offered.context_exchange
-        return with_offers(request, model, named, domain, contexts, experts, trained.software, exchange)
+        return of_options(
+            PlanQuestion,
+            self.modelled,
+            trained,
+            offered,
+            model=model,
+            hardware=hardware,
+            runtime=named,
+            asked=asked,
+            contexts=offered.contexts if offered.context_parallel else None,
+            experts=offered.experts if offered.expert_parallel else None,
+            headroom=None if self.room.headroom is None else self.room.headroom[0],
+            step=self.charged.terms(),
+        )
 
     def calibrated(self, demands: list[PlanDemand]) -> list[PlanDemand]:
         """The demands corrected by the file of measurements, whose findings on the GPU are printed once."""
@@ -318,7 +287,6 @@ def _tell(
     """The answer on stdout. more: the plan of people's own, those for fewer nodes, and the files."""
     from piper_ray.proposal.demand import figures_of
     from piper_ray.report.clusters import print_spare
-    from piper_ray.report.document import to_text
     from piper_ray.report.proposal import ANSWER_SIZES, print_against, print_plan, verbose_lines
     from piper_ray.report.proposal_document import planned_document
     from piper_ray.report.terminal import console, print_lines, print_within
@@ -330,7 +298,7 @@ def _tell(
     if asked.written.json:
         figures = figures_of(found.best, told.tokens, told.price_per_hour)
         document = planned_document(found, figures, told.others, helps, theirs, fewer, files, told.apart)
-        typer.echo(to_text(document), nl=False)
+        show_document(document)
         return
     screen = console()
 
@@ -565,8 +533,9 @@ def _on_fewer(asked: _Question, found: FoundPlans, nodes: Sequence[int]) -> Plan
     """The same batch in the same precision on fewer nodes, with what the runtime can be offered on them. nodes: of each
     kind."""
     demand = found.demand
+    question = asked.question(demand.model, demand.hardware)
     (name, gpu, own), *others = [
-        (name, gpu, asked.request(demand.model, demand.hardware, gpu, count))
+        (name, gpu, question.request(gpu, count))
         for (name, gpu, _), count in zip(demand.kinds, nodes, strict=True)
         if count > 0
     ]
