@@ -200,23 +200,6 @@ def test_a_plan_of_a_later_version_is_refused() -> None:
     assert piper_ray.load_plan({**document, "schema": "another/plan"}, small_instance()) == small_plan()
 
 
-def test_old_names_are_read_with_a_warning() -> None:
-    found = replace(solution(plan=small_plan()), blocks=BLOCKS)
-    assert found.blocks is not None
-    with pytest.warns(DeprecationWarning, match="Solution.time_per_sample is now time_per_sample_s"):
-        assert found.time_per_sample == found.time_per_sample_s
-    with pytest.warns(DeprecationWarning, match="Solution.lower_bound is now lower_bound_s"):
-        assert found.lower_bound == found.lower_bound_s
-    with pytest.warns(DeprecationWarning, match="BlockStats"):
-        assert found.blocks.time_per_sample == 0.02
-    point = piper_ray.frontier(small_instance(), devices=[4]).points()[0]
-    with pytest.warns(DeprecationWarning, match="FrontierPoint"):
-        assert (point.time_per_sample, point.lower_bound) == (point.time_per_sample_s, point.lower_bound_s)
-    result = piper_ray.baselines.plan(small_instance(), "megatron")
-    with pytest.warns(DeprecationWarning, match="BaselineResult"):
-        assert result.time_per_sample == result.time_per_sample_s
-
-
 def test_restrictions_are_told_by_name() -> None:
     class Few(Constraint):
         """Some other constraint."""

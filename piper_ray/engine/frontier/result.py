@@ -23,7 +23,6 @@ from piper_ray.engine.ledger import status_of
 from piper_ray.model import arguments
 from piper_ray.model.errors import ChoiceTooHard, UsageError
 from piper_ray.model.events import Event
-from piper_ray.model.fields import renamed
 from piper_ray.model.figures import html_table, percent_text, plural, relative_gap, time_text
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
@@ -277,9 +276,6 @@ class FrontierPoint:
     time_per_sample_s: float | None
     lower_bound_s: float
     is_step: bool
-
-    time_per_sample = renamed("time_per_sample", "time_per_sample_s")
-    lower_bound = renamed("lower_bound", "lower_bound_s")
 
     @property
     def gap(self) -> float | None:
