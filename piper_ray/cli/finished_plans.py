@@ -31,7 +31,7 @@ from piper_ray.cli.values import parse_time
 from piper_ray.evaluate import Evaluation, evaluate, evaluation_of
 from piper_ray.model.constraints import SameDegreesByKind
 from piper_ray.model.errors import CertificateRefused, InvalidPlan, UsageError
-from piper_ray.model.mode import FOUND
+from piper_ray.model.mode import found_schemes
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.workloads.formats.load import plan_claims
 from piper_ray.workloads.formats.plans import PlanClaims
@@ -123,7 +123,7 @@ def verify(
 
 
 def _checked_schemes(path: Path, instance: Instance, plan: Plan, claims: PlanClaims) -> list[str]:
-    if not any(FOUND in tmpc_id for stage in plan.stages for tmpc_id in stage.tmpc_ids.values()):
+    if not found_schemes(tmpc_id for stage in plan.stages for tmpc_id in stage.tmpc_ids.values()):
         return []
     from piper_ray.workloads.schemes.check import require_schemes
 

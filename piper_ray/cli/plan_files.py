@@ -13,7 +13,7 @@ from piper_ray.cli.interrupts import current
 from piper_ray.cli.telling import note, working, write_document
 from piper_ray.export.files import Target
 from piper_ray.model.errors import UsageError, require
-from piper_ray.model.mode import FOUND
+from piper_ray.model.mode import found_schemes
 from piper_ray.storage.files import write_atomically
 
 if TYPE_CHECKING:
@@ -38,8 +38,7 @@ def launch_of(found: FoundPlans, one: Proposed) -> Export:
     demand = found.demand
     node = gpus_per_node_of(one.instance, None if demand.further else demand.request.gpus_per_node)
     target = Target(demand.runtime.name.value)
-    words = {word for stage in one.plan.stages for x in stage.tmpc_ids.values() for word in x.split("+")}
-    if new := sorted(word for word in words if word.startswith(FOUND)):
+    if new := found_schemes(tmpc_id for stage in one.plan.stages for tmpc_id in stage.tmpc_ids.values()):
         note(f"no launch file: no runtime here takes {', '.join(new)}, which plan.json has in full")
         return NO_FILES
     if one.instance.model is not None and exportable(one.instance.model, target) is not None:
