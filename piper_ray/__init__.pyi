@@ -63,7 +63,7 @@ from piper_ray.model.forms import Form as Form
 from piper_ray.model.forms import InFlight as InFlight
 
 # what plans must keep
-from piper_ray.model.restrictions import Restrictions as Restrictions
+from piper_ray.model.constraints import Restrictions as Restrictions
 from piper_ray.model.constraints import Constraint as Constraint
 from piper_ray.model.constraints import Scope as Scope
 from piper_ray.model.constraints import NoTensorParallelism as NoTensorParallelism

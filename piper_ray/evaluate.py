@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 from piper_ray.model.apart import parts_of
 from piper_ray.model.cluster import Cluster, Link
-from piper_ray.model.constraints import SustainedRate
+from piper_ray.model.constraints import Restrictions, SustainedRate
 from piper_ray.model.errors import InvalidPlan, UsageError
 from piper_ray.model.figures import bytes_text, plural, time_text
 from piper_ray.model.instance import Instance, Tmpc
@@ -30,7 +30,6 @@ from piper_ray.model.plan_rules import (
     partition_violations,
     unpassed_edges,
 )
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, ScheduleName, StepTerms
 from piper_ray.simulate.borders import best_ring
 

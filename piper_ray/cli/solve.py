@@ -32,10 +32,10 @@ from piper_ray.cli.process import others_on_stderr
 from piper_ray.cli.telling import Unwritten, note, refuse_unwritable, say, show_document, working, write_document
 from piper_ray.cli.values import given
 from piper_ray.evaluate import Evaluation, evaluate, evaluation_of
+from piper_ray.model.constraints import Restrictions
 from piper_ray.model.errors import EXIT_INTERRUPTED, EXIT_SOLVED, InfeasibleError, InvalidPlan, LimitError, UsageError
 from piper_ray.model.events import DegreesSearched, EvaluationFinished, Event, IncumbentFound, Listener
 from piper_ray.model.options import EXACT
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import FLUSHED, Schedule
 
 if TYPE_CHECKING:

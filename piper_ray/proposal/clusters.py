@@ -12,10 +12,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from piper_ray.model.constraints import choices_made
+from piper_ray.model.constraints import choices_made, odd_part
 from piper_ray.model.errors import InfeasibleError, UsageError
 from piper_ray.model.mode import Sharding
-from piper_ray.model.restrictions import odd_part
 from piper_ray.model.stop import Stop
 from piper_ray.proposal.cells import Cells, Watch, unwatched
 from piper_ray.proposal.demand import PlanDemand, Proposed, Tell

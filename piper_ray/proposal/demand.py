@@ -12,7 +12,7 @@ from functools import cached_property, partial
 from types import MappingProxyType
 
 from piper_ray.engine.subproblems import rank_of
-from piper_ray.model.constraints import StageCount, choices_made
+from piper_ray.model.constraints import Restrictions, StageCount, choices_made, divisible_batch, odd_part
 from piper_ray.model.errors import InfeasibleError, UsageError
 from piper_ray.model.figures import plural, size_text
 from piper_ray.model.headroom import NO_HEADROOM, Headroom
@@ -20,7 +20,6 @@ from piper_ray.model.instance import Instance, Layer, Tmpc, divisors, with_rows
 from piper_ray.model.mode import ALL_REPLICAS, Recomputation
 from piper_ray.model.one_mode import OneMode
 from piper_ray.model.plan import Plan, Stage
-from piper_ray.model.restrictions import Restrictions, divisible_batch, odd_part
 from piper_ray.model.schedule import CHUNKED, Schedule, ScheduleName, StepTerms
 from piper_ray.model.solution import Solution
 from piper_ray.runtimes.runtime import Runtime

@@ -12,11 +12,11 @@ from itertools import islice
 from typing import Any
 
 from piper_ray.model.cluster import Cluster
+from piper_ray.model.constraints import divisible_batch, odd_part
 from piper_ray.model.errors import InfeasibleError, PiperRayError
 from piper_ray.model.figures import share_text
 from piper_ray.model.headroom import NO_HEADROOM
 from piper_ray.model.plan import Plan
-from piper_ray.model.restrictions import divisible_batch, odd_part
 from piper_ray.model.schedule import Schedule
 from piper_ray.model.stop import Stop
 from piper_ray.proposal.cells import (

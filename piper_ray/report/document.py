@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 from piper_ray.evaluate import Evaluation
 from piper_ray.model import arguments
 from piper_ray.model.cluster import Cluster, DeviceKind
+from piper_ray.model.constraints import Restrictions
 from piper_ray.model.figures import given_size_text, printable, time_text
 from piper_ray.model.instance import Batch, Instance
 from piper_ray.model.options import Contract, SolveOptions
 from piper_ray.model.plan import Plan
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import FLUSHED, PAPERS_SCHEDULE, Schedule, StepTerms
 from piper_ray.model.solution import BlockStats, Forecast, Solution
 from piper_ray.report.terminal import Column

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from piper_ray.export.files import Target
 from piper_ray.export.targets import exportable
-from piper_ray.model.constraints import choices_made
+from piper_ray.model.constraints import choices_made, odd_part
 from piper_ray.model.events import (
     Bounds,
     DegreesAdvanced,
@@ -37,7 +37,6 @@ from piper_ray.model.figures import (
 )
 from piper_ray.model.mode import Recomputation
 from piper_ray.model.plan import Stage
-from piper_ray.model.restrictions import odd_part
 from piper_ray.model.schedule import ScheduleName
 from piper_ray.planners.apart import KindsApart
 from piper_ray.proposal.cells import FURTHER_GAP, CellBegun, Closing

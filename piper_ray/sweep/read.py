@@ -63,12 +63,11 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from piper_ray.model import arguments, limits
-from piper_ray.model.constraints import Recompute
+from piper_ray.model.constraints import Recompute, Restrictions
 from piper_ray.model.errors import InputError, UsageError
 from piper_ray.model.forms import InFlight
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import EXACT, SolveOptions
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.units import OnNote, doubtful
 from piper_ray.planners import ALL_NAMES

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from piper_ray.model.constraints import Recompute
+from piper_ray.model.constraints import Recompute, Restrictions
 from piper_ray.model.instance import Instance
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.planners import EqualRuns, Level, PipeDream, PipeDream2BW, PiperPublished, States, plan
 from piper_ray.workloads.formats import load
 from tests.data import PROFILES, WORKLOADS, Record, goldens, profile_text

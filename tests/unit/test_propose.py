@@ -24,6 +24,7 @@ from piper_ray.export.files import Target
 from piper_ray.export.import_plan import import_plan
 from piper_ray.export.run_as import RunAs
 from piper_ray.export.targets import export_plan
+from piper_ray.model.constraints import Restrictions
 from piper_ray.model.errors import InfeasibleError
 from piper_ray.model.events import DegreesSearched, EvaluationFinished, Event
 from piper_ray.model.figures import held_text, plural, rounded, rounded_down, time_text
@@ -33,7 +34,6 @@ from piper_ray.model.mode import ALL_REPLICAS, Mode, Recomputation, Sharding
 from piper_ray.model.one_mode import tmpcs_under
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.plan_rules import in_order
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.stop import Stop, StopSearch
 from piper_ray.proposal.cells import LISTED, CellBegun, Cells, CellSearch, Closing, Extent, cells_of
