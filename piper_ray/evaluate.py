@@ -277,13 +277,13 @@ def evaluation_of(
 
 def _checked(instance: Instance | Source, plan: Plan, restrictions: Restrictions) -> Instance:
     from piper_ray.model import arguments
-    from piper_ray.workloads import formats
+    from piper_ray.workloads.formats.load import instance_of
     from piper_ray.workloads.formats.objects import check_plan
 
     arguments.of_kind("plan", plan, Plan, "a Plan (load_plan reads one)")
     arguments.of_kind("restrictions", restrictions, Restrictions, "Restrictions")
     check_plan(plan)
-    return formats.instance_of(instance)
+    return instance_of(instance)
 
 
 def _in_flight(plan: Plan) -> list[int]:

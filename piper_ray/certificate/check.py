@@ -54,8 +54,7 @@ from piper_ray.model.plan import Plan
 from piper_ray.model.plan_rules import with_fastest_borders
 from piper_ray.model.schedule import FLUSHED, PAPERS_SCHEDULE, Schedule, StepTerms
 from piper_ray.model.stop import Stop
-from piper_ray.workloads.formats import instance_of
-from piper_ray.workloads.formats.load import Source
+from piper_ray.workloads.formats.load import Source, instance_of
 
 _FEW_ROWS = 100_000
 """A certificate with up to this number of rows is read for any workload."""

@@ -49,8 +49,7 @@ from piper_ray.model.options import Contract, SolveOptions
 from piper_ray.model.plan_rules import with_fastest_borders
 from piper_ray.model.solution import Solution, Status
 from piper_ray.model.stop import Stop, StoppedBy, StopSearch
-from piper_ray.workloads.formats import instance_of
-from piper_ray.workloads.formats.load import Source
+from piper_ray.workloads.formats.load import Source, instance_of
 
 _NOT_OF_THIS = (
     "the solution's bound of {:.9g} s does not hold for this instance under these restrictions: give those that it was "

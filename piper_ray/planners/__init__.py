@@ -22,7 +22,7 @@ from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.solution import Forecast
 from piper_ray.planners.equal_runs import DataParallel, EqualRuns, GPipe, Megatron, PipeDream2BW, TensorParallel
 from piper_ray.planners.kind_runs import KindRuns, OneKind
-from piper_ray.planners.pipedream import Level, Partition, PipeDream, Recurrence, States
+from piper_ray.planners.pipedream.planner import Level, Partition, PipeDream, Recurrence, States
 from piper_ray.planners.planner import (
     BaselineResult,
     Exact,

@@ -187,7 +187,7 @@ def proof_document(solution: Solution) -> Document:
 
 def workload_text(instance: Instance, header: Iterable[str]) -> str:
     """The instance as TOML under lines that say how it was made and how to read it."""
-    from piper_ray.workloads.formats import to_toml
+    from piper_ray.workloads.formats.load import to_toml
 
     comment = "".join(f"# {printable(line)}".rstrip() + "\n" for line in header)
     return f"{comment}\n{to_toml(instance)}"

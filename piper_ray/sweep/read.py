@@ -76,10 +76,10 @@ from piper_ray.sweep.plan_point import PlannedModel, PlanPoint
 from piper_ray.sweep.point import AnyPoint, Point, Sweep, graph_hash
 from piper_ray.workloads.estimate.config import ModelConfig, model_names, read_model
 from piper_ray.workloads.estimate.hardware import Hardware, load_hardware
-from piper_ray.workloads.formats import load
 from piper_ray.workloads.formats.documents import advice, parse_json, parse_toml, read_text, refuse
 from piper_ray.workloads.formats.faults import Faults, path_of, quoted, shown
 from piper_ray.workloads.formats.fields import Closed, Count, Degree, OneOrSome, RateWithUnit, SizeWithUnit
+from piper_ray.workloads.formats.load import load
 
 POINTS = 1_000_000
 """The most points of one sweep."""

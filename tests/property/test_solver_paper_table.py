@@ -11,7 +11,7 @@ from piper_ray.evaluate import evaluate
 from piper_ray.model.constraints import Recompute, Restrictions
 from piper_ray.model.instance import Instance
 from piper_ray.model.solution import Status
-from piper_ray.planners.published import paper_table
+from piper_ray.planners.published.paper_table import paper_table
 from tests.instances import equal_chain, parallel_branches, random_instance, two_towers
 from tests.lengths import long_after
 from tests.solver_support import ONE_THREAD, assert_optimal

@@ -24,7 +24,7 @@ from piper_ray.model.options import SolveOptions
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.solution import Solution, Status
 from piper_ray.model.stop import Stop, StoppedBy
-from piper_ray.workloads.formats import to_toml
+from piper_ray.workloads.formats.load import to_toml
 from tests.flush_instances import uneven_layers
 from tests.instances import build, equal_chain, random_instance, tmpc, two_towers
 from tests.lengths import long_after

@@ -18,7 +18,7 @@ from piper_ray.model.instance import Batch, Edge, Instance, Layer, Tmpc
 from piper_ray.model.passes import passes_of, with_passes
 from piper_ray.report.document import speed_document
 from piper_ray.report.summary import batch_text, speed_text
-from piper_ray.workloads.formats import dump, instance_of, load, to_toml, to_upstream
+from piper_ray.workloads.formats.load import dump, instance_of, load, to_toml, to_upstream
 from tests.instances import build, equal_chain, tmpc
 
 
