@@ -14,7 +14,7 @@ from typing import Any
 
 import piper_ray.engine.backends.ray.worker as workers
 from piper_ray.engine.backends.ray.backend import RayBackend
-from piper_ray.engine.backends.ray.pool import WorkerSize
+from piper_ray.engine.backends.ray.placement import WorkerSize
 from piper_ray.engine.evaluation.state_tables import StateTables
 from piper_ray.engine.evaluation.threshold import evaluate_threshold
 from piper_ray.engine.preparation import prepare

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from piper_ray.engine.backends.ray.machines import RayNode
-from piper_ray.engine.backends.ray.pool import WorkerSize, missing_places
+from piper_ray.engine.backends.ray.placement import WorkerSize, missing_places
 
 MEMORY = 1e9
 

@@ -17,7 +17,7 @@ from piper_ray.engine.backends.ray.calls import ClusterWorkers
 from piper_ray.engine.backends.ray.coordinator import WithoutWorkers
 from piper_ray.engine.backends.ray.levels import ChunkBatch, SharedLevels
 from piper_ray.engine.backends.ray.pacing import Pacing, Span
-from piper_ray.engine.backends.ray.pool import WorkerSize
+from piper_ray.engine.backends.ray.placement import WorkerSize
 from piper_ray.engine.backends.ray.session import LOCAL, Session, connect, may_wait
 from piper_ray.engine.evaluation.backend import Activity, NextBatch, OnProgress
 from piper_ray.engine.evaluation.state_tables import StateTables, between

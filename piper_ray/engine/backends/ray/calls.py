@@ -1,21 +1,17 @@
 """Calls sent to a cluster, with what they share with others; and cluster workers that take calls, with a thread in this
-process that takes some before the workers are ready. Tracks what the driver has put into the object store, and how
-many bytes were copied where.
+process that takes some before the workers are ready.
 """
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final
-from weakref import WeakSet
 
 import numpy as np
-import ray
 
 from piper_ray.engine.backends.calls import Call, Finished, ThreadWorkers
 from piper_ray.engine.backends.ray.coordinator import MOST_DEATHS
@@ -26,7 +22,7 @@ if TYPE_CHECKING:
     from piper_ray.engine.backends.ray.backend import RayBackend
     from piper_ray.engine.backends.ray.dispatcher import Dispatcher
     from piper_ray.engine.backends.ray.machines import Overview
-
+    from piper_ray.engine.backends.ray.publication import Stored
 
 _KEYS = itertools.count()
 _TURNS = itertools.count()
@@ -245,53 +241,3 @@ class ClusterWorkers:
         if id(value) not in self._shared:
             self._shared[id(value)] = Shared(value)
         return self._shared[id(value)]
-
-
-@dataclass(frozen=True)
-class Stored:
-    """An object that the driver owns. It is removed from the store with the last reference to this."""
-
-    ref: ray.ObjectRef[Any]
-    size_bytes: int
-
-
-@dataclass
-class Traffic:
-    """put: by the driver. fetched: copied to another node, once for each object and node. held: the most at a time."""
-
-    put_bytes: int = 0
-    fetched_bytes: Counter[str] = field(default_factory=Counter)
-    held_bytes: Counter[str] = field(default_factory=Counter)
-
-
-class Publisher:
-    """Puts each table once. node: the driver's own, which fetches nothing."""
-
-    def __init__(self, node: str) -> None:
-        self.traffic = Traffic()
-        self._node = node
-        self._on_node: defaultdict[str, WeakSet[Stored]] = defaultdict(WeakSet)
-
-    def put(self, value: object) -> Stored:
-        """Stores any value that can be sent. Arrays are read in place where they are fetched."""
-        stored = Stored(ray.put(value), array_bytes(value))
-        self.traffic.put_bytes += stored.size_bytes
-        self._hold(self._node, stored)
-        return stored
-
-    def sent(self, node: str, stored: Stored) -> None:
-        """Records that the node needs this, and that it fetches it if it does not have it."""
-        if stored not in self._on_node[node]:
-            self.traffic.fetched_bytes[node] += stored.size_bytes
-            self._hold(node, stored)
-
-    def count_anew(self) -> None:
-        """Restarts the count from what each node holds now."""
-        self.traffic = Traffic()
-        for node, objects in self._on_node.items():
-            self.traffic.held_bytes[node] = sum(item.size_bytes for item in objects)
-
-    def _hold(self, node: str, stored: Stored) -> None:
-        self._on_node[node].add(stored)
-        held_bytes = sum(item.size_bytes for item in self._on_node[node])
-        self.traffic.held_bytes[node] = max(self.traffic.held_bytes[node], held_bytes)

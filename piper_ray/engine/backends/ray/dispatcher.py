@@ -16,7 +16,7 @@ from weakref import WeakSet
 
 from ray.exceptions import RayError
 
-from piper_ray.engine.backends.ray.calls import OF_WORKER, GivenCall, Publisher, Shared
+from piper_ray.engine.backends.ray.calls import OF_WORKER, GivenCall, Shared
 from piper_ray.engine.backends.ray.coordinator import (
     HERE,
     Chunk,
@@ -28,7 +28,9 @@ from piper_ray.engine.backends.ray.coordinator import (
     WithoutWorkers,
 )
 from piper_ray.engine.backends.ray.machines import Machines, Overview, address_of, cause_of, is_loss
-from piper_ray.engine.backends.ray.pool import Pool, WorkerSize
+from piper_ray.engine.backends.ray.placement import WorkerSize
+from piper_ray.engine.backends.ray.pool import Pool
+from piper_ray.engine.backends.ray.publication import Publisher
 from piper_ray.engine.backends.ray.worker import CallOrder, Hello
 from piper_ray.model.errors import ClusterError
 
