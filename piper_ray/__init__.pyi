@@ -9,7 +9,7 @@ __all__: list[str]
 def __getattr__(name: str) -> object: ...
 
 # functions: from a model to a plan, what it is worth, files, pictures, sweeps
-from piper_ray.workloads.formats import load as load
+from piper_ray.workloads.formats.load import load as load
 from piper_ray.calibrate.workload import estimate as estimate
 from piper_ray.workloads.estimate.kinds import on_several_kinds as on_several_kinds
 from piper_ray.export.memory import memory as memory
@@ -22,10 +22,10 @@ from piper_ray.simulate.run import simulate as simulate
 from piper_ray import planners
 
 baselines = planners
-from piper_ray.workloads.formats import dump as dump
-from piper_ray.workloads.formats import load_plan as load_plan
-from piper_ray.workloads.formats import dump_plan as dump_plan
-from piper_ray.workloads.formats import load_solution as load_solution
+from piper_ray.workloads.formats.load import dump as dump
+from piper_ray.workloads.formats.load import load_plan as load_plan
+from piper_ray.workloads.formats.load import dump_plan as dump_plan
+from piper_ray.workloads.formats.load import load_solution as load_solution
 from piper_ray.engine.certify import certify as certify
 from piper_ray.certificate.check import verify_certificate as verify_certificate
 from piper_ray.certificate.certificate import read_certificate as read_certificate
@@ -63,7 +63,7 @@ from piper_ray.model.forms import Form as Form
 from piper_ray.model.forms import InFlight as InFlight
 
 # what plans must keep
-from piper_ray.model.restrictions import Restrictions as Restrictions
+from piper_ray.model.constraints import Restrictions as Restrictions
 from piper_ray.model.constraints import Constraint as Constraint
 from piper_ray.model.constraints import Scope as Scope
 from piper_ray.model.constraints import NoTensorParallelism as NoTensorParallelism
@@ -134,7 +134,7 @@ from piper_ray.certificate.passes import PathSteps as PathSteps
 from piper_ray.certificate.check import CertifiedBound as CertifiedBound
 from piper_ray.model.solution import Forecast as Forecast
 from piper_ray.proposal.plan import Planned as Planned
-from piper_ray.proposal.figures import Figures as Figures
+from piper_ray.proposal.demand import Figures as Figures
 from piper_ray.engine.frontier.result import Frontier as Frontier
 from piper_ray.engine.frontier.result import FrontierPoint as FrontierPoint
 from piper_ray.engine.frontier.result import FrontierStats as FrontierStats

@@ -15,9 +15,8 @@ from math import fsum
 from typing import TYPE_CHECKING, Literal
 
 from piper_ray.model.apart import parts_of
-from piper_ray.model.borders import lies_in_groups
 from piper_ray.model.cluster import Cluster, Link
-from piper_ray.model.constraints import SustainedRate
+from piper_ray.model.constraints import Restrictions, SustainedRate
 from piper_ray.model.errors import InvalidPlan, UsageError
 from piper_ray.model.figures import bytes_text, plural, time_text
 from piper_ray.model.instance import Instance, Tmpc
@@ -27,10 +26,10 @@ from piper_ray.model.plan_rules import (
     chosen_tmpcs,
     device_violations,
     edge_violations,
+    lies_in_groups,
     partition_violations,
     unpassed_edges,
 )
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, ScheduleName, StepTerms
 from piper_ray.simulate.borders import best_ring
 
@@ -278,13 +277,13 @@ def evaluation_of(
 
 def _checked(instance: Instance | Source, plan: Plan, restrictions: Restrictions) -> Instance:
     from piper_ray.model import arguments
-    from piper_ray.workloads import formats
+    from piper_ray.workloads.formats.load import instance_of
     from piper_ray.workloads.formats.objects import check_plan
 
     arguments.of_kind("plan", plan, Plan, "a Plan (load_plan reads one)")
     arguments.of_kind("restrictions", restrictions, Restrictions, "Restrictions")
     check_plan(plan)
-    return formats.instance_of(instance)
+    return instance_of(instance)
 
 
 def _in_flight(plan: Plan) -> list[int]:

@@ -9,11 +9,10 @@ from functools import cache
 from itertools import chain, combinations, product
 
 from piper_ray.evaluate import MEMORY_TOLERANCE, evaluate
-from piper_ray.model.constraints import Recompute
+from piper_ray.model.constraints import Recompute, Restrictions
 from piper_ray.model.errors import InvalidPlan
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.plan import Plan, Stage
-from piper_ray.model.restrictions import Restrictions
 from tests.link_rates import between, groups, ring
 
 Choice = tuple[tuple[int, Tmpc], ...]

@@ -15,9 +15,9 @@ from piper_ray.certificate.certificate import Certificate, Tails
 from piper_ray.certificate.check import verify_certificate
 from piper_ray.engine.certify import certify
 from piper_ray.engine.solve import solve
+from piper_ray.model.constraints import Restrictions
 from piper_ray.model.errors import CertificateRefused
 from piper_ray.model.instance import Instance, Tmpc
-from piper_ray.model.restrictions import Restrictions
 from tests.solver_support import ONE_THREAD
 
 State = tuple[frozenset[int], int, int]

@@ -15,7 +15,7 @@ from pyarrow import fs
 from piper_ray.engine.checkpoint import Checkpoint, Identity
 from piper_ray.engine.evaluation.outcome import EvaluationKey, Outcome, TracedStage
 from piper_ray.engine.kernels.types import LevelStates
-from piper_ray.model.restrictions import Restrictions
+from piper_ray.model.constraints import Restrictions
 from piper_ray.storage.folder import Folder, open_folder
 from tests.instances import equal_chain
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import product
 
+from piper_ray.model.constraints import Restrictions
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance, Tmpc, divisors
 from piper_ray.model.plan import Plan, Stage
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule
 from piper_ray.simulate.actions import ActionKind, Actions, flush_lists, stage_of_chunk
 from piper_ray.simulate.stages import pass_times

@@ -6,10 +6,10 @@ from typing import Any
 
 from piper_ray.engine.flush.solve import FlushSeries
 from piper_ray.engine.request import SolveRequest
+from piper_ray.model.constraints import Restrictions
 from piper_ray.model.events import Listener, silent
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.solution import Solution
 from piper_ray.model.stop import Stop

@@ -17,7 +17,7 @@ from typing import Any
 
 from piper_ray.model.cluster import Link
 from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
-from piper_ray.workloads.formats import to_toml, to_upstream
+from piper_ray.workloads.formats.load import to_toml, to_upstream
 
 WORKLOAD = """\
 name = "chain"

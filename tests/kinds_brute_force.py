@@ -10,10 +10,10 @@ from random import Random
 
 from piper_ray.evaluate import evaluate
 from piper_ray.model.cluster import Cluster, DeviceKind, Link
+from piper_ray.model.constraints import Restrictions
 from piper_ray.model.errors import InvalidPlan
 from piper_ray.model.instance import Batch, Edge, Instance, Layer, Tensor, Tmpc
 from piper_ray.model.plan import Plan, Stage
-from piper_ray.model.restrictions import Restrictions
 from tests.flush_brute_force import MEMORY_TOLERANCE, Seconds, partitions, simulated_batch_s
 from tests.link_rates import borders, ring_where_stages_lie, unpassed, with_uplink
 

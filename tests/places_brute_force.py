@@ -5,9 +5,8 @@ from __future__ import annotations
 from functools import cache
 from typing import NamedTuple
 
-from piper_ray.model.constraints import Recompute
+from piper_ray.model.constraints import Recompute, Restrictions
 from piper_ray.model.instance import Instance
-from piper_ray.model.restrictions import Restrictions
 from tests.brute_force import Choice, degrees_of, fitting_choices, next_stages
 from tests.link_rates import block_sizes, groups, ring, surely_together, unpassed
 

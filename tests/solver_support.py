@@ -20,10 +20,10 @@ from piper_ray.engine.lattice.layer_graph import LayerGraph, build_graph
 from piper_ray.engine.tables.problem import LatticeTables, Problem, build_problem
 from piper_ray.engine.tables.tmpc_options import build_options
 from piper_ray.evaluate import evaluate
+from piper_ray.model.constraints import Restrictions
 from piper_ray.model.events import Listener
 from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
 from piper_ray.model.options import SolveOptions
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Solution, Status
 
 ONE_THREAD = SolveOptions(threads=1)

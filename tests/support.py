@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 
 from piper_ray.model.instance import Instance
-from piper_ray.workloads.formats import load
+from piper_ray.workloads.formats.load import load
 from tests.data import WORKLOADS, goldens
 
 GIB = 2**30

@@ -40,9 +40,9 @@ from piper_ray.workloads.estimate.modes import LayerMode
 from piper_ray.workloads.estimate.operators import LayerKind
 from piper_ray.workloads.estimate.roofline import step_flop
 from piper_ray.workloads.estimate.software import Calibration, Constant, Precision, Spread, Stack, precision_named
-from piper_ray.workloads.formats import load
 from piper_ray.workloads.formats.documents import parse_json, read_text
 from piper_ray.workloads.formats.faults import Faults
+from piper_ray.workloads.formats.load import load
 
 _PRIOR = 0.3
 """The expected deviation of a factor's logarithm: the accuracy of the tables."""

@@ -26,12 +26,11 @@ import pyarrow.parquet as pq
 
 from piper_ray.certificate.passes import PathSteps
 from piper_ray.model import constraints
-from piper_ray.model.constraints import KeepOrder, Recompute
+from piper_ray.model.constraints import KeepOrder, Recompute, Restrictions
 from piper_ray.model.errors import CertificateRefused, LimitError, UsageError
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.options import Contract
 from piper_ray.model.plan_rules import in_order
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import ASYNCHRONOUS, PAPERS_SCHEDULE, Schedule, ScheduleName, StepTerms
 from piper_ray.storage.files import kind_unless_file, written_whole
 

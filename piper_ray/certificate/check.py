@@ -45,18 +45,16 @@ from piper_ray.certificate.kernels.closure import first_gap
 from piper_ray.certificate.kernels.types import TOO_HARD, UNFIT, Claim, ThreadScratch, make_scratch
 from piper_ray.certificate.tables import Vertices, claim_of, count_downsets
 from piper_ray.model import arguments
-from piper_ray.model.constraints import SameDegreesByKind, Unplaced
+from piper_ray.model.constraints import Restrictions, SameDegreesByKind, Unplaced
 from piper_ray.model.cores import usable_cores
 from piper_ray.model.errors import CertificateRefused, ChoiceTooHard
 from piper_ray.model.figures import PROOF_TOLERANCE, relative_gap
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
 from piper_ray.model.plan_rules import with_fastest_borders
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import FLUSHED, PAPERS_SCHEDULE, Schedule, StepTerms
 from piper_ray.model.stop import Stop
-from piper_ray.workloads.formats import instance_of
-from piper_ray.workloads.formats.load import Source
+from piper_ray.workloads.formats.load import Source, instance_of
 
 _FEW_ROWS = 100_000
 """A certificate with up to this number of rows is read for any workload."""

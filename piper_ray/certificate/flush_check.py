@@ -27,9 +27,9 @@ from piper_ray.certificate.certificate import Certificate, PassPrices, charged, 
 from piper_ray.certificate.flush_tables import FlushTails, OnDegrees, StagePrices, least_priced_s, pairs_of, shape_of
 from piper_ray.certificate.kernels.flush_plans import look_through
 from piper_ray.certificate.kernels.flush_states import ENDED, FOUND, PROVED, TOO_MANY, Lookup
+from piper_ray.model.constraints import Restrictions
 from piper_ray.model.errors import CertificateRefused, UsageError
 from piper_ray.model.instance import Instance
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import FLUSHED, Schedule, StepTerms
 from piper_ray.model.stop import Stop
 from piper_ray.simulate.actions import check_shape

@@ -23,7 +23,7 @@ from piper_ray.cli.interrupts import current
 from piper_ray.cli.options import flag, option
 from piper_ray.cli.telling import Unwritten, note, refuse_unwritable, working
 from piper_ray.model.figures import PROOF_DIGITS, PROOF_TOLERANCE, percent_text, plural, time_text
-from piper_ray.model.mode import FOUND
+from piper_ray.model.mode import found_schemes
 from piper_ray.model.schedule import PAPERS_SCHEDULE
 from piper_ray.storage.files import kind_unless_file
 
@@ -157,7 +157,7 @@ def certified_text(found: CertifiedBound, silent_on: Sequence[str], time_s: floa
 def certified_schemes(path: Path, instance: Instance) -> tuple[Mapping[str, object] | None, list[str]]:
     """The found schemes among the TMPCs that a bound is of, for ``--json`` and as lines; None and no line if there are
     none. path: of the workload. Raises UsageError if the rule table gives other figures for one."""
-    if not any(FOUND in tmpc.id for layer in instance.layers for row in layer.tmpcs.values() for tmpc in row):
+    if not found_schemes(tmpc.id for layer in instance.layers for row in layer.tmpcs.values() for tmpc in row):
         return None, []
     from piper_ray.workloads.schemes.check import require_schemes
     from piper_ray.workloads.schemes.document import claim_document, table_text

@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
 import piper_ray
 from piper_ray import InFlightRule, Instance, Plan, SimulationOptions, StepTerms, Transfers
 from piper_ray.cli.certificates import (
@@ -28,12 +26,12 @@ from piper_ray.cli.shared import (
     StepOptions,
     WorkloadOptions,
 )
-from piper_ray.cli.telling import Unwritten, judged, note, refuse_unwritable, working
+from piper_ray.cli.telling import Unwritten, judged, note, refuse_unwritable, show_document, working
 from piper_ray.cli.values import parse_time
 from piper_ray.evaluate import Evaluation, evaluate, evaluation_of
 from piper_ray.model.constraints import SameDegreesByKind
 from piper_ray.model.errors import CertificateRefused, InvalidPlan, UsageError
-from piper_ray.model.mode import FOUND
+from piper_ray.model.mode import found_schemes
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.workloads.formats.load import plan_claims
 from piper_ray.workloads.formats.plans import PlanClaims
@@ -70,7 +68,7 @@ def verify(
     valued_for = scheduled.valued(claims.schedule or instance.schedule)
     step = charged.terms(claims.step_under(valued_for))
 
-    from piper_ray.report.document import to_text, verification_document
+    from piper_ray.report.document import verification_document
     from piper_ray.report.simulated import print_simulation
     from piper_ray.report.summary import cost_text, instance_lines, print_plan, schedule_line, speed_line
     from piper_ray.report.terminal import console, print_lines
@@ -84,7 +82,7 @@ def verify(
         except InvalidPlan as error:
             if json:
                 found = verification_document(instance, plan, valued_for, None, None, tuple(error.violations))
-                typer.echo(to_text(found), nl=False)
+                show_document(found)
             raise
     time_s = evaluation.time_per_sample_s
     schemes = _checked_schemes(planned.plan_file, instance, plan, claims)
@@ -103,7 +101,7 @@ def verify(
         found = verification_document(instance, plan, valued_for, evaluation, simulation, ())
         if certified is not None:
             found |= certified_document(certified, silent_on, time_s, offered)
-        typer.echo(to_text(found), nl=False)
+        show_document(found)
     else:
         screen = console()
         print_lines(screen, [*instance_lines(instance), schedule_line(valued_for), ""])
@@ -125,7 +123,7 @@ def verify(
 
 
 def _checked_schemes(path: Path, instance: Instance, plan: Plan, claims: PlanClaims) -> list[str]:
-    if not any(FOUND in tmpc_id for stage in plan.stages for tmpc_id in stage.tmpc_ids.values()):
+    if not found_schemes(tmpc_id for stage in plan.stages for tmpc_id in stage.tmpc_ids.values()):
         return []
     from piper_ray.workloads.schemes.check import require_schemes
 
@@ -233,7 +231,7 @@ def simulate(planned: PlannedOptions, asked: SimulateOptions, charged: StepOptio
     named = asked.scheduled(Schedule.first_of(claims.schedule, instance.schedule))
     options = asked.options(charged.terms(claims.step_under(named)))
 
-    from piper_ray.report.document import simulation_document, to_text
+    from piper_ray.report.document import simulation_document
     from piper_ray.report.simulated import print_simulation
     from piper_ray.report.summary import instance_lines
     from piper_ray.report.terminal import console, print_lines
@@ -250,7 +248,7 @@ def simulate(planned: PlannedOptions, asked: SimulateOptions, charged: StepOptio
         with unwritten.noted():
             plot_timeline(simulation, plot)
     if told_as.json:
-        typer.echo(to_text(simulation_document(instance, simulation)), nl=False)
+        show_document(simulation_document(instance, simulation))
     else:
         screen = console()
         print_lines(screen, [*instance_lines(instance), ""])
@@ -289,7 +287,6 @@ def compare(
         print_layouts,
         verdict,
     )
-    from piper_ray.report.document import to_text
     from piper_ray.report.summary import instance_lines
     from piper_ray.report.terminal import console, print_lines
 
@@ -301,7 +298,7 @@ def compare(
             "plans": comparison_document(instance, plans),
             "verdict": verdict(plans),
         }
-        typer.echo(to_text(document), nl=False)
+        show_document(document)
         return
     screen = console()
     print_lines(screen, [*instance_lines(instance), ""])

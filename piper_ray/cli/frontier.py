@@ -15,11 +15,12 @@ from piper_ray.cli.interrupts import current
 from piper_ray.cli.options import Without, option
 from piper_ray.cli.shared import JsonOption, RestrictionOptions, ScheduleOptions, SearchOptions, WorkloadOptions
 from piper_ray.cli.solve import check_own_plan, simulate_own_plan
-from piper_ray.cli.telling import Unwritten, refuse_unwritable, say, working
+from piper_ray.cli.telling import Unwritten, refuse_unwritable, say, show_document, working, write_document
 from piper_ray.cli.values import counts_text
 from piper_ray.engine.frontier.result import parse_numbers
 from piper_ray.model.errors import EXIT_INTERRUPTED, EXIT_SOLVED, InfeasibleError, LimitError, UsageError
 from piper_ray.model.schedule import CHUNKED, Schedule
+from piper_ray.storage.files import write_atomically
 
 if TYPE_CHECKING:
     from piper_ray.engine.frontier.result import Frontier, FrontierPoint
@@ -73,7 +74,7 @@ def frontier(
 
     from piper_ray.cost.schedules import most_chunks
     from piper_ray.engine.request import is_by_degrees
-    from piper_ray.report.document import frontier_document, to_text
+    from piper_ray.report.document import frontier_document
     from piper_ray.report.frontier import FrontierLog, print_frontier
     from piper_ray.report.summary import schedule_line
     from piper_ray.report.terminal import console
@@ -110,7 +111,7 @@ def frontier(
     print_frontier(screen, found, of_budgets)
     if told_as.json:
         document = frontier_document(instance, restrictions, options, found, of_budgets)
-        typer.echo(to_text(document), nl=False)
+        show_document(document)
     unwritten = Unwritten()
     entries: dict[int, PlanEntry] = {}
     if plans is not None:
@@ -189,13 +190,13 @@ def _write_plans(
 
 
 def _write_step(path: Path, instance: Instance, solution: Solution, restrictions: Restrictions) -> PlanEntry:
-    from piper_ray.report.document import plan_document, proof_document, to_text, write_atomically
+    from piper_ray.report.document import plan_document, proof_document
     from piper_ray.report.frontier_table import PlanEntry
 
     evaluation = check_own_plan(instance, solution, restrictions, simulate_own_plan(instance, solution))
     assert solution.plan is not None
     document = plan_document(instance, solution.plan, evaluation, proof_document(solution), solution.schedule)
-    write_atomically(path, to_text(document))
+    write_document(path, document)
     return PlanEntry(solution.plan, path.name)
 
 
@@ -210,8 +211,8 @@ def _table_of_kinds(
     """The table for each number of the one kind with each of the other. Raises UsageError, and typer.Exit unless it
     succeeds."""
     from piper_ray.engine.frontier.kinds import KindPoint, kind_table, numbers_of, with_devices
-    from piper_ray.report.document import kind_document, to_text, write_atomically
-    from piper_ray.report.kind_table import kind_csv, kind_figure, kind_rows, print_kind_table
+    from piper_ray.report.document import kind_document
+    from piper_ray.report.frontier import kind_csv, kind_figure, kind_rows, print_kind_table
     from piper_ray.report.plots.style import save
     from piper_ray.report.summary import instance_lines, schedule_line
     from piper_ray.report.terminal import console, print_lines
@@ -244,7 +245,7 @@ def _table_of_kinds(
     rows = kind_rows(kinds, points, {devices: entry.file for devices, entry in plans.items()})
     if json:
         document = kind_document(instance, restrictions, options, Schedule.of(asked), rows)
-        typer.echo(to_text(document), nl=False)
+        show_document(document)
     if curves.out is not None:
         with unwritten.noted():
             write_atomically(curves.out, kind_csv(rows))

@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
 from piper_ray import Contract, Forecast, Instance
 from piper_ray.cli.interrupts import current
 from piper_ray.cli.options import flag, option
 from piper_ray.cli.shared import ContractOption, JsonOption, WorkloadOptions
-from piper_ray.cli.telling import Unwritten, working
+from piper_ray.cli.telling import Unwritten, show_document, working
 
 if TYPE_CHECKING:
     from piper_ray.engine.preview import LatticeInput
@@ -41,7 +39,7 @@ def info(workload: WorkloadOptions, contracted: ContractOption, shown: InfoOptio
         check_path(picture)
     instance = workload.load()
 
-    from piper_ray.report.document import degree_rows, info_document, machine_table, to_text
+    from piper_ray.report.document import degree_rows, info_document, machine_table
     from piper_ray.report.summary import blocks_text, instance_lines
     from piper_ray.report.terminal import Column, console, print_lines, print_table
 
@@ -54,7 +52,7 @@ def info(workload: WorkloadOptions, contracted: ContractOption, shown: InfoOptio
             members = planned.outline.contraction.members(planned.instance)
             draw_graph(planned.instance, planned.outline.graph, members, picture)
     if told_as.json:
-        typer.echo(to_text(info_document(instance, forecast, blocks)), nl=False)
+        show_document(info_document(instance, forecast, blocks))
         unwritten.report()
         return
     screen = console()

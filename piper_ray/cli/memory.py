@@ -6,11 +6,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import typer
-
 from piper_ray.cli.options import REQUIRED, argument, option
 from piper_ray.cli.shared import STDIN, JsonOption, LaunchOptions
-from piper_ray.cli.telling import note
+from piper_ray.cli.telling import note, show_document
 from piper_ray.model.units import parse_tokens
 
 
@@ -48,7 +46,6 @@ def memory(laid: LaidModelOptions, launched: LaunchOptions, told_as: JsonOption)
     """
     from piper_ray.export.launched import source_of
     from piper_ray.export.memory import memory_of_layout
-    from piper_ray.report.document import to_text
     from piper_ray.report.memory import memory_document, print_memory
     from piper_ray.report.terminal import console
     from piper_ray.workloads.estimate.config import read_config, read_model
@@ -62,6 +59,6 @@ def memory(laid: LaidModelOptions, launched: LaunchOptions, told_as: JsonOption)
     given["gpus"] = laid.gpus or of_folder.world
     found = memory_of_layout(model, source, table, laid.gpu, given, launched.asked())
     if told_as.json:
-        typer.echo(to_text(memory_document(found)), nl=False)
+        show_document(memory_document(found))
     else:
         print_memory(console(), found)

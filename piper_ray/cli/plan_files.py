@@ -5,22 +5,27 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import piper_ray
 from piper_ray import Instance, Status
+from piper_ray.calibrate.layouts import SHARDINGS
 from piper_ray.cli.interrupts import current
-from piper_ray.cli.telling import note, working
-from piper_ray.export.files import Target
+from piper_ray.cli.telling import note, working, write_document
+from piper_ray.export.files import NO_FILES, Export, Target
+from piper_ray.export.targets import export_plan, exportable
 from piper_ray.model.errors import UsageError, require
-from piper_ray.model.mode import FOUND
+from piper_ray.model.figures import time_text
+from piper_ray.model.mode import found_schemes
+from piper_ray.proposal.demand import Figures, Proposed
+from piper_ray.proposal.layout_words import layout_words
+from piper_ray.proposal.propose import FoundPlans
+from piper_ray.report.document import plan_document, proof_document
+from piper_ray.report.estimate import file_text
+from piper_ray.report.proposal import listed_plans
+from piper_ray.report.proposal_document import search_document
+from piper_ray.runtimes.meshes import gpus_per_node_of
 from piper_ray.storage.files import write_atomically
-
-if TYPE_CHECKING:
-    from piper_ray.export.files import Export
-    from piper_ray.proposal.demand import Proposed
-    from piper_ray.proposal.figures import Figures
-    from piper_ray.proposal.propose import FoundPlans
+from piper_ray.workloads.formats.load import plan_claims
 
 WORKLOAD, PLAN, SEARCH, MEASURED = "workload.toml", "plan.json", "search.json", "measured.json"
 
@@ -32,15 +37,10 @@ def on_whole_gpus(found: FoundPlans, one: Proposed) -> Instance:
 
 def launch_of(found: FoundPlans, one: Proposed) -> Export:
     """What the runtime reads of a plan; no files where it can say the plan and not the model."""
-    from piper_ray.export.files import NO_FILES
-    from piper_ray.export.targets import export_plan, exportable
-    from piper_ray.runtimes.meshes import gpus_per_node_of
-
     demand = found.demand
     node = gpus_per_node_of(one.instance, None if demand.further else demand.request.gpus_per_node)
     target = Target(demand.runtime.name.value)
-    words = {word for stage in one.plan.stages for x in stage.tmpc_ids.values() for word in x.split("+")}
-    if new := sorted(word for word in words if word.startswith(FOUND)):
+    if new := found_schemes(tmpc_id for stage in one.plan.stages for tmpc_id in stage.tmpc_ids.values()):
         note(f"no launch file: no runtime here takes {', '.join(new)}, which plan.json has in full")
         return NO_FILES
     if one.instance.model is not None and exportable(one.instance.model, target) is not None:
@@ -50,9 +50,6 @@ def launch_of(found: FoundPlans, one: Proposed) -> Export:
 
 def write_plan(found: FoundPlans, one: Proposed, launch: Export, out: Path, command: str) -> list[Path]:
     """Workload, plan, and what the runtime reads. Raises UsageError where a file cannot be."""
-    from piper_ray.report.document import plan_document, proof_document, to_text
-    from piper_ray.report.estimate import file_text
-
     demand, schedule = found.demand, one.solution.schedule
     instance, proof = on_whole_gpus(found, one), proof_document(one.solution)
     if demand.set_aside_bytes or demand.headroom:  # nothing is proved of plans that leave less
@@ -63,17 +60,14 @@ def write_plan(found: FoundPlans, one: Proposed, launch: Export, out: Path, comm
     write_atomically(workload, file_text(instance, made, command))
     evaluation = piper_ray.evaluate(instance, one.plan, schedule=schedule, step=demand.step)
     document = plan_document(instance, one.plan, evaluation, proof, schedule)
-    write_atomically(plan_file, to_text(document))
+    write_document(plan_file, document)
     return [workload, plan_file, *written]
 
 
 def write_search(found: FoundPlans, out: Path) -> Path:
     """Writes every cell, with the way in which it was closed."""
-    from piper_ray.report.document import to_text
-    from piper_ray.report.proposal_document import search_document
-
     out.mkdir(parents=True, exist_ok=True)
-    write_atomically(out / SEARCH, to_text(search_document(found)))
+    write_document(out / SEARCH, search_document(found))
     return out / SEARCH
 
 
@@ -91,7 +85,6 @@ def write_page(found: FoundPlans, figures: Figures, out: Path) -> list[Path]:
     from piper_ray.report.page.planned import planned_of
     from piper_ray.report.page.render import write_page
     from piper_ray.report.page.subject import subject_of, valued
-    from piper_ray.workloads.formats.load import plan_claims
 
     best, page = found.best, out / "report.html"
     claims = replace(plan_claims(out / PLAN), lower_bound_s=None)  # the page has the bound of all combinations
@@ -106,10 +99,6 @@ def write_page(found: FoundPlans, figures: Figures, out: Path) -> list[Path]:
 
 def write_candidates(found: FoundPlans, count: int, out: Path, command: str) -> list[Path]:
     """A job in a folder for each of the best plans whose launch fits, and what is to be done with them."""
-    from piper_ray.model.figures import time_text
-    from piper_ray.proposal.layout_words import layout_words
-    from piper_ray.report.proposal import listed_plans
-
     written: list[Path] = []
     rows: list[str] = []
     runs: list[dict[str, object]] = []
@@ -150,9 +139,6 @@ def write_candidates(found: FoundPlans, count: int, out: Path, command: str) -> 
 
 def run_document(found: FoundPlans, one: Proposed) -> dict[str, object]:
     """The layout as ``--calibrate`` reads it, with a step that is still to be measured."""
-    from piper_ray.calibrate.layouts import SHARDINGS
-    from piper_ray.proposal.layout_words import layout_words
-
     words, batch = layout_words(one), one.instance.batch
     spread = {} if words.expert is None else {"ep": words.expert, "etp": words.expert_tensor}
     chunks = {"vpp": words.chunks} if words.chunks > 1 else {}

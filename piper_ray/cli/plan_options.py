@@ -1,23 +1,33 @@
-"""The options of ``piper-ray plan``, in the groups that its help has."""
+"""The options of ``piper-ray plan``, in the groups that its help has, and what they ask for."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from piper_ray import ScheduleName
 from piper_ray.cli.estimate import EveryOfferOption, ModelOptions, RunningOptions, parse_replicas
-from piper_ray.cli.options import REQUIRED, flag, option
-from piper_ray.cli.shared import StepOptions
+from piper_ray.cli.options import REQUIRED, flag, of_options, option
+from piper_ray.cli.shared import LaunchOptions, StepOptions
+from piper_ray.cli.telling import note, once
 from piper_ray.cli.values import Several, parse_degrees, parse_size, several
+from piper_ray.export.files import Target
 from piper_ray.model.errors import UsageError
 from piper_ray.model.headroom import Headroom
 from piper_ray.model.units import parse_count
-from piper_ray.runtimes.runtime import RuntimeName
+from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName
+
+if TYPE_CHECKING:
+    from piper_ray import TrainedModel
+    from piper_ray.proposal.demand import PlanDemand
+    from piper_ray.proposal.offers import PlanQuestion
+    from piper_ray.workloads.estimate.config import ModelConfig
+    from piper_ray.workloads.estimate.hardware import Hardware
 
 
 def _ends(part: str, expected: str) -> tuple[int, int]:
@@ -316,3 +326,139 @@ class PlanStepOptions(StepOptions):
     """What a step takes besides its passes."""
 
     panel: ClassVar[str] = "Step"
+
+
+@dataclass(frozen=True)
+class PlanAsked:
+    """All options of one call. tell: says each note of its searches once."""
+
+    modelled: PlanClusterOptions
+    written: WrittenOptions
+    trained: TrainedOptions
+    room: MemoryRoomOptions
+    offered: PlanOfferOptions
+    running: PlanRunningOptions
+    charged: PlanStepOptions
+    launched: LaunchOptions
+    tell: Callable[[str], None] = field(default_factory=lambda: once(note))
+
+    @property
+    def kinds(self) -> dict[str, int]:
+        """The nodes of each kind of GPU, where the cluster has several; else none."""
+        found = self.modelled.nodes_of_kinds
+        return found if len(found) > 1 else {}
+
+    @property
+    def is_table(self) -> bool:
+        """Whether several clusters, batches or rooms are asked about."""
+        return any(self.tables.values())
+
+    @property
+    def tables(self) -> dict[str, bool]:
+        """What may have several values, and whether it has."""
+        batches = self.trained.batches or ()
+        return {
+            "--gpu and --nodes": not self.kinds and len(self.modelled.clusters) > 1,
+            "--global-batch": len(batches) > 1 or any(low < high for low, high in batches),
+            "--headroom": len(self.room.headroom or ()) > 1,
+        }
+
+    def refuse_mistakes(self) -> None:
+        """Raises one UsageError, before any work, with all faults of the cluster, the output and the runtime."""
+        faults: list[str] = []
+        for refuse in (self.modelled.refuse_mistakes, self._refuse_written, self._refuse_runtime):
+            try:
+                refuse()
+            except UsageError as error:  # noqa: PERF203 - a fault for each
+                faults += str(error).splitlines()
+        if faults:
+            raise UsageError("\n".join(faults))
+        self.trained.refuse_mistakes(len(dict(self.modelled.clusters)), self.is_table)
+        if self.is_table and self.written.json:
+            raise UsageError("--json is for one plan; the figures of a table are in --out DIR, in clusters.csv")
+        several = [name for name, has in self.tables.items() if has]
+        if self.kinds and several:
+            raise UsageError(
+                f"{several[0]}: a table is for one kind of GPU at one site, not for several; give one value"
+            )
+        if self.offered.schemes and "fp8" in self.running.precisions:
+            raise UsageError("--schemes is for bf16 or fp16")
+        if len(several) > 1:
+            raise UsageError(f"{several[0]} and {several[1]}: give several of one of them")
+        if self.is_table and len(self.running.precisions) > 1:
+            raise UsageError("--precision: a table of several plans is in one precision; give one")
+
+    def _refuse_written(self) -> None:
+        self.written.refuse_mistakes(self.is_table, bool(self.kinds))
+
+    def _refuse_runtime(self) -> None:
+        if not self.modelled.site:
+            RUNTIMES[self.trained.runtime].require_kinds([*self.kinds])
+
+    def demand(self, model: ModelConfig, hardware: Hardware, gpu: str, nodes: int) -> PlanDemand:
+        """The demand for one cluster, in the first precision. Raises UsageError."""
+        from piper_ray.workloads.estimate.build import trained_model
+
+        kinds = {name: (self.modelled.gpu_of(name), count) for name, count in self.kinds.items()}
+        found = self.question(model, hardware).demand(kinds or {gpu: (gpu, nodes)})
+        _require_training(trained_model(model, found.request, hardware.training), self.trained.runtime)
+        found.refuse_layouts()
+        return found
+
+    def question(self, model: ModelConfig, hardware: Hardware) -> PlanQuestion:
+        """What is asked, in the first precision. Raises UsageError."""
+        from piper_ray.proposal.offers import PlanQuestion
+        from piper_ray.workloads.estimate.build import EstimateRequest
+
+        trained, offered, named = self.trained, self.offered, RUNTIMES[self.trained.runtime]
+        asked = of_options(
+            EstimateRequest,
+            self.modelled,
+            trained,
+            self.running,
+            nodes=1,  # of each kind its own
+            optimizer_on_host=offered.optimizer_on_host,
+            batch=None if trained.batches is None else trained.batches[0][0],
+            precision=self.running.precisions[0],
+            software=trained.software or named.software,
+            fused=not trained.unfused_attention,
+            reserve_bytes=self.room.reserve_bytes,
+            host_memory_bytes=self.room.host_memory_bytes,
+            offer=offered.offer(),
+            recomputations=tuple(offered.recompute or ()),
+        )
+        return of_options(
+            PlanQuestion,
+            self.modelled,
+            trained,
+            offered,
+            model=model,
+            hardware=hardware,
+            runtime=named,
+            asked=asked,
+            contexts=offered.contexts if offered.context_parallel else None,
+            experts=offered.experts if offered.expert_parallel else None,
+            headroom=None if self.room.headroom is None else self.room.headroom[0],
+            step=self.charged.terms(),
+        )
+
+    def calibrated(self, demands: list[PlanDemand]) -> list[PlanDemand]:
+        """The demands corrected by the file of measurements, whose findings on the GPU are printed once."""
+        first = demands[0]
+        found = self.modelled.calibrated_on(first.gpu, first.model, first.hardware, first.request)
+        return [one.changed(lambda request: replace(request, calibration=found.calibration)) for one in demands]
+
+
+def _require_training(trained: TrainedModel, runtime: RuntimeName) -> None:
+    """Raises UsageError, before any search, where the runtime does not train as the options say."""
+    from piper_ray.export.training import TRAINING
+
+    if broken := [*TRAINING[Target(runtime.value)].broken_by(trained)]:
+        able = runtimes_that(lambda target: not [*TRAINING[target].broken_by(trained)])
+        raise UsageError("; ".join([*broken, *([f"{able} may do"] if able else [])]))
+
+
+def runtimes_that(able: Callable[[Target], bool]) -> str:
+    """Options of the runtimes that can."""
+    names = [name.value for name in RuntimeName if able(Target(name.value))]
+    return f"--runtime {' or '.join([', '.join(names[:-1]), names[-1]] if names[1:] else names)}" if names else ""

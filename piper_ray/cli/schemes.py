@@ -15,7 +15,7 @@ from piper_ray.cli.estimate import ModelOptions, RunningOptions, TrainingOptions
 from piper_ray.cli.interrupts import current
 from piper_ray.cli.options import Without, flag, of_options, option
 from piper_ray.cli.shared import JsonOption
-from piper_ray.cli.telling import note, refuse_unwritable, working
+from piper_ray.cli.telling import note, refuse_unwritable, show_document, working, write_document
 from piper_ray.cli.values import parse_degrees
 from piper_ray.model.errors import EXIT_INTERRUPTED, UsageError
 from piper_ray.model.figures import plural
@@ -128,10 +128,8 @@ def schemes(
     if asked.out is not None and asked.out.suffix.lower() != ".py":
         _write(asked, subject, estimate, found, complete=not interrupted)
     if told_as.json:
-        from piper_ray.report.document import to_text
-
         save = asked_for[0][1] if asked_for else None
-        typer.echo(to_text(schemes_document(subject, found, __version__, not interrupted, save)), nl=False)
+        show_document(schemes_document(subject, found, __version__, not interrupted, save))
     elif asked.show is not None:
         shown = [one for of in found for one in of.found if digest_of(one.scheme).startswith(asked.show)]
         if not shown:
@@ -273,13 +271,13 @@ def _estimated(
 def _write(
     asked: SchemeOptions, subject: SchemesSubject, estimate: Estimate | None, found: list[Any], *, complete: bool
 ) -> None:
-    from piper_ray.report.document import to_text, workload_text
+    from piper_ray.report.document import workload_text
     from piper_ray.workloads.schemes.document import schemes_document
     from piper_ray.workloads.schemes.tmpcs import with_schemes
 
     assert asked.out is not None
     if asked.out.suffix.lower() == ".json":
-        write_atomically(asked.out, to_text(schemes_document(subject, found, __version__, complete)))
+        write_document(asked.out, schemes_document(subject, found, __version__, complete))
         return
     assert estimate is not None
     instance = with_schemes(estimate, found, zero=asked.zero is not None)

@@ -53,7 +53,7 @@ class WorkloadOptions:
 
     def load(self, devices: int | None = None) -> Instance:
         """devices: in place of all others. What the input's reader notes goes to stderr."""
-        from piper_ray.workloads.formats import load_text
+        from piper_ray.workloads.formats.load import load_text
 
         source = self.source
         read = partial(load_text, stdin_text(), name="stdin") if source == STDIN else partial(piper_ray.load, source)

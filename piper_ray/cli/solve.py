@@ -29,13 +29,13 @@ from piper_ray.cli.certificates import CertificateOutput, refuse_uncertifiable, 
 from piper_ray.cli.interrupts import current
 from piper_ray.cli.options import flag, option, option_name
 from piper_ray.cli.process import others_on_stderr
-from piper_ray.cli.telling import Unwritten, note, refuse_unwritable, say, working
+from piper_ray.cli.telling import Unwritten, note, refuse_unwritable, say, show_document, working, write_document
 from piper_ray.cli.values import given
 from piper_ray.evaluate import Evaluation, evaluate, evaluation_of
+from piper_ray.model.constraints import Restrictions
 from piper_ray.model.errors import EXIT_INTERRUPTED, EXIT_SOLVED, InfeasibleError, InvalidPlan, LimitError, UsageError
 from piper_ray.model.events import DegreesSearched, EvaluationFinished, Event, IncumbentFound, Listener
 from piper_ray.model.options import EXACT
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import FLUSHED, Schedule
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def solve_by_baseline(
 ) -> int:
     """Prints the planner's plan, writes it to ``out``, and returns the exit status."""
     from piper_ray.planners import plan
-    from piper_ray.report.document import baseline_document, baseline_facts, plan_document, to_text, write_atomically
+    from piper_ray.report.document import baseline_document, baseline_facts, plan_document
     from piper_ray.report.summary import cost_text, instance_lines, print_plan, schedule_line, speed_line
     from piper_ray.report.terminal import console, print_lines
 
@@ -106,9 +106,9 @@ def solve_by_baseline(
         if out is not None:
             document = plan_document(instance, result.plan, result.evaluation, baseline_facts(result), result.schedule)
             with unwritten.noted():
-                write_atomically(out, to_text(document))
+                write_document(out, document)
     if json:
-        typer.echo(to_text(baseline_document(instance, restrictions, result)), nl=False)
+        show_document(baseline_document(instance, restrictions, result))
     unwritten.report()
     return EXIT_SOLVED if result.plan is not None else InfeasibleError.exit_code
 
@@ -394,11 +394,11 @@ class _SolveProblem:
             own = write_own_certificate(certificate, instance, alone, self.restrictions, self.options, unwritten)
             print_lines(screen, own)
         if asked.told_as.json:
-            from piper_ray.report.document import solution_document, to_text
+            from piper_ray.report.document import solution_document
 
             # Last, and in one piece: a solve that dies and is started again prints one document.
             document = solution_document(instance, self.restrictions, self.options, solution, evaluation, simulation)
-            typer.echo(to_text(document | more), nl=False)
+            show_document(document | more)
 
     def _print_plan(
         self,
@@ -509,7 +509,7 @@ def _write_plan(out: Path, instance: Instance, solution: Solution, evaluation: E
         say(f"there is no plan to write to {out}")
         return
 
-    from piper_ray.report.document import plan_document, proof_document, to_text, write_atomically
+    from piper_ray.report.document import plan_document, proof_document
 
     document = plan_document(instance, solution.plan, evaluation, proof_document(solution), solution.schedule)
-    write_atomically(out, to_text(document))
+    write_document(out, document)

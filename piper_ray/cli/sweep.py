@@ -21,7 +21,7 @@ from piper_ray.model.stop import Stop
 from piper_ray.storage.files import write_atomically
 
 if TYPE_CHECKING:
-    from piper_ray.report.findings_table import FindingsTable
+    from piper_ray.report.terminal import FindingsTable
     from piper_ray.sweep.findings import Record
     from piper_ray.sweep.plan_findings import PlanRecord
 
@@ -191,8 +191,7 @@ def _write_report(
     out: Path, records: list[Record], plans: list[PlanRecord], prices: dict[str, float], found: list[FindingsTable]
 ) -> None:
     from piper_ray.model.figures import plural
-    from piper_ray.report.plots.curves import figures
-    from piper_ray.report.plots.plan_curves import plan_figures
+    from piper_ray.report.plots.curves import figures, plan_figures
     from piper_ray.report.plots.style import save
     from piper_ray.report.sweep import points_csv
     from piper_ray.report.sweep_plans import plans_csv

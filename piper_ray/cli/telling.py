@@ -1,20 +1,37 @@
-"""What commands print in addition to their answer: notes, a live line, faults of files."""
+"""What commands print: an answer as a document, notes, a live line, faults of files."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import typer
 
 from piper_ray.compiled.observers import observed
 from piper_ray.model.errors import InvalidPlan, UnsupportedPlan, UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.report.folding import folded, screen_columns
+from piper_ray.storage.files import write_atomically
 
 if TYPE_CHECKING:
     from piper_ray.report.terminal import Working
+
+
+def show_document(document: Mapping[str, object]) -> None:
+    """Prints the answer as one JSON document on stdout."""
+    from piper_ray.report.document import to_text
+
+    typer.echo(to_text(document), nl=False)
+
+
+def write_document(path: Path, document: Mapping[str, object]) -> None:
+    """Writes a JSON document, completely or not at all."""
+    from piper_ray.report.document import to_text
+
+    write_atomically(path, to_text(document))
 
 
 def say(text: str) -> None:

@@ -16,7 +16,7 @@ from piper_ray import PiperRayError, Schedule, ScheduleName, Stop, UsageError
 from piper_ray.cli.interrupts import current
 from piper_ray.cli.options import REQUIRED, argument, flag, of_options, option
 from piper_ray.cli.shared import JsonOption
-from piper_ray.cli.telling import Unwritten, note, refuse_unwritable, say, working
+from piper_ray.cli.telling import Unwritten, note, refuse_unwritable, say, show_document, working
 from piper_ray.cli.values import command_text, parse_rate, parse_size
 from piper_ray.model import limits
 from piper_ray.model.cores import usable_cores
@@ -227,7 +227,6 @@ def run(factory: RankFactoryOptions, asked: RunOptions, told_as: JsonOption) -> 
 
     Starts a process for each rank on this machine; under torchrun each of its processes is one.
     """
-    from piper_ray.report.document import to_text
     from piper_ray.report.run import print_run, run_document
     from piper_ray.report.terminal import console
     from piper_ray.run.job import JobOptions, Replicas
@@ -268,7 +267,7 @@ def run(factory: RankFactoryOptions, asked: RunOptions, told_as: JsonOption) -> 
         with unwritten.noted():
             write_run_trace(measured, asked.trace)
     if told_as.json:
-        typer.echo(to_text(run_document(measured)), nl=False)
+        show_document(run_document(measured))
     else:
         print_run(console(), measured)
     unwritten.report()
@@ -276,7 +275,6 @@ def run(factory: RankFactoryOptions, asked: RunOptions, told_as: JsonOption) -> 
 
 def _run_schemes(factory: RankFactoryOptions, asked: RunOptions, told_as: JsonOption) -> None:
     """Raises UsageError where a scheme trains otherwise than one process."""
-    from piper_ray.report.document import to_text
     from piper_ray.report.schemes import outcomes_document, print_outcomes
     from piper_ray.report.terminal import console
     from piper_ray.run.launch import launch
@@ -296,7 +294,7 @@ def _run_schemes(factory: RankFactoryOptions, asked: RunOptions, told_as: JsonOp
         with working(f"training by schemes on {job.degree} processes") as show:
             outcomes += current().run(partial(launch, job, show)).outcomes
     if told_as.json:
-        typer.echo(to_text(outcomes_document(outcomes)), nl=False)
+        show_document(outcomes_document(outcomes))
     else:
         print_outcomes(console(), outcomes)
     if wrong := [one.id for one in outcomes if not one.is_equal]:

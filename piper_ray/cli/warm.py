@@ -86,7 +86,7 @@ def _dual_prices() -> None:
     from piper_ray.engine.evaluation.dual_prices import StageCover
     from piper_ray.engine.preparation import prepare
     from piper_ray.engine.tables.problem import build_problem
-    from piper_ray.model.restrictions import Restrictions
+    from piper_ray.model.constraints import Restrictions
 
     instance = _chain(8)
     workload = prepare(instance, Restrictions()).workload
@@ -119,7 +119,7 @@ def _wide_graphs() -> None:
     from piper_ray.engine.lattice.downsets import build_lattice
     from piper_ray.engine.lattice.labelling import Labelling
     from piper_ray.engine.lattice.layer_graph import build_graph
-    from piper_ray.model.restrictions import Restrictions
+    from piper_ray.model.constraints import Restrictions
     from piper_ray.model.schedule import Schedule, StepTerms
 
     piper_ray.solve(_chain(90, chains=2), threads=1, schedule="gpipe")
@@ -149,7 +149,7 @@ def _certificates() -> None:
     from piper_ray.certificate.certificate import Certificate, Tails
     from piper_ray.certificate.check import verify_certificate
     from piper_ray.certificate.flush_check import FlushProblem
-    from piper_ray.model.restrictions import Restrictions
+    from piper_ray.model.constraints import Restrictions
     from piper_ray.model.schedule import Schedule, StepTerms
 
     instance = _chain(8)

@@ -8,9 +8,8 @@ from itertools import product
 
 from piper_ray.cost.variants import Variant
 from piper_ray.model.cluster import Cluster
-from piper_ray.model.constraints import SameDegrees
+from piper_ray.model.constraints import Restrictions, SameDegrees
 from piper_ray.model.instance import Instance
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName, StepTerms
 
 MOST_CHUNKS = 8

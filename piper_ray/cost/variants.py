@@ -12,10 +12,9 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import TypeVar
 
-from piper_ray.model.constraints import Recompute
+from piper_ray.model.constraints import Recompute, Restrictions
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.plan_rules import layers_in_order
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Infeasibility
 
 _Kind = TypeVar("_Kind")

@@ -40,18 +40,16 @@ from piper_ray.engine.search.planning import Planning
 from piper_ray.engine.subproblems import instances
 from piper_ray.engine.tables.problem import build_problem
 from piper_ray.model import arguments
-from piper_ray.model.constraints import Unplaced
+from piper_ray.model.constraints import Restrictions, Unplaced
 from piper_ray.model.cores import usable_cores
 from piper_ray.model.errors import LimitError, UsageError
 from piper_ray.model.events import silent
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import Contract, SolveOptions
 from piper_ray.model.plan_rules import with_fastest_borders
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Solution, Status
 from piper_ray.model.stop import Stop, StoppedBy, StopSearch
-from piper_ray.workloads.formats import instance_of
-from piper_ray.workloads.formats.load import Source
+from piper_ray.workloads.formats.load import Source, instance_of
 
 _NOT_OF_THIS = (
     "the solution's bound of {:.9g} s does not hold for this instance under these restrictions: give those that it was "

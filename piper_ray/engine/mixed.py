@@ -48,11 +48,11 @@ from piper_ray.engine.search.planning import Planning, ValuedPlan, items_of
 from piper_ray.engine.tables.problem import LatticeTables, Problem, build_problem
 from piper_ray.engine.tables.tmpc_options import build_options
 from piper_ray.model.cluster import Cluster, Link
+from piper_ray.model.constraints import Restrictions
 from piper_ray.model.errors import LimitError
 from piper_ray.model.events import EvaluationFinished
 from piper_ray.model.instance import Instance, Tmpc, with_rows
 from piper_ray.model.plan import Plan
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import PAPERS_SCHEDULE
 from piper_ray.model.solution import EvaluationStats, Infeasibility, Solution
 from piper_ray.model.stop import StoppedBy

@@ -25,11 +25,10 @@ from piper_ray.engine.kernels.types import FloatArray
 from piper_ray.engine.request import SolveRequest
 from piper_ray.engine.subproblems import Solver, SubProblem, best_of, instances, numbered
 from piper_ray.model.cluster import Cluster
-from piper_ray.model.constraints import Recompute, SameDegrees
+from piper_ray.model.constraints import Recompute, Restrictions, SameDegrees
 from piper_ray.model.instance import Instance, Layer, MovedRows, Tmpc
 from piper_ray.model.one_mode import OneMode
 from piper_ray.model.passes import passes_of
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import CHUNKED, FLUSHED, Schedule, ScheduleName, StepTerms
 from piper_ray.model.solution import Solution
 

@@ -36,11 +36,11 @@ from piper_ray.engine.search.planning import Planning, ValuedPlan
 from piper_ray.engine.subproblems import Solver, SubProblem, best_of, least_s
 from piper_ray.engine.tables.problem import LatticeTables, Problem, build_problem
 from piper_ray.engine.tables.tmpc_options import build_options
+from piper_ray.model.constraints import Restrictions
 from piper_ray.model.errors import LimitError
 from piper_ray.model.events import EvaluationFinished
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan_rules import with_fastest_borders
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import PAPERS_SCHEDULE
 from piper_ray.model.solution import EvaluationStats, Solution, Status
 from piper_ray.model.stop import StoppedBy

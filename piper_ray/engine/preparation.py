@@ -29,12 +29,11 @@ from piper_ray.engine.lattice.downsets import GrownLattice, Lattice, build_latti
 from piper_ray.engine.lattice.layer_graph import LayerGraph, build_graph, count_downsets, count_pairs
 from piper_ray.engine.tables.problem import LatticeTables
 from piper_ray.engine.tables.tmpc_options import build_options
-from piper_ray.model.constraints import Constraint, NoDataParallelism
+from piper_ray.model.constraints import Constraint, NoDataParallelism, Restrictions
 from piper_ray.model.errors import LimitError
 from piper_ray.model.events import Listener, StepFinished, silent
 from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
 from piper_ray.model.plan import Plan
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Forecast, Infeasibility
 
 _PROCESS_BYTES = 170e6

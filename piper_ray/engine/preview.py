@@ -10,9 +10,9 @@ from piper_ray.engine.lattice.contraction import without_contraction
 from piper_ray.engine.lattice.layer_graph import build_graph, count_downsets
 from piper_ray.engine.preparation import Outline, forecast, is_wide
 from piper_ray.model import arguments
+from piper_ray.model.constraints import Restrictions
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import Contract
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
 from piper_ray.model.solution import BlockStats, Forecast
 from piper_ray.workloads.formats.load import Source, instance_of

@@ -14,12 +14,11 @@ from piper_ray.engine.backends.calls import TakesCalls, Workers
 from piper_ray.engine.backends.local import LocalBackend
 from piper_ray.engine.evaluation.backend import Backend
 from piper_ray.engine.ledger import Ledger, Limits
-from piper_ray.model.constraints import AllDevices, SameDegrees, StageCount
+from piper_ray.model.constraints import AllDevices, Restrictions, SameDegrees, StageCount
 from piper_ray.model.errors import UsageError
 from piper_ray.model.events import Listener, Note
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import FLUSHED, PAPERS_SCHEDULE, Schedule, StepTerms
 from piper_ray.model.solution import Solution
 from piper_ray.model.stop import Stop

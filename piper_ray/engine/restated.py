@@ -14,14 +14,21 @@ from piper_ray.engine.ledger import TIE
 from piper_ray.engine.one_setting import solve_one_setting
 from piper_ray.engine.request import SolveRequest
 from piper_ray.engine.subproblems import Solver, SubProblem, best_of, numbered, unproved
-from piper_ray.model.constraints import Constraint, KeepOrder, Recompute, SameDegrees, SustainedRate, WholePieces
+from piper_ray.model.constraints import (
+    Constraint,
+    KeepOrder,
+    Recompute,
+    Restrictions,
+    SameDegrees,
+    SustainedRate,
+    WholePieces,
+)
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance, Tmpc, divisors
 from piper_ray.model.one_mode import OneMode
 from piper_ray.model.options import Contract
 from piper_ray.model.passes import with_passes
 from piper_ray.model.plan_rules import in_order, layers_in_order
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, ScheduleName
 from piper_ray.model.solution import Solution, Status
 from piper_ray.model.stop import StoppedBy, StopSearch

@@ -15,11 +15,11 @@ from piper_ray.engine.request import SolveRequest, is_by_degrees
 from piper_ray.engine.restated import solve_restated, stashing
 from piper_ray.engine.subproblems import solve_on_levels
 from piper_ray.model import arguments
+from piper_ray.model.constraints import Restrictions
 from piper_ray.model.errors import UsageError
 from piper_ray.model.events import Listener, silent
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import Contract, SolveOptions
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import CHUNKED, FLUSHED, PAPERS_SCHEDULE, Schedule, ScheduleName, StepTerms
 from piper_ray.model.solution import Solution
 from piper_ray.model.stop import Stop

@@ -18,7 +18,7 @@ from piper_ray.model.constraints import (
 from piper_ray.model.errors import UnsupportedPlan
 from piper_ray.model.figures import printable
 from piper_ray.model.instance import Instance, Tmpc
-from piper_ray.model.mode import ALL_REPLICAS, FOUND, OF_RUNTIMES, Mode, Recomputation, Sharding, share_of
+from piper_ray.model.mode import ALL_REPLICAS, OF_RUNTIMES, Mode, Recomputation, Sharding, found_schemes, share_of
 from piper_ray.model.plan import Plan
 from piper_ray.model.plan_rules import layers_in_order
 from piper_ray.model.schedule import Schedule
@@ -406,8 +406,8 @@ def _unsupported(job: ExportJob) -> Iterator[str]:
     """Yields what a runtime does not support in a plan with one d and one t."""
     instance, plan, runtime = job.instance, job.plan, job.runtime
     degrees, ranks = sorted({stage.tensor_parallel_degree for stage in plan.stages}), job.pipeline_ranks
-    words = {word for one in job.tmpcs.values() for word in one.id.split("+") if word.startswith(FOUND)}
-    if found := sorted(word for word in words if instance.schemes.get(word, {}).get("name") not in OF_RUNTIMES):
+    words = found_schemes(one.id for one in job.tmpcs.values())
+    if found := [word for word in words if instance.schemes.get(word, {}).get("name") not in OF_RUNTIMES]:
         yield f"schemes found from layers' operators ({', '.join(found)}), which no runtime here takes yet"
     for constraint in runtime.constraints(instance, job.schedule.name, domain_of(instance, job.gpus_per_node)):
         if isinstance(constraint, FilledPipeline):

@@ -1,8 +1,7 @@
-"""Fields of dataclasses: values that are computed when they are first read, and old names of fields."""
+"""Fields of dataclasses whose values are computed when they are first read."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -53,13 +52,3 @@ class _Field:
 
 def _found(instance: object) -> dict[str, Any]:
     return {name: getattr(instance, name) for name in vars(instance)}
-
-
-def renamed(old: str, new: str) -> property:
-    """A property ``old`` that returns the field ``new`` and gives a DeprecationWarning. It is kept for one version."""
-
-    def read(instance: object) -> object:
-        warnings.warn(f"{type(instance).__name__}.{old} is now {new}", DeprecationWarning, stacklevel=2)
-        return getattr(instance, new)
-
-    return property(read, doc=f"The old name of ``{new}``.")

@@ -153,6 +153,12 @@ FOUND = "scheme-"
 """Beginning of an id's word for a scheme that was found from a layer's operators. That scheme states how the layer is
 divided."""
 
+
+def found_schemes(ids: Iterable[str]) -> list[str]:
+    """The words of TMPC ids that name schemes which were found from layers' operators, each once."""
+    return sorted({word for one in ids for word in one.split("+") if word.startswith(FOUND)})
+
+
 OF_RUNTIMES = ("tensor parallelism", "tensor and sequence parallelism", "context parallelism, ring")
 """Names of schemes that modes describe completely, so that runtimes can run them."""
 

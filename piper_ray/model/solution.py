@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from piper_ray.model.fields import on_demand, renamed
+from piper_ray.model.fields import on_demand
 from piper_ray.model.figures import html_table, percent_text, plural, printable, relative_gap, size_text, time_text
 from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, StepTerms
@@ -191,8 +191,6 @@ class BlockStats:
     proved: bool = False
     """Whether it is proved that no plan of whole blocks is faster."""
 
-    time_per_sample = renamed("time_per_sample", "time_per_sample_s")
-
 
 @dataclass(frozen=True)
 class Forecast:
@@ -260,9 +258,6 @@ class Solution:
     blocks: BlockStats | None = None
     schedule: Schedule = PAPERS_SCHEDULE
     step: StepTerms = StepTerms()
-
-    time_per_sample = renamed("time_per_sample", "time_per_sample_s")
-    lower_bound = renamed("lower_bound", "lower_bound_s")
 
     @property
     def gap(self) -> float | None:

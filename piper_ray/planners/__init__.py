@@ -14,16 +14,15 @@ from types import MappingProxyType
 from typing import Any
 
 from piper_ray.model import arguments
-from piper_ray.model.constraints import Recompute
+from piper_ray.model.constraints import Recompute, Restrictions
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import EXACT
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.solution import Forecast
 from piper_ray.planners.equal_runs import DataParallel, EqualRuns, GPipe, Megatron, PipeDream2BW, TensorParallel
 from piper_ray.planners.kind_runs import KindRuns, OneKind
-from piper_ray.planners.pipedream import Level, Partition, PipeDream, Recurrence, States
+from piper_ray.planners.pipedream.planner import Level, Partition, PipeDream, Recurrence, States
 from piper_ray.planners.planner import (
     BaselineResult,
     Exact,

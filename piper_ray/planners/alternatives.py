@@ -10,11 +10,10 @@ from typing import Any
 
 from piper_ray.cost.schedules import chunk_schedules
 from piper_ray.engine.solve import solve
-from piper_ray.model.constraints import DataParallelDegrees, StageCount, TensorParallelDegrees
+from piper_ray.model.constraints import DataParallelDegrees, Restrictions, StageCount, TensorParallelDegrees
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.plan import Plan
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import CHUNKED, Schedule, ScheduleName, StepTerms
 from piper_ray.model.solution import Solution, Status
 from piper_ray.model.stop import Stop

@@ -21,11 +21,11 @@ from piper_ray.engine.kernels.types import FloatArray
 from piper_ray.engine.one_setting import worth_of
 from piper_ray.engine.solve import solve
 from piper_ray.model.apart import beside_others, of_one_kind, shared_plan
+from piper_ray.model.constraints import Restrictions
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.plan import Plan
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import FLUSHED, Schedule, ScheduleName, StepTerms
 from piper_ray.model.solution import Solution, Status
 from piper_ray.model.stop import Stop, StopSearch

@@ -13,11 +13,11 @@ import numpy as np
 
 from piper_ray.evaluate import MEMORY_TOLERANCE, evaluate
 from piper_ray.model import arguments
+from piper_ray.model.constraints import Restrictions
 from piper_ray.model.errors import InvalidPlan, UsageError
 from piper_ray.model.figures import plural
 from piper_ray.model.instance import Instance, divisors
 from piper_ray.model.plan import Plan, Stage
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import FLUSHED, PAPERS_SCHEDULE, Schedule, ScheduleName
 from piper_ray.planners.planner import Light, Proposal
 from piper_ray.planners.runs import Floats, Integers, RunCosts, RunOrder, UniformChoice, run_order, uniform_choices

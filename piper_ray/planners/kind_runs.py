@@ -12,11 +12,11 @@ from itertools import permutations, product
 import numpy as np
 
 from piper_ray.evaluate import evaluate
+from piper_ray.model.constraints import Restrictions
 from piper_ray.model.errors import InvalidPlan, UsageError
 from piper_ray.model.figures import plural
 from piper_ray.model.instance import Instance, Tmpc, divisors
 from piper_ray.model.plan import Plan, Stage
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.planners.planner import OfKinds, Proposal
 from piper_ray.planners.runs import topological_order
 

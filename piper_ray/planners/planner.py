@@ -8,15 +8,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from piper_ray.evaluate import Evaluation, evaluate
-from piper_ray.model.constraints import KeepOrder, SameDegrees, SameDegreesByKind
+from piper_ray.model.constraints import KeepOrder, Restrictions, SameDegrees, SameDegreesByKind
 from piper_ray.model.errors import InvalidPlan, LimitError, UsageError
 from piper_ray.model.events import Listener, silent
-from piper_ray.model.fields import renamed
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.plan import Plan
 from piper_ray.model.plan_rules import in_order
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
 from piper_ray.model.solution import Forecast, Solution, Status
 from piper_ray.model.stop import Stop
@@ -176,8 +174,6 @@ class BaselineResult:
     def time_per_sample_s(self) -> float | None:
         """The plan's time, in s; None without a plan."""
         return None if self.evaluation is None else self.evaluation.time_per_sample_s
-
-    time_per_sample = renamed("time_per_sample", "time_per_sample_s")
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,9 @@ import numpy.typing as npt
 
 from piper_ray.cost.variants import ANY_DEGREE, stage_variants
 from piper_ray.engine.tables.tmpc_options import fastest
-from piper_ray.model.constraints import Recompute
+from piper_ray.model.constraints import Recompute, Restrictions
 from piper_ray.model.instance import Instance, Layer, Tmpc
 from piper_ray.model.passes import passes_of
-from piper_ray.model.restrictions import Restrictions
 
 
 @dataclass(frozen=True)

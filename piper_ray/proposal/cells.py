@@ -22,12 +22,11 @@ from piper_ray.engine.one_setting import ModeSetting, Settings, changed, setting
 from piper_ray.engine.request import KeptSearches, Sought
 from piper_ray.engine.solve import solve
 from piper_ray.model.cluster import Cluster
-from piper_ray.model.constraints import Constraint
+from piper_ray.model.constraints import Constraint, Restrictions
 from piper_ray.model.events import Event
 from piper_ray.model.figures import size_text
 from piper_ray.model.one_mode import OneMode
 from piper_ray.model.options import SolveOptions
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import CHUNKED, Schedule, ScheduleName, StepTerms
 from piper_ray.model.solution import Solution, Status
 from piper_ray.model.stop import Stop, StoppedBy, StopSearch

@@ -14,11 +14,10 @@ from dataclasses import replace
 from piper_ray.cost.schedules import rank_counts
 from piper_ray.engine.one_setting import ModeSetting
 from piper_ray.engine.subproblems import rank_of
-from piper_ray.model.constraints import Constraint, DataParallelDegrees, StageCount, choices_made
+from piper_ray.model.constraints import Constraint, DataParallelDegrees, Restrictions, StageCount, choices_made
 from piper_ray.model.instance import Instance
 from piper_ray.model.mode import Sharding
 from piper_ray.model.plan import Plan
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, StepTerms
 from piper_ray.model.solution import Solution, Status
 

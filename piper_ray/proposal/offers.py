@@ -1,15 +1,18 @@
-"""What ``plan`` offers if options are left out, within a runtime's rules; and which options it refuses."""
+"""What a user asks of ``plan``; what is offered if options are left out, within a runtime's rules; and which options
+are refused."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from piper_ray.model.errors import UsageError
 from piper_ray.model.headroom import Headroom
 from piper_ray.model.instance import TrainedModel, divisors
 from piper_ray.model.mode import ALL_REPLICAS, Sharding
-from piper_ray.model.schedule import FLUSHED, ScheduleName
+from piper_ray.model.schedule import FLUSHED, ScheduleName, StepTerms
 from piper_ray.model.units import parse_bytes
+from piper_ray.proposal.demand import FurtherKinds, PlanDemand
 from piper_ray.runtimes.runtime import Runtime
 from piper_ray.workloads.estimate.build import EstimateRequest
 from piper_ray.workloads.estimate.config import ModelConfig
@@ -21,6 +24,7 @@ from piper_ray.workloads.estimate.offered import attends
 from piper_ray.workloads.estimate.operators import LayerKind
 from piper_ray.workloads.estimate.refusals import why_not_on_host
 from piper_ray.workloads.estimate.software import ContextExchange, context_exchange_named, software_named
+from piper_ray.workloads.schemes.tmpcs import SchemeOffer
 
 _LEAST_TOKENS = 2048
 """The fewest tokens of a group; fewer make products that are too small for a GPU."""
@@ -213,3 +217,57 @@ def headroom_of(given: str | float) -> Headroom:
     if not 0.0 <= share < 1.0:
         raise UsageError(f"{given!r}: expected a size, such as 4GiB, or a share below 1, such as 8% or 0.08")
     return Headroom(share=share)
+
+
+@dataclass(frozen=True)
+class PlanQuestion:
+    """What a user asks of ``plan``, before the runtime offers what it has. None: the runtime's own, or what is usual.
+
+    asked: the request, on any number of nodes. schedule: no other one. contexts, experts: the degrees of context and
+    expert parallelism. software, context_exchange, headroom, between_bytes_per_s, step, tensor_parallel, stages: as of
+    ``PlanDemand`` and its parts. schemes: whether TMPCs that are found from operators are offered, too.
+    """
+
+    model: ModelConfig
+    hardware: Hardware
+    runtime: Runtime
+    asked: EstimateRequest
+    schedule: ScheduleName | None = None
+    contexts: tuple[int, ...] | None = None
+    experts: tuple[int, ...] | None = None
+    software: str | None = None
+    context_exchange: str | None = None
+    headroom: Headroom | None = None
+    between_bytes_per_s: float | None = None
+    step: StepTerms = StepTerms()
+    schemes: bool = False
+    tensor_parallel: tuple[int, ...] | None = None
+    stages: int | None = None
+
+    def request(self, gpu: str, nodes: int) -> EstimateRequest:
+        """What is asked for on so many nodes with a GPU, with what the runtime can be offered there. Raises
+        UsageError."""
+        refuse_what_cannot_run(self.runtime, self.asked, self.hardware)
+        there = replace(self.asked, nodes=nodes).on(self.hardware.gpu(gpu))
+        domain, degrees = there.domain_of(self.hardware.gpu(gpu)), (self.contexts, self.experts)
+        return with_offers(there, self.model, self.runtime, domain, *degrees, self.software, self.context_exchange)
+
+    def demand(self, kinds: Mapping[str, tuple[str, int]]) -> PlanDemand:
+        """The demand on a cluster. kinds: the GPU and the nodes of each kind or site. Raises UsageError."""
+        schedules = schedules_of(self.runtime, self.schedule, kinds=len(kinds) > 1)
+        (name, gpu, request), *others = ((name, gpu, self.request(gpu, nodes)) for name, (gpu, nodes) in kinds.items())
+        at_sites = schedules_of(self.runtime, self.schedule)
+        return PlanDemand(
+            self.model,
+            self.hardware,
+            gpu,
+            request,
+            self.runtime,
+            schedules,
+            self.step,
+            headroom=usual_headroom(request) if self.headroom is None else self.headroom,
+            further=FurtherKinds(name, tuple(others), self.between_bytes_per_s, at_sites=at_sites) if others else None,
+            schemes=SchemeOffer(request.offer.zero == ALL_REPLICAS) if self.schemes else None,
+            tensor_parallel=self.tensor_parallel,
+            stages=self.stages,
+        )

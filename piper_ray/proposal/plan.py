@@ -21,15 +21,13 @@ from piper_ray.model import arguments
 from piper_ray.model.errors import UsageError
 from piper_ray.model.figures import plural
 from piper_ray.model.instance import Instance
-from piper_ray.model.mode import ALL_REPLICAS
 from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import ScheduleName, StepTerms
 from piper_ray.model.solution import Solution
 from piper_ray.model.stop import Stop
 from piper_ray.model.units import parse_bytes_per_s
-from piper_ray.proposal.demand import FurtherKinds, PlanDemand, Proposed
-from piper_ray.proposal.figures import Figures, figures_of
-from piper_ray.proposal.offers import headroom_of, refuse_what_cannot_run, schedules_of, usual_headroom, with_offers
+from piper_ray.proposal.demand import Figures, Proposed, figures_of
+from piper_ray.proposal.offers import PlanQuestion, headroom_of
 from piper_ray.proposal.propose import propose
 from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName
 from piper_ray.simulate.result import Simulation
@@ -37,7 +35,6 @@ from piper_ray.workloads.estimate.build import EstimateRequest
 from piper_ray.workloads.estimate.config import read_model, with_images
 from piper_ray.workloads.estimate.hardware import load_hardware
 from piper_ray.workloads.estimate.modes import Offer
-from piper_ray.workloads.schemes.tmpcs import SchemeOffer
 
 
 @dataclass(frozen=True)
@@ -198,7 +195,6 @@ def plan(
         reserve_bytes=bytes_argument("reserve_bytes", reserve_bytes),
         host_memory_bytes=bytes_argument("host_memory_bytes", host_memory_bytes),
     )
-    refuse_what_cannot_run(named, asked, table)
     if site is None:
         named.require_kinds([*kinds])
     given = {
@@ -209,52 +205,37 @@ def plan(
     contexts, experts, degrees = (
         None if values is None else arguments.degrees(name, values) for name, values in given.items()
     )
-    contexts = None if contexts is None else tuple(sorted({1, *contexts}))
-    used = None if software is None else text_argument("software", software, named.software)
-    exchange = None if context_exchange is None else text_argument("context_exchange", context_exchange, "ring")
-
-    def on_kind(kind: str) -> tuple[str, str, EstimateRequest]:
-        own, count = kinds[kind]
-        there = replace(asked, nodes=count).on(table.gpu(own))
-        return (
-            kind,
-            own,
-            with_offers(there, read, named, there.domain_of(table.gpu(own)), contexts, experts, used, exchange),
-        )
-
-    (kind, own, request), *rest = map(on_kind, kinds)
-    rate = None if between is None else parse_bytes_per_s(between)
+    demand = PlanQuestion(
+        read,
+        table,
+        named,
+        asked,
+        None if schedule is None else arguments.choice("schedule", schedule, ScheduleName),
+        None if contexts is None else tuple(sorted({1, *contexts})),
+        experts,
+        None if software is None else text_argument("software", software, named.software),
+        None if context_exchange is None else text_argument("context_exchange", context_exchange, "ring"),
+        None if headroom is None else headroom_of(headroom),
+        None if between is None else parse_bytes_per_s(between),
+        step,
+        schemes,
+        degrees,
+        None if stages is None else arguments.positive("stages", stages),
+    ).demand(kinds)
     if calibrate is not None:
-        if len({own, *(gpu for _, gpu, _ in rest)}) > 1:
+        if len({own for _, own, _ in demand.kinds}) > 1:
             raise UsageError("calibrate: measurements are of one GPU, and several are asked about")
 
         from piper_ray.calibrate.measurements import Estimated, calibrated
 
-        request = calibrated(arguments.location("calibrate", calibrate), Estimated(read, table, own, request))
-        rest = [(name, gpu, replace(one, calibration=request.calibration)) for name, gpu, one in rest]
-    only = None if schedule is None else arguments.choice("schedule", schedule, ScheduleName)
-    further = FurtherKinds(kind, tuple(rest), rate, at_sites=schedules_of(named, only)) if rest else None
-    kept = usual_headroom(request) if headroom is None else headroom_of(headroom)
+        estimated = Estimated(read, table, demand.gpu, demand.request)
+        found = calibrated(arguments.location("calibrate", calibrate), estimated).calibration
+        demand = demand.changed(lambda request: replace(request, calibration=found))
+    demand.refuse_layouts()
     planned = {}
     for name in names:
-        schedules = schedules_of(named, only, kinds=further is not None)
-        demand = PlanDemand(
-            read,
-            table,
-            own,
-            replace(request, precision=name),
-            named,
-            schedules,
-            step,
-            headroom=kept,
-            further=further,
-            schemes=SchemeOffer(request.offer.zero == ALL_REPLICAS) if schemes else None,
-            tensor_parallel=degrees,
-            stages=None if stages is None else arguments.positive("stages", stages),
-        )
-        demand.refuse_layouts()
-        found = propose(demand, stop)
-        best, *others = (_planned(one, train_tokens, price_per_hour) for one in found.found)
+        in_precision = replace(demand, request=replace(demand.request, precision=name))
+        best, *others = (_planned(one, train_tokens, price_per_hour) for one in propose(in_precision, stop).found)
         planned[name] = replace(best, runners_up=tuple(others))
     fastest = min(planned.values(), key=lambda one: one.step_s)
     return replace(fastest, by_precision=planned)

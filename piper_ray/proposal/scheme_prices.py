@@ -1,11 +1,17 @@
-"""Schemes that are cheaper at a plan's own price of memory. They are offered to the search until there are none."""
+"""Schemes that are cheaper at a plan's own price of memory. They are offered to the search until there are none.
+
+Layers share a memory (column generation). For the known schemes, the price of a byte is sought at which the layers'
+least time, with the memory paid for, is the largest: no choice of known schemes takes less. At that price each kind of
+layer is searched for a cheaper scheme. If there is none, no choice of any schemes takes less.
+"""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from piper_ray.cost.schedules import sync_s_per_byte
 from piper_ray.cost.stage import held_bytes
@@ -18,7 +24,6 @@ from piper_ray.simulate.result import RankSimulation, Simulation
 from piper_ray.simulate.run import SimulationOptions, simulate
 from piper_ray.workloads.estimate.build import Estimate
 from piper_ray.workloads.formats.load import load_plan, plan_claims
-from piper_ray.workloads.schemes.columns import Cheapest, LeastTime, Taken, least_time
 from piper_ray.workloads.schemes.frontier import FoundScheme, KindSchemes
 from piper_ray.workloads.schemes.graph import TensorPlacement
 from piper_ray.workloads.schemes.kept import planned_schemes
@@ -232,3 +237,76 @@ class _AskedSchemes:
         found = FoundScheme(name_of(scheme, of.priced.graph), scheme)
         seconds, held = taken = layers.taken(tmpc_of_scheme(found, kind, estimate, layers.zero))
         return Cheapest(taken, (seconds + price_s * held) * (1.0 - PROGRAM_GAP), scheme)
+
+
+Taken = tuple[float, float]
+"""A time in seconds and a size in bytes."""
+
+_MOST_ROUNDS = 20
+_NEAR = 1e-4
+"""Relative to the cost: a scheme that is cheaper by less than this is not worth another round."""
+
+
+class Cheapest(NamedTuple):
+    """The cheapest scheme for a kind of layer at a price of memory. taken: its seconds and bytes. bottom_s: no scheme
+    costs less. scheme: the scheme; None: a known one is the cheapest."""
+
+    taken: Taken
+    bottom_s: float
+    scheme: Scheme | None
+
+
+class LeastTime(NamedTuple):
+    """bound_s: no choices take less. columns: the schemes that were cheaper than the known ones, each with the number
+    of its kind."""
+
+    bound_s: float
+    columns: list[tuple[int, Scheme]]
+
+
+def least_time(
+    counts: Sequence[int],
+    known: Sequence[Sequence[Taken]],
+    most_bytes: float,
+    cheapest: Callable[[int, float], Cheapest],
+    enough_s: float,
+) -> LeastTime:
+    """The least time for a number of layers of each kind, within the memory. known: the choices for a layer of each
+    kind. cheapest: finds the cheapest scheme of a kind, given by its number, at a price of a byte in s. The search ends
+    where the bound reaches ``enough_s``."""
+    rows, columns, bound_s = [[*one] for one in known], list[tuple[int, Scheme]](), 0.0
+    for _ in range(_MOST_ROUNDS):
+        price_s, before = price_of_memory(counts, rows, most_bytes), len(columns)
+        round_s = -price_s * most_bytes
+        for kind, count in enumerate(counts):
+            found, cost_s = cheapest(kind, price_s), _cost_s(rows[kind], price_s)[0]
+            if found.scheme is not None and found.taken[0] + price_s * found.taken[1] < cost_s * (1.0 - _NEAR):
+                rows[kind].append(found.taken)
+                columns.append((kind, found.scheme))
+            round_s += count * min(cost_s, found.bottom_s)
+        bound_s = max(bound_s, round_s)
+        if len(columns) == before or bound_s >= enough_s:
+            break
+    return LeastTime(bound_s, columns)
+
+
+def price_of_memory(counts: Sequence[int], known: Sequence[Sequence[Taken]], most_bytes: float) -> float:
+    """The price of a byte, in s. At a higher price the cheapest choices hold less than the memory; at a lower price,
+    more."""
+
+    def is_low(price_s: float) -> bool:
+        return sum(n * _cost_s(rows, price_s)[1] for n, rows in zip(counts, known, strict=True)) > most_bytes
+
+    if not is_low(0.0):
+        return 0.0
+    low_s = 0.0
+    high_s = sum(n * max(seconds for seconds, _ in rows) for n, rows in zip(counts, known, strict=True)) / 1024.0**2
+    for _ in range(60):
+        price_s = (low_s + high_s) / 2.0
+        low_s, high_s = (price_s, high_s) if is_low(price_s) else (low_s, price_s)
+    return high_s
+
+
+def _cost_s(rows: Sequence[Taken], price_s: float) -> Taken:
+    """The least cost of a layer, and the bytes of the choice with this cost."""
+    return min((seconds + price_s * held_bytes, held_bytes) for seconds, held_bytes in rows)

@@ -8,12 +8,10 @@ from rich.console import Console
 
 from piper_ray.model.figures import held_text, plural, rounded, time_text
 from piper_ray.proposal.clusters import ClusterPlan, with_nodes_before
-from piper_ray.proposal.demand import PlanDemand, Proposed
-from piper_ray.proposal.figures import Figures, figures_of
+from piper_ray.proposal.demand import Figures, PlanDemand, Proposed, figures_of
 from piper_ray.proposal.layout_words import layout_words
-from piper_ray.report.findings_table import csv_text
 from piper_ray.report.proposal import SCREEN_COLUMNS, change_text, gap_text
-from piper_ray.report.terminal import NO_BREAK, Column, print_fitting, print_lines
+from piper_ray.report.terminal import NO_BREAK, Column, csv_text, print_fitting, print_lines
 
 _BILLION = 1e9
 _S_PER_HOUR = 3600.0

@@ -9,22 +9,21 @@ import dataclasses
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from piper_ray.evaluate import Evaluation
 from piper_ray.model import arguments
 from piper_ray.model.cluster import Cluster, DeviceKind
+from piper_ray.model.constraints import Restrictions
 from piper_ray.model.figures import given_size_text, printable, time_text
 from piper_ray.model.instance import Batch, Instance
 from piper_ray.model.options import Contract, SolveOptions
 from piper_ray.model.plan import Plan
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import FLUSHED, PAPERS_SCHEDULE, Schedule, StepTerms
 from piper_ray.model.solution import BlockStats, Forecast, Solution
 from piper_ray.report.terminal import Column
-from piper_ray.storage.files import write_atomically as write_atomically
 from piper_ray.workloads.formats.load import instance_of
 from piper_ray.workloads.formats.plans import Document, header, stage_documents
 
@@ -188,7 +187,7 @@ def proof_document(solution: Solution) -> Document:
 
 def workload_text(instance: Instance, header: Iterable[str]) -> str:
     """The instance as TOML under lines that say how it was made and how to read it."""
-    from piper_ray.workloads.formats import to_toml
+    from piper_ray.workloads.formats.load import to_toml
 
     comment = "".join(f"# {printable(line)}".rstrip() + "\n" for line in header)
     return f"{comment}\n{to_toml(instance)}"
@@ -271,7 +270,7 @@ def verification_document(
     }
 
 
-def to_text(document: Document) -> str:
+def to_text(document: Mapping[str, object]) -> str:
     """The document as strict JSON: no NaN and no infinity."""
     return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 

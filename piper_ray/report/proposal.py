@@ -13,7 +13,7 @@ from rich.text import Text
 
 from piper_ray.export.files import Target
 from piper_ray.export.targets import exportable
-from piper_ray.model.constraints import choices_made
+from piper_ray.model.constraints import choices_made, odd_part
 from piper_ray.model.events import (
     Bounds,
     DegreesAdvanced,
@@ -37,15 +37,12 @@ from piper_ray.model.figures import (
 )
 from piper_ray.model.mode import Recomputation
 from piper_ray.model.plan import Stage
-from piper_ray.model.restrictions import odd_part
 from piper_ray.model.schedule import ScheduleName
 from piper_ray.planners.apart import KindsApart
-from piper_ray.proposal.against import Theirs
 from piper_ray.proposal.cells import FURTHER_GAP, CellBegun, Closing
-from piper_ray.proposal.demand import PlanDemand, Proposed
-from piper_ray.proposal.figures import Figures, figures_of
+from piper_ray.proposal.demand import Figures, PlanDemand, Proposed, figures_of
 from piper_ray.proposal.layout_words import LayoutWords, differences, layout_words
-from piper_ray.proposal.propose import FoundPlans, Help
+from piper_ray.proposal.propose import FoundPlans, Help, Theirs
 from piper_ray.report.comparison import ComparedPlan, print_difference, reasons
 from piper_ray.report.folding import folded
 from piper_ray.report.simulated import early_receives_text, overlapped_text

@@ -7,13 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from piper_ray.planners.apart import KindsApart
-from piper_ray.proposal.against import Theirs
 from piper_ray.proposal.cells import Cell
 from piper_ray.proposal.clusters import ClusterPlan
-from piper_ray.proposal.demand import Proposed
-from piper_ray.proposal.figures import Figures, figures_of
+from piper_ray.proposal.demand import Figures, Proposed, figures_of
 from piper_ray.proposal.layout_words import LayoutWords, differences, layout_words
-from piper_ray.proposal.propose import FoundPlans, Help
+from piper_ray.proposal.propose import FoundPlans, Help, Theirs
 from piper_ray.report.apart import apart_document
 from piper_ray.report.clusters import spare_document
 from piper_ray.report.proposal import why_not

@@ -18,7 +18,6 @@ from rich.text import Text
 
 from piper_ray.cost.tolerances import MEMORY_TOLERANCE
 from piper_ray.evaluate import Evaluation, StageEvaluation
-from piper_ray.model.borders import stage_borders
 from piper_ray.model.cluster import Cluster, DeviceKind
 from piper_ray.model.figures import (
     NEAR_DIGITS,
@@ -40,6 +39,7 @@ from piper_ray.model.figures import (
 )
 from piper_ray.model.instance import Batch, Instance
 from piper_ray.model.plan import Plan, Stage
+from piper_ray.model.plan_rules import stage_borders
 from piper_ray.model.schedule import CHUNKED, PAPERS_SCHEDULE, Schedule
 from piper_ray.model.solution import BlockStats, ClusterStats, Infeasibility, Solution, Status
 from piper_ray.report.terminal import (

@@ -10,8 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from piper_ray.model.figures import duration_text, given_size_text, plural, printable, size_text, time_text
-from piper_ray.report.findings_table import FindingsTable, csv_text
-from piper_ray.report.terminal import Column, LiveLog, print_table
+from piper_ray.report.terminal import Column, FindingsTable, LiveLog, csv_text, print_table
 from piper_ray.sweep.demand import Demand, PointKind, kind_of
 from piper_ray.sweep.findings import Record, best_of_each, comparisons
 from piper_ray.sweep.plan_point import PlanPoint

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from piper_ray.model.figures import rounded, time_text
-from piper_ray.report.findings_table import FindingsTable, csv_text
+from piper_ray.report.terminal import FindingsTable, csv_text
 from piper_ray.sweep.plan_findings import PlanRecord, TrainedBatch, best_of_clusters, ways_of
 
 Prices = Mapping[str, float]

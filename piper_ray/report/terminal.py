@@ -1,9 +1,11 @@
 """Where reports are printed: consoles, plain columns that read alike on a terminal, in a pipe and in a file, and a line
-at the foot of a terminal that is always taken down.
+at the foot of a terminal that is always taken down. Tables of findings are for a terminal, Markdown and CSV.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import os
 import sys
 import textwrap
@@ -225,3 +227,32 @@ class Working(LiveLog):
         if self._done < self._total:
             parts += left_texts(elapsed_s, self._done / self._total)
         return Text(", ".join([*parts, self._name] if self._name else parts), style="dim")
+
+
+def csv_text(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    """Full figures as CSV; None is nothing."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([heads, *rows])
+    return text.getvalue()
+
+
+@dataclass(frozen=True)
+class FindingsTable:
+    """A title, and cells as text. left: how many columns hold words; the others hold figures."""
+
+    title: str
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    left: int
+
+    @property
+    def columns(self) -> list[Column]:
+        """The columns for a terminal."""
+        return [Column(head, right=index >= self.left) for index, head in enumerate(self.heads)]
+
+    def markdown(self, level: int = 2) -> str:
+        """level: of the heading."""
+        marks = ["---" if index < self.left else "---:" for index in range(len(self.heads))]
+        rows = [self.heads, tuple(marks), *self.rows]
+        cells = ["| " + " | ".join(cell.replace("|", r"\|") for cell in row) + " |" for row in rows]
+        return f"{level * '#'} {self.title}\n\n" + "\n".join(cells) + "\n"

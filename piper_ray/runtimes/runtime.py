@@ -22,6 +22,7 @@ from piper_ray.model.constraints import (
     PipelinedChunks,
     Recompute,
     RecomputeRule,
+    Restrictions,
     SameDegrees,
     SameDegreesByKind,
     StageCount,
@@ -36,7 +37,6 @@ from piper_ray.model.instance import Instance, divisors
 from piper_ray.model.mode import EVERY_SECOND_PRODUCT, MEGATRON_MODULES, Recomputation, Sharding
 from piper_ray.model.one_mode import OneMode
 from piper_ray.model.plan_rules import layers_in_order
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import CHUNKED, Schedule, ScheduleName
 from piper_ray.runtimes.meshes import Mesh, gpus_per_node_of
 from piper_ray.runtimes.pieces import pieces_of, require_chain

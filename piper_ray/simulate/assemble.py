@@ -14,17 +14,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from piper_ray.model.borders import lies_in_groups
 from piper_ray.model.cluster import Cluster
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Batch, Instance
 from piper_ray.model.plan import Plan
-from piper_ray.model.plan_rules import as_planned, unpassed_edges
+from piper_ray.model.plan_rules import as_planned, lies_in_groups, unpassed_edges
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, ScheduleName
 from piper_ray.simulate.actions import ActionKind, Actions, flush_lists, gpipe, one_f_one_b
 from piper_ray.simulate.borders import best_ring, plan_border_rates, reached_bytes_per_s
+from piper_ray.simulate.communication import sends_waited_for, with_buffers, with_joined_passes
 from piper_ray.simulate.kernels.events import Floats
-from piper_ray.simulate.overlaps import sends_waited_for, with_buffers, with_joined_passes
 from piper_ray.simulate.result import PROMISE_KEPT, Interval, PathPart, RankSimulation, Simulation, pass_of
 from piper_ray.simulate.run import InFlightRule, SimulationOptions, Transfers
 from piper_ray.simulate.stages import Hop, StageLoad, Stages, charged_s, hops, stages_of

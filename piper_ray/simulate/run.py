@@ -148,13 +148,13 @@ def simulate(
     <ScheduleName.GPIPE: 'gpipe'>
     """
     from piper_ray.simulate.assemble import simulated
-    from piper_ray.workloads import formats
+    from piper_ray.workloads.formats.load import instance_of
     from piper_ray.workloads.formats.objects import check_plan
 
     arguments.of_kind("plan", plan, Plan, "a Plan (load_plan reads one)")
     check_plan(plan)
     arguments.of_kind("options", options, SimulationOptions, "a SimulationOptions")
-    instance = formats.instance_of(instance)
+    instance = instance_of(instance)
     under = Schedule.first_of(schedule, instance.schedule)
     plan.require_one_pipeline("a simulation")
     if under.asynchronous:

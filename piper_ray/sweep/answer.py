@@ -30,12 +30,12 @@ from piper_ray.engine.evaluation.backend import Backend
 from piper_ray.engine.preparation import PointShape, Preparation, bytes_per_downset, prepare
 from piper_ray.engine.solve import solve
 from piper_ray.evaluate import Evaluation
+from piper_ray.model.constraints import Restrictions
 from piper_ray.model.errors import InfeasibleError, UsageError
 from piper_ray.model.events import Listener, silent
 from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.plan import Plan
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
 from piper_ray.model.solution import Solution, SolveStats, Status
 from piper_ray.model.stop import Stop, StoppedBy, StopSearch

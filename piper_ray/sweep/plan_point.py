@@ -8,7 +8,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from piper_ray.calibrate.workload import running_arguments, shared_replicas
@@ -18,10 +18,9 @@ from piper_ray.model.schedule import ScheduleName
 from piper_ray.model.solution import Status
 from piper_ray.model.stop import Stop
 from piper_ray.proposal.cells import Closing
-from piper_ray.proposal.demand import FurtherKinds, PlanDemand, usual_batch
-from piper_ray.proposal.figures import figures_of
+from piper_ray.proposal.demand import PlanDemand, figures_of, usual_batch
 from piper_ray.proposal.layout_words import layout_words
-from piper_ray.proposal.offers import refuse_what_cannot_run, schedules_of, usual_headroom, with_offers
+from piper_ray.proposal.offers import PlanQuestion, schedules_of
 from piper_ray.proposal.propose import FoundPlans, propose
 from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName
 from piper_ray.workloads.estimate.build import EstimateRequest
@@ -135,28 +134,19 @@ def schedules_tried(point: PlanPoint) -> tuple[ScheduleName, ...]:
 def _demand(point: PlanPoint, planned: PlannedModel) -> PlanDemand:
     """What ``piper_ray.plan`` searches for, where nothing else is said. Raises UsageError for what the runtime cannot
     do."""
-    runtime, hardware = RUNTIMES[RuntimeName(point.trained_by)], planned.hardware
+    runtime, kinds = RUNTIMES[RuntimeName(point.trained_by)], point.kinds
     asked = EstimateRequest(
         nodes=point.nodes,
+        gpus_per_node=point.devices // point.nodes if len(kinds) == 1 else None,
         tokens=point.tokens,
         batch=point.batch,
         precision=point.precision,
+        software=runtime.software,
         offer=Offer(zero=shared_replicas("all")),
     )
-    refuse_what_cannot_run(runtime, asked, hardware)
-    kinds = point.kinds
     runtime.require_kinds([*kinds])
-
-    def on_kind(gpu: str) -> EstimateRequest:
-        per_node = point.devices // point.nodes if len(kinds) == 1 else None
-        there = replace(asked, nodes=kinds[gpu], gpus_per_node=per_node)
-        return with_offers(there, planned.model, runtime, there.domain_of(hardware.gpus[gpu]), None, None)
-
-    first, *others = kinds
-    request, schedules = on_kind(first), schedules_tried(point)
-    further = FurtherKinds(first, tuple((gpu, gpu, on_kind(gpu)) for gpu in others)) if others else None
-    headroom = usual_headroom(request)
-    return PlanDemand(planned.model, hardware, first, request, runtime, schedules, headroom=headroom, further=further)
+    question = PlanQuestion(planned.model, planned.hardware, runtime, asked, point.asked_schedule)
+    return question.demand({gpu: (gpu, nodes) for gpu, nodes in kinds.items()})
 
 
 def plan_row(point: PlanPoint, planned: PlannedModel, stop: Stop[Any]) -> Row:

@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from piper_ray.model.constraints import Restrictions
 from piper_ray.model.figures import PROOF_TOLERANCE
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import EXACT, SolveOptions
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
 from piper_ray.sweep.plan_point import REFUSED, PlannedModel, PlanPoint
 

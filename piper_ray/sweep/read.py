@@ -58,17 +58,16 @@ import re
 from collections.abc import Callable, Mapping
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from piper_ray.model import arguments, limits
-from piper_ray.model.constraints import Recompute
+from piper_ray.model.constraints import Recompute, Restrictions
 from piper_ray.model.errors import InputError, UsageError
 from piper_ray.model.forms import InFlight
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import EXACT, SolveOptions
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.units import OnNote, doubtful
 from piper_ray.planners import ALL_NAMES
@@ -77,10 +76,10 @@ from piper_ray.sweep.plan_point import PlannedModel, PlanPoint
 from piper_ray.sweep.point import AnyPoint, Point, Sweep, graph_hash
 from piper_ray.workloads.estimate.config import ModelConfig, model_names, read_model
 from piper_ray.workloads.estimate.hardware import Hardware, load_hardware
-from piper_ray.workloads.formats import load
 from piper_ray.workloads.formats.documents import advice, parse_json, parse_toml, read_text, refuse
-from piper_ray.workloads.formats.faults import MANY, ONE, Faults, path_of, quoted, shown
-from piper_ray.workloads.formats.fields import Closed, Count, Degree, RateWithUnit, SizeWithUnit
+from piper_ray.workloads.formats.faults import Faults, path_of, quoted, shown
+from piper_ray.workloads.formats.fields import Closed, Count, Degree, OneOrSome, RateWithUnit, SizeWithUnit
+from piper_ray.workloads.formats.load import load
 
 POINTS = 1_000_000
 """The most points of one sweep."""
@@ -157,11 +156,6 @@ def _named_schedule(text: str) -> str:
     return text
 
 
-def _branch(value: object) -> str:
-    return MANY if isinstance(value, (list, tuple)) else ONE
-
-
-_ONE_OR_MANY = Discriminator(_branch)
 _Devices = Annotated[tuple[int, ...], BeforeValidator(_counts_up_to(limits.DEVICES))]
 _Batches = Annotated[tuple[int, ...], BeforeValidator(_counts_up_to(limits.MICROBATCHES))]
 _Recompute = Annotated[str, AfterValidator(_known(tuple(rule.value for rule in Recompute)))]
@@ -170,30 +164,25 @@ _Planner = Annotated[str, AfterValidator(_known(ALL_NAMES))]
 _Runtime = Annotated[str, AfterValidator(_known(_RUNTIMES))]
 _Precision = Annotated[str, AfterValidator(_known(_PRECISIONS))]
 _Tried = Annotated[str, AfterValidator(_known(_TRIED))]
-_Some = Field(min_length=1)
-
-_Value = TypeVar("_Value")
-_Axis = Annotated[Annotated[_Value, Tag(ONE)] | Annotated[list[_Value], _Some, Tag(MANY)], _ONE_OR_MANY]
-"""A value, or a list of them."""
 
 
 class Grid(Closed):
     """Every combination of its values."""
 
-    workload: _Axis[str] | None = Field(default=None, alias="workloads", description="labels of [workloads]")
-    devices: _Axis[_Devices] | None = Field(default=None, description=_DEVICES_WORDS)
-    microbatches: _Axis[_Batches] | None = Field(default=None, description=_MICROBATCHES_WORDS)
-    memory: _Axis[SizeWithUnit] | None = Field(default=None, description=f"{_SIZE_WORDS}, or a list of them")
-    bandwidth: _Axis[RateWithUnit] | None = Field(default=None, description=f"{_RATE_WORDS}, or a list of them")
-    tensor_parallelism: _Axis[bool] = Field(default=True, description="true, false, or [true, false]")
-    data_parallelism: _Axis[bool] = Field(default=True, description="true, false, or [true, false]")
-    recompute: _Axis[_Recompute] = Field(
+    workload: OneOrSome[str] | None = Field(default=None, alias="workloads", description="labels of [workloads]")
+    devices: OneOrSome[_Devices] | None = Field(default=None, description=_DEVICES_WORDS)
+    microbatches: OneOrSome[_Batches] | None = Field(default=None, description=_MICROBATCHES_WORDS)
+    memory: OneOrSome[SizeWithUnit] | None = Field(default=None, description=f"{_SIZE_WORDS}, or a list of them")
+    bandwidth: OneOrSome[RateWithUnit] | None = Field(default=None, description=f"{_RATE_WORDS}, or a list of them")
+    tensor_parallelism: OneOrSome[bool] = Field(default=True, description="true, false, or [true, false]")
+    data_parallelism: OneOrSome[bool] = Field(default=True, description="true, false, or [true, false]")
+    recompute: OneOrSome[_Recompute] = Field(
         default=Recompute.AUTO.value, description=f"{_RECOMPUTE_WORDS}, or a list of them"
     )
-    schedule: _Axis[_Schedule] | None = Field(
+    schedule: OneOrSome[_Schedule] | None = Field(
         default=None, alias="schedules", description=f"{_SCHEDULE_WORDS}, or a list of them"
     )
-    planner: _Axis[_Planner] = Field(
+    planner: OneOrSome[_Planner] = Field(
         default=EXACT, alias="planners", description=f"{_PLANNER_WORDS}, or a list of them"
     )
 
@@ -216,24 +205,24 @@ class ListedPoint(Closed):
 class PlanGrid(Closed):
     """Every combination of its values, each a plan."""
 
-    model: _Axis[str] = Field(alias="models", description="labels of [models], or models known by name")
-    gpu: _Axis[str] | None = Field(default=None, alias="gpus", description="GPUs, such as H100-SXM")
-    nodes: _Axis[_Devices] = Field(default=(1,), description=_DEVICES_WORDS)
-    kinds: dict[str, _Axis[_Devices]] | None = Field(
+    model: OneOrSome[str] = Field(alias="models", description="labels of [models], or models known by name")
+    gpu: OneOrSome[str] | None = Field(default=None, alias="gpus", description="GPUs, such as H100-SXM")
+    nodes: OneOrSome[_Devices] = Field(default=(1,), description=_DEVICES_WORDS)
+    kinds: dict[str, OneOrSome[_Devices]] | None = Field(
         default=None, min_length=2, description="in place of gpus and nodes: of each GPU of one cluster its nodes"
     )
     gpus_per_node: Degree | None = Field(default=None, description="a whole number >= 1")
-    batch: _Axis[_Batches] | None = Field(default=None, alias="batches", description=_MICROBATCHES_WORDS)
-    precision: _Axis[_Precision] = Field(
+    batch: OneOrSome[_Batches] | None = Field(default=None, alias="batches", description=_MICROBATCHES_WORDS)
+    precision: OneOrSome[_Precision] = Field(
         default="bf16", alias="precisions", description=f"one of {', '.join(_PRECISIONS)}, or a list of them"
     )
-    runtime: _Axis[_Runtime] = Field(
+    runtime: OneOrSome[_Runtime] = Field(
         default=RuntimeName.MEGATRON.value,
         alias="runtimes",
         description=f"one of {', '.join(_RUNTIMES)}, or a list of them",
     )
-    tokens: _Axis[Count] | None = Field(default=None, description="whole numbers >= 1")
-    schedule: _Axis[_Tried] | None = Field(
+    tokens: OneOrSome[Count] | None = Field(default=None, description="whole numbers >= 1")
+    schedule: OneOrSome[_Tried] | None = Field(
         default=None, alias="schedules", description=f"one of {', '.join(_TRIED)}, or a list of them"
     )
 

@@ -22,7 +22,7 @@ from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.solution import Solution
 from piper_ray.model.units import parse_bytes, parse_bytes_per_s
-from piper_ray.planners.published import PaperTableResult, TmpcChoice, paper_table
+from piper_ray.planners.published.paper_table import PaperTableResult, TmpcChoice, paper_table
 from scripts.benchmarks.cases import BANDWIDTH, CASES, SMALL, TWINS, Case
 
 TIMED_S = 3.0

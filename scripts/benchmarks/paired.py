@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from piper_ray.model.figures import percent_text, relative_gap
-from piper_ray.workloads.formats import dump
+from piper_ray.workloads.formats.load import dump
 from scripts.benchmarks.bench_solve import load_case
 from scripts.benchmarks.cases import SMALL
 from scripts.benchmarks.measure import MeasurementError

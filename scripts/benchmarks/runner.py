@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from piper_ray.model.cores import usable_cores
-from piper_ray.planners.published import TmpcChoice
+from piper_ray.planners.published.paper_table import TmpcChoice
 from scripts.benchmarks.cases import SMALL, Row, Twin
 from scripts.benchmarks.measure import paper_table_id, run_benchmarks, run_command, solve_id
 from scripts.benchmarks.results import Compilation, PaperTable, Results, RowResult, Timing, TwinResult

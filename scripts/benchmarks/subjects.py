@@ -11,7 +11,7 @@ from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.schedule import PAPERS_SCHEDULE
 from piper_ray.model.units import parse_bytes, parse_bytes_per_s
-from piper_ray.workloads.formats import load
+from piper_ray.workloads.formats.load import load
 from scripts.benchmarks.bench_solve import load_case
 from scripts.benchmarks.cases import Case, Row, fits
 from scripts.benchmarks.families import cells, chain, mixture, operators, towers

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from piper_ray.model.figures import time_text
-from piper_ray.report.plots.plan_curves import plan_figures
+from piper_ray.report.plots.curves import plan_figures
 from piper_ray.report.plots.style import save
 from piper_ray.report.sweep_plans import plan_tables, plans_csv
 from piper_ray.sweep import plan_findings

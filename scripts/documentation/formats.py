@@ -10,15 +10,14 @@ from typing import Any
 from piper_ray.sweep import columns, read
 from piper_ray.workloads.estimate.config import model_names
 from piper_ray.workloads.estimate.hardware import Gpu, load_hardware
-from piper_ray.workloads.formats import plan_schema, workload_schema
+from piper_ray.workloads.formats import workload_schema
+from scripts.documentation import schemas
 
 
 def json_schemas() -> str:
     """Markdown: for each document a table of its fields, and of those of its parts."""
     return "\n".join(
-        line
-        for name, model in plan_schema.SCHEMAS.items()
-        for line in _schema_lines(name, plan_schema.schema_of(model))
+        line for name, model in schemas.SCHEMAS.items() for line in _schema_lines(name, schemas.schema_of(model))
     )
 
 

@@ -10,13 +10,18 @@ from piper_ray.certificate.certificate import Certificate
 from piper_ray.engine.certify import certify
 from piper_ray.engine.one_setting import settings_of
 from piper_ray.engine.solve import solve
-from piper_ray.model.constraints import DataParallelDegrees, KeepOrder, TensorParallelDegrees, choices_made
+from piper_ray.model.constraints import (
+    DataParallelDegrees,
+    KeepOrder,
+    Restrictions,
+    TensorParallelDegrees,
+    choices_made,
+)
 from piper_ray.model.errors import InfeasibleError, LimitError, PiperRayError, UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.mode import Sharding
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.plan import Plan
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule
 from piper_ray.model.solution import Solution, Status
 from piper_ray.proposal.cells import Cell, CellSearch, Extent, cells_of

@@ -21,7 +21,7 @@ from piper_ray.simulate.run import SimulationOptions, simulate
 from piper_ray.storage.files import write_atomically
 from piper_ray.workloads.estimate.hardware import Hardware
 from piper_ray.workloads.estimate.layout import priced
-from piper_ray.workloads.formats import dump, load_plan
+from piper_ray.workloads.formats.load import dump, load_plan
 from scripts.ledger_of_runs.answer import (
     Answer,
     answer_to,

@@ -8,7 +8,7 @@ import typer
 
 from piper_ray.model.errors import EXIT_INTERRUPTED
 from piper_ray.model.options import SolveOptions
-from piper_ray.workloads.formats import load
+from piper_ray.workloads.formats.load import load
 from scripts.benchmarks.runner import describe_machine
 from scripts.ray_benchmarks.cases import RAY_CASES, TIGHT_TOWERS
 from scripts.ray_benchmarks.model import fit

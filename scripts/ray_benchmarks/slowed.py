@@ -19,7 +19,7 @@ from piper_ray.engine.evaluation.state_tables import StateTables
 from piper_ray.engine.evaluation.threshold import evaluate_threshold
 from piper_ray.engine.preparation import prepare
 from piper_ray.engine.tables.problem import Problem, build_problem
-from piper_ray.model.restrictions import Restrictions
+from piper_ray.model.constraints import Restrictions
 from scripts.ray_benchmarks.cases import towers
 from scripts.ray_benchmarks.sending import SendPairs
 

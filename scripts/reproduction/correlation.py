@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from matplotlib.figure import Figure
 
-from piper_ray.model.constraints import Recompute
-from piper_ray.model.restrictions import Restrictions
+from piper_ray.model.constraints import Recompute, Restrictions
 from piper_ray.planners import EqualRuns, plan
 from piper_ray.report.plots import style
 from scripts.reproduction import sources

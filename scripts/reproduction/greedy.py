@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 import piper_ray
 from piper_ray.model.instance import Instance
 from piper_ray.report.plots import style
-from piper_ray.workloads.formats import load
+from piper_ray.workloads.formats.load import load
 from scripts.reproduction import sources
 from scripts.reproduction.study import Findings, Row, Study, Tell, faults_of, slower_than
 from tests.data import goldens

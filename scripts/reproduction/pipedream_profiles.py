@@ -17,7 +17,7 @@ from piper_ray.model.plan import Plan, Stage
 from piper_ray.planners import Level, PipeDream, Recurrence
 from piper_ray.planners.pipedream.optimum import TailTables, build_states
 from piper_ray.planners.pipedream.planner import States
-from piper_ray.workloads.formats import load
+from piper_ray.workloads.formats.load import load
 from tests.data import PROFILES, Record, profile_text
 
 STATES = States.SINGLE_SOURCE

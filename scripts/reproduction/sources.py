@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from piper_ray.model.instance import Instance
-from piper_ray.workloads.formats import load
+from piper_ray.workloads.formats.load import load
 from tests.data import INPUTS, WORKLOADS, Record, goldens
 
 GIB = 2**30

@@ -8,9 +8,8 @@ from itertools import product
 from matplotlib.figure import Figure
 
 import piper_ray
-from piper_ray.model.constraints import Recompute
+from piper_ray.model.constraints import Recompute, Restrictions
 from piper_ray.model.instance import Instance
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.planners import plan
 from piper_ray.report.plots import style
 from scripts.reproduction import sources

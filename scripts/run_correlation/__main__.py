@@ -19,11 +19,10 @@ from pathlib import Path
 from statistics import median, quantiles
 
 import piper_ray
-from piper_ray.model.constraints import StageCount
+from piper_ray.model.constraints import Restrictions, StageCount
 from piper_ray.model.instance import Instance
 from piper_ray.model.passes import passes_of
 from piper_ray.model.plan import Plan
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import AllReduce, Schedule, ScheduleName
 from piper_ray.simulate.result import Simulation
 from piper_ray.simulate.run import SimulationOptions

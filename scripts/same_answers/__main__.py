@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from piper_ray.workloads.formats import dump
+from piper_ray.workloads.formats.load import dump
 from scripts.benchmarks.trees import Tree, this_tree, tree_at
 from scripts.same_answers.cases import Case, cases
 

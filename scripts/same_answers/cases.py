@@ -9,7 +9,7 @@ from itertools import islice
 
 from piper_ray.model.instance import Instance
 from piper_ray.model.schedule import ScheduleName
-from piper_ray.workloads.formats import instance_of
+from piper_ray.workloads.formats.load import instance_of
 from scripts.benchmarks.cases import CASES, select
 from scripts.benchmarks.subjects import FAMILIES, of_rows
 from tests.data import INPUTS, goldens

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from piper_ray.model.constraints import Recompute
+from piper_ray.model.constraints import Recompute, Restrictions
 from piper_ray.model.instance import Instance
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.planners import EqualRuns, Level, PipeDream, PipeDream2BW, PiperPublished, States, plan
-from piper_ray.workloads.formats import load
+from piper_ray.workloads.formats.load import load
 from tests.data import PROFILES, WORKLOADS, Record, goldens, profile_text
 from tests.lengths import long_after
 from tests.support import GIB, assert_same_time, published_goldens

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from piper_ray.engine.solve import solve
+from piper_ray.model.constraints import Restrictions
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Status
-from piper_ray.workloads.formats import load
+from piper_ray.workloads.formats.load import load
 from tests.data import goldens
 from tests.lengths import long_after
 

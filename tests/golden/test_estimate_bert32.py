@@ -22,7 +22,7 @@ from piper_ray.model.instance import Tmpc
 from piper_ray.model.mode import Recomputation
 from piper_ray.workloads.estimate.build import Estimate
 from piper_ray.workloads.estimate.modes import LayerMode
-from piper_ray.workloads.formats import load
+from piper_ray.workloads.formats.load import load
 from tests.data import WORKLOADS
 from tests.estimate_support import estimated, model_of, tmpc_of
 

@@ -14,7 +14,7 @@ import pytest
 
 from piper_ray.model.forms import InFlight
 from piper_ray.model.instance import Instance, Tmpc
-from piper_ray.workloads.formats import dump, load, load_plan, to_toml, to_upstream
+from piper_ray.workloads.formats.load import dump, load, load_plan, to_toml, to_upstream
 from tests.data import INCEPTION, INPUTS, PROFILES, WORKLOADS, goldens, profile_text
 from tests.lengths import long_after
 

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 import piper_ray
 from piper_ray.cli.app import app
 from piper_ray.evaluate import MEMORY_TOLERANCE, StageEvaluation
+from piper_ray.model.constraints import Restrictions
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan, Stage
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.workloads.estimate.build import EstimateRequest, estimate
 from piper_ray.workloads.estimate.config import read_model
 from piper_ray.workloads.estimate.hardware import load_hardware

@@ -8,9 +8,8 @@ import piper_ray
 from piper_ray.engine.solve import solve
 from piper_ray.export.import_plan import import_plan
 from piper_ray.export.run_as import RunAs
-from piper_ray.model.constraints import StageCount, TensorParallelDegrees
+from piper_ray.model.constraints import Restrictions, StageCount, TensorParallelDegrees
 from piper_ray.model.options import SolveOptions
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName
 from piper_ray.simulate.run import simulate

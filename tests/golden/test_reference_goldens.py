@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from piper_ray.evaluate import evaluate
-from piper_ray.planners.published import TmpcChoice, paper_table
+from piper_ray.planners.published.paper_table import TmpcChoice, paper_table
 from tests.lengths import long_after
 from tests.support import PublishedGolden, assert_same_time, published_goldens, random_goldens
 

@@ -6,7 +6,7 @@ from itertools import cycle
 
 import pytest
 
-from piper_ray.workloads.formats import load
+from piper_ray.workloads.formats.load import load
 from tests.data import goldens
 from tests.lengths import long_after
 from tests.simulate_brute_force import candidates, least_simulated_s

@@ -10,7 +10,7 @@ from piper_ray.engine.solve import solve
 from piper_ray.evaluate import evaluate
 from piper_ray.model.instance import Instance
 from piper_ray.model.solution import Status
-from piper_ray.planners.published import paper_table
+from piper_ray.planners.published.paper_table import paper_table
 from tests.lengths import long_after
 from tests.solver_support import ONE_THREAD, assert_optimal
 from tests.support import PublishedGolden, assert_same_time, published_goldens, random_goldens

@@ -12,11 +12,10 @@ import pytest
 
 from piper_ray.engine.solve import solve
 from piper_ray.evaluate import evaluate
-from piper_ray.model.constraints import Recompute, StageCount
+from piper_ray.model.constraints import Recompute, Restrictions, StageCount
 from piper_ray.model.errors import InvalidPlan, UsageError
 from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
 from piper_ray.model.plan import Plan, Stage
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import ASYNCHRONOUS, PAPERS_SCHEDULE, ScheduleName
 from piper_ray.planners import PLANNERS, EqualRuns, PipeDream2BW, plan
 from piper_ray.planners.equal_runs import grid_points, peak_bytes

@@ -10,11 +10,10 @@ from random import Random
 import pytest
 
 from piper_ray.evaluate import evaluate
-from piper_ray.model.constraints import Recompute
+from piper_ray.model.constraints import Recompute, Restrictions
 from piper_ray.model.errors import InvalidPlan
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.plan import Plan, Stage
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.planners import Level, PipeDream, Recurrence, States, plan
 from piper_ray.planners.runs import uniform_choices
 from tests.instances import equal_chain, random_instance

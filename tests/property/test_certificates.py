@@ -17,10 +17,16 @@ from piper_ray.certificate.certificate import Tails
 from piper_ray.certificate.check import verify_certificate
 from piper_ray.engine.certify import certify
 from piper_ray.engine.solve import solve
-from piper_ray.model.constraints import DataParallelDegrees, KeepOrder, Recompute, TensorParallelDegrees, Unplaced
+from piper_ray.model.constraints import (
+    DataParallelDegrees,
+    KeepOrder,
+    Recompute,
+    Restrictions,
+    TensorParallelDegrees,
+    Unplaced,
+)
 from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
 from piper_ray.model.plan_rules import in_order, with_fastest_borders
-from piper_ray.model.restrictions import Restrictions
 from tests.brute_force import brute_force, brute_force_on_all
 from tests.certificate_support import (
     certificate_of,

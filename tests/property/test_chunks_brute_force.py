@@ -9,8 +9,8 @@ import pytest
 import piper_ray
 from piper_ray.engine.chunks import nodes
 from piper_ray.engine.solve import solve
+from piper_ray.model.constraints import Restrictions
 from piper_ray.model.instance import Instance
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.solution import Solution, Status
 from tests.chunks_brute_force import least_step_s

@@ -15,11 +15,10 @@ from piper_ray.engine.lattice.contraction import contract
 from piper_ray.engine.lattice.layer_graph import count_downsets, number_graph
 from piper_ray.engine.solve import solve
 from piper_ray.evaluate import evaluate
-from piper_ray.model.constraints import Recompute
+from piper_ray.model.constraints import Recompute, Restrictions
 from piper_ray.model.errors import LimitError
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import Contract, SolveOptions
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Solution, Status
 from tests.brute_force import brute_force
 from tests.instances import random_instance

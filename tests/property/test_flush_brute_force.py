@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 
 import piper_ray
-from piper_ray.model.constraints import Recompute
+from piper_ray.model.constraints import Recompute, Restrictions
 from piper_ray.model.instance import Instance, Tmpc
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import AllReduce, StepTerms
 from piper_ray.model.solution import Status
 from tests.flush_brute_force import Role, brute_force, plan_batch_s

@@ -24,9 +24,9 @@ from piper_ray.certificate.passes import KINDS, PassGraph, PathSteps
 from piper_ray.engine.certified_prices import find_prices
 from piper_ray.engine.certify import certify
 from piper_ray.engine.solve import solve
+from piper_ray.model.constraints import Restrictions
 from piper_ray.model.errors import CertificateRefused, UsageError
 from piper_ray.model.instance import Instance
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import AllReduce, Schedule, ScheduleName, StepTerms
 from piper_ray.model.solution import Solution
 from piper_ray.model.stop import Stop, StopSearch

@@ -18,6 +18,7 @@ from piper_ray.model.constraints import (
     Constraint,
     KeepOrder,
     Recompute,
+    Restrictions,
     SameDegrees,
     StageCount,
     TensorParallelDegrees,
@@ -26,7 +27,6 @@ from piper_ray.model.errors import UsageError
 from piper_ray.model.events import Note
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Status
 from piper_ray.model.stop import Stop, StoppedBy
 from piper_ray.simulate.run import simulate

@@ -8,12 +8,11 @@ from itertools import combinations, pairwise, product
 import pytest
 
 import piper_ray
-from piper_ray.model.constraints import KeepOrder, Recompute, SameDegrees
+from piper_ray.model.constraints import KeepOrder, Recompute, Restrictions, SameDegrees
 from piper_ray.model.errors import InvalidPlan
 from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.plan_rules import in_order, layers_in_order
-from piper_ray.model.restrictions import Restrictions
 from tests.brute_force import file_order
 from tests.flush_brute_force import simulated_batch_s
 from tests.instances import random_instance

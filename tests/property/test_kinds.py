@@ -11,10 +11,9 @@ import piper_ray
 from piper_ray.engine.flush import solve as flush_solve
 from piper_ray.engine.one_setting import AlikeLayers, ModeSetting, worth_of
 from piper_ray.model.cluster import Cluster, DeviceKind, Link
-from piper_ray.model.constraints import SameDegrees, SameDegreesByKind, TensorParallelDegrees
+from piper_ray.model.constraints import Restrictions, SameDegrees, SameDegreesByKind, TensorParallelDegrees
 from piper_ray.model.errors import CertificateRefused, UsageError
 from piper_ray.model.instance import Batch, Edge, Instance, Layer, Tmpc
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
 from piper_ray.model.solution import Solution, Status
 from piper_ray.model.stop import StoppedBy

@@ -10,10 +10,9 @@ import pytest
 
 import piper_ray
 from piper_ray.model.cluster import Cluster, DeviceKind, Link
-from piper_ray.model.constraints import SameDegrees, SameDegreesByKind
+from piper_ray.model.constraints import Restrictions, SameDegrees, SameDegreesByKind
 from piper_ray.model.errors import LimitError
 from piper_ray.model.instance import Instance
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Solution, Status
 from tests.certificate_support import is_accepted, without_row
 from tests.kinds_brute_force import least_sample_s, levelled_kinds, random_kinds

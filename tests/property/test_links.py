@@ -13,13 +13,19 @@ import pytest
 import piper_ray
 from piper_ray.engine.ledger import Limits
 from piper_ray.evaluate import replicas_bytes_per_s
-from piper_ray.model.borders import stage_borders
 from piper_ray.model.cluster import Cluster, DeviceKind, Link
-from piper_ray.model.constraints import AllDevices, DataParallelDegrees, KeepOrder, SameDegrees, StageCount
+from piper_ray.model.constraints import (
+    AllDevices,
+    DataParallelDegrees,
+    KeepOrder,
+    Restrictions,
+    SameDegrees,
+    StageCount,
+)
 from piper_ray.model.errors import CertificateRefused, InvalidPlan
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan, Stage
-from piper_ray.model.restrictions import Restrictions
+from piper_ray.model.plan_rules import stage_borders
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.solution import Solution, Status
 from piper_ray.model.stop import StoppedBy, StopSearch

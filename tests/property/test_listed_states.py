@@ -22,8 +22,8 @@ from piper_ray.engine.lattice.downsets import listed_lattice
 from piper_ray.engine.lattice.layer_graph import members
 from piper_ray.engine.search import wide
 from piper_ray.engine.tables.problem import LatticeTables, Problem, build_problem
+from piper_ray.model.constraints import Restrictions
 from piper_ray.model.instance import Instance
-from piper_ray.model.restrictions import Restrictions
 from tests.instances import equal_chain, parallel_branches, random_instance, two_towers
 from tests.lengths import long_after
 from tests.property.test_solver_fronts import Downset, State, slow_fronts

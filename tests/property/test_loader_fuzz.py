@@ -10,7 +10,7 @@ import pytest
 
 from piper_ray.model.errors import InputError
 from piper_ray.model.instance import Instance
-from piper_ray.workloads.formats import load, to_toml, to_upstream
+from piper_ray.workloads.formats.load import load, to_toml, to_upstream
 from tests.formats_support import assert_consistent, chained_instance, mutated_files, random_instance, repeated_layer
 from tests.lengths import long_after
 

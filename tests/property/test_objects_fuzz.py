@@ -18,9 +18,9 @@ import piper_ray
 from piper_ray import Edge, InputError, Instance, InvalidPlan, Layer, Plan, Stage, Tmpc
 from piper_ray.model.cluster import Cluster, Link
 from piper_ray.model.instance import Batch, Tensor
-from piper_ray.planners.published import paper_table
-from piper_ray.workloads.formats import instance_of, load, to_toml, to_upstream
+from piper_ray.planners.published.paper_table import paper_table
 from piper_ray.workloads.formats.documents import parse_toml
+from piper_ray.workloads.formats.load import instance_of, load, to_toml, to_upstream
 from tests.formats_support import assert_consistent
 from tests.instances import random_instance
 from tests.lengths import long_after

@@ -15,14 +15,13 @@ from piper_ray.engine.one_setting import settings_of, together, worth_of, worths
 from piper_ray.engine.request import KeptSearches, SolveRequest, Sought
 from piper_ray.engine.subproblems import Solver, SubProblem, best_of
 from piper_ray.model.cluster import Cluster, Link
-from piper_ray.model.constraints import KeepOrder, Recompute, SameDegrees, WholePieces
+from piper_ray.model.constraints import KeepOrder, Recompute, Restrictions, SameDegrees, WholePieces
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance, Layer, Tmpc
 from piper_ray.model.mode import Recomputation
 from piper_ray.model.one_mode import OneMode, tmpcs_under
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.plan_rules import in_order
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName, StepTerms
 from piper_ray.model.solution import Solution
 from tests.export_support import mixture

@@ -8,13 +8,12 @@ from random import Random
 import pytest
 
 import piper_ray
-from piper_ray.model.constraints import DataParallelDegrees, KeepOrder, Recompute, SameDegrees
+from piper_ray.model.constraints import DataParallelDegrees, KeepOrder, Recompute, Restrictions, SameDegrees
 from piper_ray.model.errors import InvalidPlan
 from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
 from piper_ray.model.one_mode import OneMode
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.plan_rules import in_order
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.solution import Status
 from tests.brute_force import least_evaluated_time_s

@@ -13,11 +13,11 @@ import piper_ray
 from piper_ray.cost.plan import cost_of
 from piper_ray.engine import placed
 from piper_ray.evaluate import evaluate
-from piper_ray.model.borders import stage_borders
 from piper_ray.model.cluster import Cluster, Link
 from piper_ray.model.errors import InvalidPlan
 from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
 from piper_ray.model.plan import Plan, Stage
+from piper_ray.model.plan_rules import stage_borders
 from piper_ray.model.schedule import PAPERS_SCHEDULE
 from piper_ray.model.solution import Solution, Status
 from piper_ray.report.page.pictures import placements

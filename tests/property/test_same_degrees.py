@@ -9,10 +9,9 @@ import pytest
 
 from piper_ray.engine.solve import solve
 from piper_ray.evaluate import evaluate
-from piper_ray.model.constraints import Constraint, SameDegrees, TensorParallelDegrees
+from piper_ray.model.constraints import Constraint, Restrictions, SameDegrees, TensorParallelDegrees
 from piper_ray.model.instance import Instance, divisors
 from piper_ray.model.plan import Plan
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Status
 from tests.instances import random_instance
 from tests.lengths import long_after

@@ -10,7 +10,7 @@ import pytest
 
 from piper_ray.model.schedule import V_SHAPED, Schedule, ScheduleName
 from piper_ray.simulate.actions import ActionKind, Actions, flush_lists, gpipe, group_size, one_f_one_b
-from piper_ray.simulate.overlaps import joined_passes, sends_waited_for, with_buffers, with_joined_passes
+from piper_ray.simulate.communication import joined_passes, sends_waited_for, with_buffers, with_joined_passes
 from piper_ray.simulate.stages import Hop, Message, StageLoad, Stages
 from piper_ray.simulate.steady import rule_in_flight
 from piper_ray.simulate.timeline import (

@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from piper_ray.engine.solve import solve
-from piper_ray.model.constraints import Recompute
+from piper_ray.model.constraints import Recompute, Restrictions
 from piper_ray.model.instance import Instance
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Status
 from tests.brute_force import brute_force
 from tests.instances import instances, named_instances, random_instance

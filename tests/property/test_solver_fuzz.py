@@ -12,7 +12,7 @@ from piper_ray.evaluate import evaluate
 from piper_ray.model.errors import InputError, PiperRayError
 from piper_ray.model.instance import Instance
 from piper_ray.model.solution import Solution, Status
-from piper_ray.workloads.formats import load
+from piper_ray.workloads.formats.load import load
 from tests.formats_support import mutated_files
 from tests.solver_support import ONE_THREAD
 

@@ -8,11 +8,10 @@ import pytest
 
 from piper_ray.engine.solve import solve
 from piper_ray.evaluate import evaluate
-from piper_ray.model.constraints import Recompute
+from piper_ray.model.constraints import Recompute, Restrictions
 from piper_ray.model.instance import Instance
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Status
-from piper_ray.planners.published import paper_table
+from piper_ray.planners.published.paper_table import paper_table
 from tests.instances import equal_chain, parallel_branches, random_instance, two_towers
 from tests.lengths import long_after
 from tests.solver_support import ONE_THREAD, assert_optimal

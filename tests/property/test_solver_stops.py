@@ -13,7 +13,7 @@ from piper_ray.model.events import EvaluationAdvanced, EvaluationFinished, Event
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.solution import Solution, Status
-from piper_ray.workloads.formats import load
+from piper_ray.workloads.formats.load import load
 from tests.data import WORKLOADS
 from tests.instances import equal_chain, parallel_branches, random_instance, two_towers
 from tests.lengths import long_after

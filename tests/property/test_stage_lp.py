@@ -21,8 +21,8 @@ from piper_ray.engine.search.pricing import bound_by_cover
 from piper_ray.engine.subproblems import instances
 from piper_ray.engine.tables.problem import chain_problem
 from piper_ray.engine.tables.tmpc_options import build_options
+from piper_ray.model.constraints import Restrictions
 from piper_ray.model.instance import Instance, divisors
-from piper_ray.model.restrictions import Restrictions
 from tests.brute_force import brute_force_on_all, least_stage_time
 from tests.instances import parallel_branches, random_instance, two_towers
 from tests.lengths import long_after

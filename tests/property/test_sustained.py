@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 import piper_ray
-from piper_ray.model.constraints import SustainedRate
+from piper_ray.model.constraints import Restrictions, SustainedRate
 from piper_ray.model.errors import InvalidPlan, UsageError
 from piper_ray.model.instance import Instance, Layer, Tmpc
 from piper_ray.model.plan import Plan, Stage
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import PAPERS_SCHEDULE
 from piper_ray.simulate.assemble import most_bytes, sustaining_in_flight
 from piper_ray.simulate.run import SimulationOptions

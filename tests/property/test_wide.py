@@ -14,11 +14,11 @@ from piper_ray.engine import preparation
 from piper_ray.engine.ledger import Ledger
 from piper_ray.engine.preparation import Outline
 from piper_ray.engine.search import wide
+from piper_ray.model.constraints import Restrictions
 from piper_ray.model.errors import LimitError
 from piper_ray.model.events import Event, Listener, Note, silent
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Solution, Status
 from piper_ray.model.stop import StoppedBy, StopSearch
 from tests.brute_force import brute_force

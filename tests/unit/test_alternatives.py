@@ -9,10 +9,9 @@ import pytest
 import piper_ray
 from piper_ray.export.files import Target
 from piper_ray.export.targets import export_plan
-from piper_ray.model.constraints import DataParallelDegrees, PipelinedChunks, TensorParallelDegrees
+from piper_ray.model.constraints import DataParallelDegrees, PipelinedChunks, Restrictions, TensorParallelDegrees
 from piper_ray.model.one_mode import OneMode
 from piper_ray.model.options import SolveOptions
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.planners.alternatives import best_plans
 from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName

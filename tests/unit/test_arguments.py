@@ -17,8 +17,8 @@ from piper_ray.engine.preview import forecast_solve
 from piper_ray.model import arguments
 from piper_ray.model.events import Note
 from piper_ray.model.options import Contract
-from piper_ray.planners.published import TmpcChoice, paper_table
-from piper_ray.workloads.formats import load
+from piper_ray.planners.published.paper_table import TmpcChoice, paper_table
+from piper_ray.workloads.formats.load import load
 from tests.cli_cases import write_small
 from tests.report_cases import small_instance, small_plan
 from tests.solver_support import ONE_THREAD

@@ -8,10 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from piper_ray.model.constraints import Recompute
+from piper_ray.model.constraints import Recompute, Restrictions
 from piper_ray.model.errors import LimitError, UsageError
 from piper_ray.model.instance import Edge, Instance, Layer
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.planners import PLANNERS, DataParallel, EqualRuns, Megatron, PipeDream2BW, PiperPublished, plan
 from piper_ray.planners.equal_runs import held_on

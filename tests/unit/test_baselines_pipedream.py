@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from piper_ray.model.constraints import Recompute
+from piper_ray.model.constraints import Recompute, Restrictions
 from piper_ray.model.errors import InfeasibleError, LimitError, UsageError
 from piper_ray.model.instance import Instance
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.planners import Level, Partition, PipeDream, States, plan
 from piper_ray.planners.pipedream import optimum as states_module
 from tests.instances import build, equal_chain, named_instances, parallel_branches, tmpc, two_towers

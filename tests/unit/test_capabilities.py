@@ -12,11 +12,10 @@ import pytest
 
 import piper_ray
 from piper_ray.engine.preparation import prepare
-from piper_ray.model.constraints import SameDegrees
+from piper_ray.model.constraints import Restrictions, SameDegrees
 from piper_ray.model.errors import UsageError
 from piper_ray.model.events import DegreesAdvanced, EvaluationAdvanced, Event, IncumbentFound
 from piper_ray.model.options import Contract, SolveOptions
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.solution import Solution, Status
 from piper_ray.model.stop import Stop, StoppedBy

@@ -17,9 +17,8 @@ import pytest
 
 from piper_ray.certificate.certificate import Certificate, read_certificate, write_certificate
 from piper_ray.certificate.check import verify_certificate
-from piper_ray.model.constraints import KeepOrder, SameDegrees, TensorParallelDegrees
+from piper_ray.model.constraints import KeepOrder, Restrictions, SameDegrees, TensorParallelDegrees
 from piper_ray.model.errors import CertificateRefused, LimitError, UsageError
-from piper_ray.model.restrictions import Restrictions
 from tests.certificate_support import certificate_of, with_state, with_tails
 from tests.formats_support import named_pipe
 from tests.instances import named_instances, two_towers

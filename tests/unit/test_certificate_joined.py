@@ -8,9 +8,9 @@ import pytest
 
 from piper_ray.certificate.certificate import ways_of
 from piper_ray.certificate.joined import check_joined, memory_is_ample
+from piper_ray.model.constraints import Restrictions
 from piper_ray.model.errors import CertificateRefused
 from piper_ray.model.instance import Instance, Tensor, Tmpc
-from piper_ray.model.restrictions import Restrictions
 from tests.instances import build, tmpc
 
 FREE = {1: [Tmpc("free", 0.0)]}

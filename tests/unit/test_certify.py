@@ -10,10 +10,9 @@ import piper_ray
 from piper_ray.certificate.check import verify_certificate
 from piper_ray.engine.certify import certify
 from piper_ray.engine.solve import solve
-from piper_ray.model.constraints import KeepOrder, SameDegrees
+from piper_ray.model.constraints import KeepOrder, Restrictions, SameDegrees
 from piper_ray.model.errors import LimitError, UsageError
 from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule
 from piper_ray.model.stop import Stop, StopSearch
 from tests.instances import equal_chain, two_towers

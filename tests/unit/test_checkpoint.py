@@ -11,8 +11,8 @@ import pytest
 
 from piper_ray.engine.checkpoint import Checkpoint, Identity
 from piper_ray.engine.checkpoint.checkpoint import LEVELS_EVERY_S
+from piper_ray.model.constraints import Restrictions
 from piper_ray.model.errors import CheckpointLost, CheckpointRefused
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.storage.folder import LEASE, LEVELS, OUTCOMES, DriverFile, LocalFolder, StateFile, state_files
 from piper_ray.storage.lease import Owner
 from tests.checkpoint_support import (

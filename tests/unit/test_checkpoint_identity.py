@@ -10,11 +10,10 @@ import pytest
 
 from piper_ray.engine.checkpoint import Identity
 from piper_ray.model.cluster import Link
-from piper_ray.model.constraints import Recompute
+from piper_ray.model.constraints import Recompute, Restrictions
 from piper_ray.model.errors import CheckpointRefused, UsageError
 from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc, TrainedModel
 from piper_ray.model.mode import Recomputation
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName, StepTerms
 
 TMPC = Tmpc("vanilla", 1.5, 2.5, 3.5, 4.5, {0: 0.25}, {2: 0.5})

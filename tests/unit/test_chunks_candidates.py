@@ -10,9 +10,8 @@ import pytest
 from piper_ray.engine.chunks.candidates import Candidates, model_of
 from piper_ray.engine.chunks.tasks import ChunkProblem
 from piper_ray.engine.kernels.chunk_moves import batch_seconds
-from piper_ray.model.constraints import StageCount
+from piper_ray.model.constraints import Restrictions, StageCount
 from piper_ray.model.passes import with_passes
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
 from tests.instances import build, tmpc
 

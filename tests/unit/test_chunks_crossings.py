@@ -12,10 +12,9 @@ from piper_ray.engine.chunks.crossings import forced_transfers_s
 from piper_ray.engine.chunks.tasks import ChunkProblem, Task
 from piper_ray.engine.kernels.chunk_moves import batch_seconds
 from piper_ray.engine.kernels.types import IndexArray
-from piper_ray.model.constraints import StageCount
+from piper_ray.model.constraints import Restrictions, StageCount
 from piper_ray.model.instance import Instance
 from piper_ray.model.passes import with_passes
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
 from tests.instances import build, tmpc
 from tests.unit.test_kernels_chunks import random_choice, random_chunks, some_tasks

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 import piper_ray
-from piper_ray.model.constraints import AllDevices, StageCount
+from piper_ray.model.constraints import AllDevices, Restrictions, StageCount
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.solution import Status
 from piper_ray.model.stop import Stop, StoppedBy

@@ -16,16 +16,15 @@ from piper_ray.cost.schedules import chunk_schedules
 from piper_ray.engine.chunks.nodes import Node, Turn, TurnOutcome
 from piper_ray.engine.kernels.types import FloatArray
 from piper_ray.engine.request import KeptSearches
-from piper_ray.model.constraints import AllDevices, SameDegrees, StageCount, TensorParallelDegrees
+from piper_ray.model.constraints import AllDevices, Restrictions, SameDegrees, StageCount, TensorParallelDegrees
 from piper_ray.model.errors import CheckpointRefused
 from piper_ray.model.events import DegreesAdvanced, Event, IncumbentFound
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.solution import Solution, Status
 from piper_ray.model.stop import Stop, StoppedBy
-from piper_ray.workloads.formats import to_toml
+from piper_ray.workloads.formats.load import to_toml
 from tests.flush_instances import uneven_layers
 from tests.instances import build, equal_chain, random_instance, tmpc, two_towers
 from tests.lengths import long_after

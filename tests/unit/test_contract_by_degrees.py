@@ -8,11 +8,10 @@ import pytest
 
 import piper_ray
 from piper_ray import SolveOptions, Status
-from piper_ray.model.constraints import AllDevices, Constraint, Recompute, SameDegrees, StageCount
+from piper_ray.model.constraints import AllDevices, Constraint, Recompute, Restrictions, SameDegrees, StageCount
 from piper_ray.model.events import Event, StepFinished
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import Contract
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.solution import Solution
 from piper_ray.model.stop import Stop

@@ -8,9 +8,8 @@ from piper_ray.cost.variants import stage_variants
 from piper_ray.engine.lattice.contraction import Contraction, contract, without_contraction
 from piper_ray.engine.lattice.layer_graph import build_graph
 from piper_ray.engine.solve import solve
-from piper_ray.model.constraints import Recompute
+from piper_ray.model.constraints import Recompute, Restrictions
 from piper_ray.model.instance import Instance, Tensor, Tmpc
-from piper_ray.model.restrictions import Restrictions
 from tests.instances import RECOMPUTE, build, tmpc
 from tests.solver_support import ONE_THREAD, assert_optimal
 

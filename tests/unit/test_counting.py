@@ -11,7 +11,7 @@ import pytest
 from piper_ray.engine.lattice.contraction import without_contraction
 from piper_ray.engine.lattice.layer_graph import LayerGraph, build_graph, count_downsets, count_pairs
 from piper_ray.model.instance import Instance
-from piper_ray.workloads.formats import load
+from piper_ray.workloads.formats.load import load
 from tests.data import INCEPTION, WORKLOADS
 from tests.instances import two_towers
 from tests.solver_support import downsets_by_definition, graph_only, random_graph

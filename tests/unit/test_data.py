@@ -7,7 +7,7 @@ from fnmatch import fnmatch
 
 import pytest
 
-from piper_ray.workloads.formats import load
+from piper_ray.workloads.formats.load import load
 from tests.data import DATA, goldens, runs
 
 FILES = [path for path in DATA.rglob("*") if path.is_file() and path.suffix not in {".py", ".pyc"}]

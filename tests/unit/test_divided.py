@@ -7,8 +7,16 @@ from random import Random
 import pytest
 
 from piper_ray.engine.solve import solve
-from piper_ray.model.constraints import AllDevices, SameDegrees, StageCount
-from piper_ray.model.restrictions import Restrictions, can_use_all, divisible_batch, odd_part, reason_against_all
+from piper_ray.model.constraints import (
+    AllDevices,
+    Restrictions,
+    SameDegrees,
+    StageCount,
+    can_use_all,
+    divisible_batch,
+    odd_part,
+    reason_against_all,
+)
 from piper_ray.model.schedule import ScheduleName
 from tests.instances import random_instance
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 import piper_ray
 from piper_ray.cli.app import app
 from piper_ray.model.plan import Plan
-from piper_ray.workloads.formats import load
+from piper_ray.workloads.formats.load import load
 
 CONFIG = {
     "model_type": "llama", "hidden_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 16,

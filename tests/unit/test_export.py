@@ -21,11 +21,11 @@ from piper_ray.export.import_plan import import_plan
 from piper_ray.export.megatron_layout import check_layout, layout_text, parse_layout
 from piper_ray.export.run_as import RunAs
 from piper_ray.export.targets import export_plan
+from piper_ray.model.constraints import Restrictions
 from piper_ray.model.errors import InputError, InvalidPlan, PiperRayError, UnsupportedPlan, UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.mode import Mode, Recomputation
 from piper_ray.model.plan import Plan, Stage
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.runtimes.pieces import ModelPieces
 from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName

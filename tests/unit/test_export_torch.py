@@ -19,8 +19,8 @@ from piper_ray.export.files import Target
 from piper_ray.export.import_plan import import_plan
 from piper_ray.export.run_as import RunAs
 from piper_ray.export.targets import export_plan
+from piper_ray.model.constraints import Restrictions
 from piper_ray.model.errors import InputError, UsageError
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName
 from piper_ray.version import __version__

@@ -31,8 +31,8 @@ from piper_ray.engine.lattice.contraction import without_contraction
 from piper_ray.engine.lattice.downsets import build_lattice, chain_lattice
 from piper_ray.engine.lattice.labelling import Labelling
 from piper_ray.engine.lattice.layer_graph import build_graph
+from piper_ray.model.constraints import Restrictions
 from piper_ray.model.instance import Instance
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import PAPERS_SCHEDULE
 from tests.flush_schedules import FlushSchedule
 from tests.instances import random_instance

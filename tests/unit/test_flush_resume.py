@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from piper_ray.engine.solve import solve
-from piper_ray.model.constraints import SameDegrees, StageCount
+from piper_ray.model.constraints import Restrictions, SameDegrees, StageCount
 from piper_ray.model.errors import CheckpointRefused
 from piper_ray.model.events import DegreesAdvanced, DegreesSearched, Event, Note
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Solution, Status
 from piper_ray.model.stop import Stop
 from tests.flush_instances import uneven_layers

@@ -23,13 +23,19 @@ from piper_ray.engine.kernels.flush_closing import TOO_LONG, StageList, best_sta
 from piper_ray.engine.kernels.flush_types import FlushTables, FlushTask, TailArrays
 from piper_ray.engine.kernels.types import FloatArray
 from piper_ray.engine.ledger import Limits
-from piper_ray.model.constraints import AllDevices, Constraint, SameDegrees, StageCount, TensorParallelDegrees
+from piper_ray.model.constraints import (
+    AllDevices,
+    Constraint,
+    Restrictions,
+    SameDegrees,
+    StageCount,
+    TensorParallelDegrees,
+)
 from piper_ray.model.errors import UsageError
 from piper_ray.model.events import DegreesAdvanced, DegreesSearched, Event, IncumbentFound, StepFinished
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.plan import Plan
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import StepTerms
 from piper_ray.model.solution import Infeasibility, Solution, Status
 from piper_ray.model.stop import Stop, StoppedBy

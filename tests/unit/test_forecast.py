@@ -11,10 +11,10 @@ from piper_ray.engine.lattice.layer_graph import LayerGraph
 from piper_ray.engine.preparation import prepare
 from piper_ray.engine.preview import forecast_solve
 from piper_ray.engine.solve import solve
+from piper_ray.model.constraints import Restrictions
 from piper_ray.model.errors import LimitError
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Status
 from tests.instances import build, equal_chain, named_instances, tmpc, two_towers
 from tests.lengths import long_after

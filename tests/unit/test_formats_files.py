@@ -14,7 +14,7 @@ import pytest
 
 from piper_ray.model import limits
 from piper_ray.model.errors import InputError, UsageError
-from piper_ray.workloads.formats import dump, load
+from piper_ray.workloads.formats.load import dump, load
 from tests.lengths import long_after
 
 DOCUMENT = {
@@ -88,7 +88,7 @@ def test_a_file_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 _LOAD = """
 import sys
 from piper_ray.model.errors import InputError
-from piper_ray.workloads.formats import load
+from piper_ray.workloads.formats.load import load
 try:
     load(sys.argv[1])
 except InputError as error:

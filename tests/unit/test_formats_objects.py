@@ -18,8 +18,9 @@ from piper_ray import InputError, Instance, InvalidPlan, Tmpc, UsageError
 from piper_ray.engine.preview import forecast_solve, lattice_input
 from piper_ray.model.instance import MovedRows, divisors, with_rows
 from piper_ray.model.options import Contract
-from piper_ray.planners.published import paper_table
-from piper_ray.workloads.formats import instance_of, load, objects, to_toml, to_upstream
+from piper_ray.planners.published.paper_table import paper_table
+from piper_ray.workloads.formats import objects
+from piper_ray.workloads.formats.load import instance_of, load, to_toml, to_upstream
 from tests.brute_force import brute_force
 from tests.instances import random_instance
 from tests.lengths import long_after

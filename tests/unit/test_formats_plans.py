@@ -11,7 +11,7 @@ import pytest
 from piper_ray.model.errors import InputError
 from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
 from piper_ray.model.plan import Plan, Stage
-from piper_ray.workloads.formats import load_plan
+from piper_ray.workloads.formats.load import load_plan
 
 TMPCS = {2: (Tmpc("vanilla", 1.0, 1.0, 1.0, 1.0),)}
 INSTANCE = Instance(

@@ -9,7 +9,7 @@ import pytest
 from piper_ray.model.errors import InputError, UsageError
 from piper_ray.model.forms import InFlight
 from piper_ray.model.instance import Edge, Layer, Tmpc
-from piper_ray.workloads.formats import load
+from piper_ray.workloads.formats.load import load
 
 
 def node(number: int, description: str, activation: str = "8.0", forward: str = "1.5", parameters: str = "3") -> str:

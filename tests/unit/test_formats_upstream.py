@@ -11,7 +11,7 @@ import pytest
 
 from piper_ray.model.errors import InputError
 from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
-from piper_ray.workloads.formats import load, to_upstream
+from piper_ray.workloads.formats.load import load, to_upstream
 
 Document = dict[str, Any]
 

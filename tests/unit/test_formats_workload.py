@@ -10,7 +10,7 @@ import pytest
 from piper_ray.model.cluster import Cluster, Link
 from piper_ray.model.errors import InputError
 from piper_ray.model.instance import Batch, Edge, Instance, Layer, Tensor, Tmpc
-from piper_ray.workloads.formats import load, load_text, to_toml, to_upstream
+from piper_ray.workloads.formats.load import load, load_text, to_toml, to_upstream
 
 WORKLOAD = """\
 name = "small"

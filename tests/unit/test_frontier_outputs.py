@@ -10,9 +10,8 @@ import pytest
 
 from piper_ray.engine.frontier.frontier import frontier
 from piper_ray.engine.frontier.result import parse_numbers
-from piper_ray.model.constraints import AllDevices
+from piper_ray.model.constraints import AllDevices, Restrictions
 from piper_ray.model.errors import UsageError
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.report.document import frontier_document
 from piper_ray.report.frontier import print_frontier
 from piper_ray.report.frontier_table import BUDGETS, COLUMNS, DEVICES, PlanEntry, frontier_table, write_table

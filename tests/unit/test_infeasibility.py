@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 
 from piper_ray.engine.solve import solve
-from piper_ray.model.constraints import Recompute
+from piper_ray.model.constraints import Recompute, Restrictions
 from piper_ray.model.errors import ChoiceTooHard
 from piper_ray.model.instance import Instance
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Infeasibility, Status
 from piper_ray.model.stop import StoppedBy, StopSearch
 from tests.brute_force import brute_force

@@ -17,10 +17,9 @@ import pytest
 from piper_ray.compiled.jit import Kernel
 from piper_ray.engine.kernels.knapsack import least_cost
 from piper_ray.engine.solve import solve
-from piper_ray.model.constraints import Recompute
+from piper_ray.model.constraints import Recompute, Restrictions
 from piper_ray.model.instance import Instance
-from piper_ray.model.restrictions import Restrictions
-from piper_ray.workloads.formats import load
+from piper_ray.workloads.formats.load import load
 from tests.data import WORKLOADS
 from tests.instances import parallel_branches
 from tests.solver_support import ONE_THREAD

@@ -8,7 +8,7 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 
-from piper_ray.certificate.kernels.choice import by_choices, by_prices
+from piper_ray.certificate.kernels.closure import by_choices, by_prices
 from piper_ray.certificate.kernels.downsets import DownsetRoom, Floats, Ints, list_downsets, sums_over
 from piper_ray.certificate.kernels.types import FITS, TOO_HARD, UNFIT
 from tests.lengths import long_after

@@ -28,9 +28,9 @@ from piper_ray.engine.kernels.chunk_moves import DRAWS, anneal, batch_seconds, f
 from piper_ray.engine.kernels.chunk_program import PASSES, ChunkProgram, critical_path, simulate_chunks
 from piper_ray.engine.kernels.chunk_stages import chunk_figures, fit_rank, peak_bytes, sync_of_ranks
 from piper_ray.engine.kernels.types import IndexArray
+from piper_ray.model.constraints import Restrictions
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan, Stage
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.simulate.actions import ActionKind, flush_lists
 from tests.chunks_brute_force import rank_ends_s

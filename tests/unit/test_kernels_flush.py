@@ -33,8 +33,8 @@ from piper_ray.engine.kernels.types import FloatArray, IndexArray, StageKey
 from piper_ray.engine.lattice.contraction import without_contraction
 from piper_ray.engine.lattice.downsets import build_lattice
 from piper_ray.engine.lattice.layer_graph import build_graph
+from piper_ray.model.constraints import Restrictions
 from piper_ray.model.instance import Instance, Tmpc
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, ScheduleName, StepTerms
 from tests.flush_brute_force import simulated_batch_s
 from tests.flush_instances import uneven_layers

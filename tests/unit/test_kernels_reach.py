@@ -20,8 +20,8 @@ from piper_ray.engine.lattice.contraction import without_contraction
 from piper_ray.engine.lattice.downsets import listed_lattice
 from piper_ray.engine.lattice.layer_graph import members
 from piper_ray.engine.tables.problem import LatticeTables, Problem, build_problem
+from piper_ray.model.constraints import Restrictions
 from piper_ray.model.instance import Instance
-from piper_ray.model.restrictions import Restrictions
 from tests.brute_force import brute_force
 from tests.instances import parallel_branches, random_instance, two_towers
 from tests.lengths import long_after

@@ -13,12 +13,11 @@ from piper_ray.engine.frontier.result import CurveAdvanced
 from piper_ray.engine.request import SolveRequest
 from piper_ray.engine.subproblems import least_s, solve_on_levels
 from piper_ray.model.cluster import Cluster, Link, SpreadCluster
-from piper_ray.model.constraints import AllDevices
+from piper_ray.model.constraints import AllDevices, Restrictions
 from piper_ray.model.errors import InputError
 from piper_ray.model.events import silent
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Solution, Status
 from piper_ray.model.stop import Stop, StoppedBy, StopSearch
 from piper_ray.report.summary import links_text

@@ -12,13 +12,13 @@ import pytest
 from piper_ray.cost.variants import stage_variants
 from piper_ray.engine.blocks.block_instance import build_instance
 from piper_ray.model.cluster import Cluster, Link
+from piper_ray.model.constraints import Restrictions
 from piper_ray.model.errors import InputError, UsageError
 from piper_ray.model.instance import Batch, Edge, Instance, Layer, Tmpc
 from piper_ray.model.passes import passes_of, with_passes
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.report.document import speed_document
 from piper_ray.report.summary import batch_text, speed_text
-from piper_ray.workloads.formats import dump, instance_of, load, to_toml, to_upstream
+from piper_ray.workloads.formats.load import dump, instance_of, load, to_toml, to_upstream
 from tests.instances import build, equal_chain, tmpc
 
 

@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given
 
 from piper_ray.evaluate import evaluate
-from piper_ray.model.constraints import Recompute
+from piper_ray.model.constraints import Recompute, Restrictions
 from piper_ray.model.errors import LimitError
 from piper_ray.model.instance import Instance
-from piper_ray.model.restrictions import Restrictions
-from piper_ray.planners.published import PaperTableResult, TmpcChoice, paper_table
+from piper_ray.planners.published.paper_table import PaperTableResult, TmpcChoice, paper_table
 from tests.brute_force import brute_force, least_evaluated_time_s
 from tests.instances import (
     RECOMPUTE,

@@ -26,13 +26,13 @@ from piper_ray.report.document import (
     solution_document,
     to_text,
 )
-from piper_ray.workloads.formats import plan_schema
 from piper_ray.workloads.formats.load import plan_claims
+from scripts.documentation.schemas import FOLDER, schema_of
+from scripts.documentation.schemas import SCHEMAS as MODELS
 from tests.instances import equal_chain
 from tests.report_cases import small_instance, small_plan, solution
 
-FOLDER = Path(plan_schema.__file__).parent
-SCHEMAS: dict[str, Any] = {name: json.loads((FOLDER / name).read_text("utf-8")) for name in plan_schema.SCHEMAS}
+SCHEMAS: dict[str, Any] = {name: json.loads((FOLDER / name).read_text("utf-8")) for name in MODELS}
 CLUSTER = ClusterStats(2, 3, 4, 5, 6.0, 7.0, (NodeStats("here", 1, 2, 3),))
 BLOCKS = BlockStats(9, 3, None, 12, 0.5, 2, 0.02, True)
 
@@ -76,10 +76,10 @@ def assert_described(document: dict[str, Any], name: str) -> None:
     assert list(undescribed(document, SCHEMAS[name], SCHEMAS[name]["$defs"])) == []
 
 
-@pytest.mark.parametrize("name", plan_schema.SCHEMAS)
+@pytest.mark.parametrize("name", MODELS)
 def test_the_schemas_in_the_package_are_those_of_the_models(name: str) -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMAS[name])
-    assert SCHEMAS[name] == plan_schema.schema_of(plan_schema.SCHEMAS[name]), "run scripts/schemas"
+    assert SCHEMAS[name] == schema_of(MODELS[name]), "run scripts/schemas"
 
 
 @pytest.mark.parametrize("found", list(solutions()), ids=lambda found: f"{found.status.value}")
@@ -198,23 +198,6 @@ def test_a_plan_of_a_later_version_is_refused() -> None:
     with pytest.raises(InputError, match="of a later piper-ray; expected at most 2"):
         piper_ray.load_plan(document, small_instance())
     assert piper_ray.load_plan({**document, "schema": "another/plan"}, small_instance()) == small_plan()
-
-
-def test_old_names_are_read_with_a_warning() -> None:
-    found = replace(solution(plan=small_plan()), blocks=BLOCKS)
-    assert found.blocks is not None
-    with pytest.warns(DeprecationWarning, match="Solution.time_per_sample is now time_per_sample_s"):
-        assert found.time_per_sample == found.time_per_sample_s
-    with pytest.warns(DeprecationWarning, match="Solution.lower_bound is now lower_bound_s"):
-        assert found.lower_bound == found.lower_bound_s
-    with pytest.warns(DeprecationWarning, match="BlockStats"):
-        assert found.blocks.time_per_sample == 0.02
-    point = piper_ray.frontier(small_instance(), devices=[4]).points()[0]
-    with pytest.warns(DeprecationWarning, match="FrontierPoint"):
-        assert (point.time_per_sample, point.lower_bound) == (point.time_per_sample_s, point.lower_bound_s)
-    result = piper_ray.baselines.plan(small_instance(), "megatron")
-    with pytest.warns(DeprecationWarning, match="BaselineResult"):
-        assert result.time_per_sample == result.time_per_sample_s
 
 
 def test_restrictions_are_told_by_name() -> None:

@@ -19,11 +19,10 @@ from piper_ray.engine.search.neighbourhood import order_through
 from piper_ray.engine.search.planning import Planning, ValuedPlan
 from piper_ray.engine.tables.problem import Problem
 from piper_ray.evaluate import evaluate
-from piper_ray.model.constraints import Recompute
+from piper_ray.model.constraints import Recompute, Restrictions
 from piper_ray.model.errors import LimitError
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
-from piper_ray.model.restrictions import Restrictions
 from tests.brute_force import brute_force, least_stage_time
 from tests.instances import build, random_instance, tmpc, two_towers
 from tests.lengths import long_after

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from piper_ray.engine.preparation import PointShape, prepare
 from piper_ray.engine.solve import solve
-from piper_ray.model.constraints import Recompute
+from piper_ray.model.constraints import Recompute, Restrictions
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Solution
 from tests.instances import equal_chain, named_instances, two_towers
 

@@ -18,7 +18,7 @@ import piper_ray
 from piper_ray.cli.app import app
 from piper_ray.engine.solve import solve
 from piper_ray.evaluate import evaluate
-from piper_ray.workloads.formats import load
+from piper_ray.workloads.formats.load import load
 from piper_ray.workloads.measure import session
 from piper_ray.workloads.measure.graph import TracedLayer
 from piper_ray.workloads.measure.passes import passes_of
@@ -277,7 +277,7 @@ def test_no_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.long
 def test_nothing_else_imports_torch() -> None:
-    modules = "piper_ray.cli.app, piper_ray.engine.solve, piper_ray.workloads.formats"
+    modules = "piper_ray.cli.app, piper_ray.engine.solve, piper_ray.workloads.formats.load"
     code = f"import sys, {modules}; print('torch' in sys.modules)"
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert finished.stdout == "False\n"

@@ -12,7 +12,7 @@ import pytest
 from piper_ray.model.headroom import Headroom
 from piper_ray.model.mode import ALL_REPLICAS
 from piper_ray.model.schedule import ScheduleName
-from piper_ray.proposal.figures import figures_of
+from piper_ray.proposal.demand import figures_of
 from piper_ray.proposal.layout_words import layout_words
 from piper_ray.proposal.propose import FoundPlans, Help, propose
 from piper_ray.report.document import to_text

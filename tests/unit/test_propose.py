@@ -24,6 +24,7 @@ from piper_ray.export.files import Target
 from piper_ray.export.import_plan import import_plan
 from piper_ray.export.run_as import RunAs
 from piper_ray.export.targets import export_plan
+from piper_ray.model.constraints import Restrictions
 from piper_ray.model.errors import InfeasibleError
 from piper_ray.model.events import DegreesSearched, EvaluationFinished, Event
 from piper_ray.model.figures import held_text, plural, rounded, rounded_down, time_text
@@ -33,17 +34,14 @@ from piper_ray.model.mode import ALL_REPLICAS, Mode, Recomputation, Sharding
 from piper_ray.model.one_mode import tmpcs_under
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.plan_rules import in_order
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.stop import Stop, StopSearch
-from piper_ray.proposal.against import Theirs
 from piper_ray.proposal.cells import LISTED, CellBegun, Cells, CellSearch, Closing, Extent, cells_of
-from piper_ray.proposal.demand import PlanDemand, Proposed
+from piper_ray.proposal.demand import PlanDemand, Proposed, figures_of
 from piper_ray.proposal.each_pass import counts_on_one_sum
-from piper_ray.proposal.figures import figures_of
 from piper_ray.proposal.layout_words import _common_recomputation, differences, layout_words
 from piper_ray.proposal.offers import with_offers
-from piper_ray.proposal.propose import FoundPlans, Help, propose, what_would_help
+from piper_ray.proposal.propose import FoundPlans, Help, Theirs, propose, what_would_help
 from piper_ray.report.proposal import (
     AskedOfPlan,
     against_lines,

@@ -8,7 +8,7 @@ import pytest
 from ray import exceptions
 from ray.core.generated import common_pb2
 
-from piper_ray.engine.backends.ray.causes import address_of, cause_of, is_loss
+from piper_ray.engine.backends.ray.machines import address_of, cause_of, is_loss
 
 ray: Any = exceptions  # untyped
 messages: Any = common_pb2

@@ -10,7 +10,8 @@ import pytest
 
 from piper_ray import Restrictions, SolveOptions, UsageError, __version__, evaluate, load_plan
 from piper_ray.model.solution import Infeasibility, Solution, Status
-from piper_ray.report.document import plan_document, proof_document, solution_document, to_text, write_atomically
+from piper_ray.report.document import plan_document, proof_document, solution_document, to_text
+from piper_ray.storage.files import write_atomically
 from tests.report_cases import small_instance, small_plan, solution
 
 

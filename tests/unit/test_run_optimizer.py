@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from piper_ray.run.optimizer import MasterAdamW, optimizer_of
+from piper_ray.run.rank import MasterAdamW, optimizer_of
 
 
 def test_half_precision_is_trained_on_full_precision_weights() -> None:

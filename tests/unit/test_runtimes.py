@@ -17,6 +17,7 @@ from piper_ray.model.constraints import (
     FilledPipeline,
     Recompute,
     RecomputeRule,
+    Restrictions,
     StageCount,
     TensorParallelDegrees,
     WholePieces,
@@ -26,7 +27,6 @@ from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
 from piper_ray.model.mode import Mode, Recomputation
 from piper_ray.model.one_mode import OneMode, tmpcs_under
 from piper_ray.model.plan import Plan
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.runtimes.meshes import domain_of, gpus_per_node_of, meshes_of
 from piper_ray.runtimes.pieces import pieces_of

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import piper_ray
-from piper_ray.workloads.formats import dump
+from piper_ray.workloads.formats.load import dump
 from scripts.benchmarks.trees import this_tree
 from scripts.same_answers import __main__ as compared
 from scripts.same_answers.cases import cases

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from piper_ray.workloads.schemes.columns import Cheapest, Taken, least_time, price_of_memory
+from piper_ray.proposal.scheme_prices import Cheapest, Taken, least_time, price_of_memory
 from piper_ray.workloads.schemes.frontier import at_prices
 from piper_ray.workloads.schemes.graph import REPLICATED, OperatorGraph
 from piper_ray.workloads.schemes.program import PROGRAM_GAP, SchemeProgram

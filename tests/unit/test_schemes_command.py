@@ -17,13 +17,13 @@ from piper_ray import Instance
 from piper_ray.cli.certificates import certified_schemes
 from piper_ray.export.job import make_job
 from piper_ray.model.errors import UnsupportedPlan, UsageError
-from piper_ray.model.mode import FOUND, OF_RUNTIMES, Mode
+from piper_ray.model.mode import FOUND, OF_RUNTIMES, Mode, found_schemes
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import TRAINED_TODAY
 from piper_ray.report.schemes import print_scheme
 from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName
 from piper_ray.workloads.formats.plans import plan_document
-from piper_ray.workloads.schemes.check import checked_schemes, found_words
+from piper_ray.workloads.schemes.check import checked_schemes
 from piper_ray.workloads.schemes.document import claim_document
 from piper_ray.workloads.schemes.frontier import FoundScheme
 from piper_ray.workloads.schemes.graph import REPLICATED
@@ -57,7 +57,7 @@ def _plan(instance: Instance) -> Plan:
     """Of one stage, each layer by its scheme of the most moves."""
 
     def moves(tmpc_id: str) -> int:
-        moved: Any = [instance.schemes[word]["moves"] for word in found_words(tmpc_id)]
+        moved: Any = [instance.schemes[word]["moves"] for word in found_schemes([tmpc_id])]
         return sum(map(len, moved))
 
     chosen = {layer.id: max((x.id for x in layer.tmpcs[2]), key=moves) for layer in instance.layers}
@@ -125,7 +125,7 @@ def test_a_scheme_that_is_megatrons_own_is_exported_as_its_mode(written: Path) -
 
 def test_all_schemes_of_a_workload_hold_by_the_rule_table(written: Path) -> None:
     instance = piper_ray.load(written)
-    words = {word for layer in instance.layers for tmpc in layer.tmpcs[2] for word in found_words(tmpc.id)}
+    words = {word for layer in instance.layers for tmpc in layer.tmpcs[2] for word in found_schemes([tmpc.id])}
     assert checked_schemes(instance, None, instance.schemes) == (sorted(words), [])
     told, (line,) = certified_schemes(written, instance)
     assert told == {**claim_document(), "offered": sorted(words)}
@@ -176,7 +176,7 @@ def test_verify_checks_the_schemes_that_a_plan_has(
     document: Any = plan_document(instance, _plan(instance), None)
     schemes = document["stages"][0]["schemes"]
     if change is not None:
-        change(schemes[found_words(document["stages"][0]["TMPCids"]["1"])[0]])
+        change(schemes[found_schemes([document["stages"][0]["TMPCids"]["1"]])[0]])
     (tmp_path / "plan.json").write_text(json.dumps(document))
     found = run("verify", written, tmp_path / "plan.json")
     assert told in " ".join((found.stdout if change is None else found.stderr).split())

@@ -22,9 +22,9 @@ from piper_ray.workloads.schemes.frontier import find_traced
 from piper_ray.workloads.schemes.graph import OperatorFamily, OperatorGraph
 from piper_ray.workloads.schemes.layers import BORDERS
 from piper_ray.workloads.schemes.names import known_divisions, name_of
+from piper_ray.workloads.schemes.prices import TracedGraph, TracedPrices
 from piper_ray.workloads.schemes.program import SchemeProgram
 from piper_ray.workloads.schemes.scheme import PricedGraph
-from piper_ray.workloads.schemes.traced import TracedGraph, TracedPrices
 from tests.cli_cases import run
 from tests.lengths import long_after
 

@@ -10,10 +10,10 @@ from itertools import product
 import pytest
 
 from piper_ray.export.job import ExportJob
-from piper_ray.model.borders import StageBorder, stage_borders
 from piper_ray.model.cluster import Cluster, DeviceKind, Link
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan, Stage
+from piper_ray.model.plan_rules import StageBorder, stage_borders
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, ScheduleName
 from piper_ray.report.document import machine_table
 from piper_ray.report.summary import border_texts

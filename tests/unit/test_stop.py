@@ -7,9 +7,9 @@ import pytest
 from piper_ray.engine.frontier.result import Walk
 from piper_ray.engine.request import SolveRequest
 from piper_ray.engine.subproblems import SubProblem, best_of
+from piper_ray.model.constraints import Restrictions
 from piper_ray.model.events import silent
 from piper_ray.model.options import SolveOptions
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Solution, Status
 from piper_ray.model.stop import Stop, StoppedBy
 from tests.report_cases import small_instance, solution

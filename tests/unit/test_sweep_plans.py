@@ -23,7 +23,7 @@ from piper_ray.model.instance import Instance
 from piper_ray.model.stop import Stop, StopSearch
 from piper_ray.proposal.cells import Cells
 from piper_ray.proposal.propose import FoundPlans
-from piper_ray.report.plots.plan_curves import plan_figures
+from piper_ray.report.plots.curves import plan_figures
 from piper_ray.report.sweep_plans import plan_tables, plans_csv
 from piper_ray.sweep import plan_findings, run
 from piper_ray.sweep.answer import solve_points

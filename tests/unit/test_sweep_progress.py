@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from piper_ray.model.restrictions import Restrictions
+from piper_ray.model.constraints import Restrictions
 from piper_ray.report.sweep import best_text, outcome_lines
 from piper_ray.sweep.point import Point, Progress
 

@@ -13,8 +13,8 @@ from piper_ray.cost.variants import Variant, stage_variants
 from piper_ray.engine.lattice.contraction import without_contraction
 from piper_ray.engine.lattice.layer_graph import LayerGraph, build_graph
 from piper_ray.engine.tables.tmpc_options import TmpcOptions, build_options
+from piper_ray.model.constraints import Restrictions
 from piper_ray.model.instance import Instance, Layer
-from piper_ray.model.restrictions import Restrictions
 from tests.instances import random_instance
 from tests.lengths import long_after
 from tests.options_by_loops import options_by_loops

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from piper_ray.cost.variants import stage_variants, undominated
-from piper_ray.model.constraints import Recompute
+from piper_ray.model.constraints import Recompute, Restrictions
 from piper_ray.model.instance import Instance, Tmpc
-from piper_ray.model.restrictions import Restrictions
 from tests.instances import RECOMPUTE, build, instances, tmpc
 
 PLAIN, AGAIN = tmpc(6, 4, 5, 6), tmpc(8, 4, 1, 8, RECOMPUTE)

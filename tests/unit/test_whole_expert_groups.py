@@ -7,10 +7,9 @@ from dataclasses import replace
 import pytest
 
 from piper_ray import solve
-from piper_ray.model.constraints import SameDegrees, WholeExpertGroups, WholePieces
+from piper_ray.model.constraints import Restrictions, SameDegrees, WholeExpertGroups, WholePieces
 from piper_ray.model.instance import Instance
 from piper_ray.model.mode import Mode
-from piper_ray.model.restrictions import Restrictions
 from tests.instances import build, tmpc
 
 

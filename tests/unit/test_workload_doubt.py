@@ -18,7 +18,7 @@ from piper_ray.workloads.estimate.config import ModelConfig
 from piper_ray.workloads.estimate.doubt import step_text, workload_doubt
 from piper_ray.workloads.estimate.kinds import joined
 from piper_ray.workloads.estimate.software import Calibration, Spread, dispatcher_named
-from piper_ray.workloads.formats import load, to_toml
+from piper_ray.workloads.formats.load import load, to_toml
 from tests.estimate_support import built_in_hardware, model_of
 from tests.simulate_support import chain, cut
 

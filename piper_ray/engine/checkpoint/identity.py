@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from piper_ray.model.constraints import Restrictions
 from piper_ray.model.errors import CheckpointRefused
 from piper_ray.model.instance import Instance
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, StepTerms
 from piper_ray.version import __version__
 

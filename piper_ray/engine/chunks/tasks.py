@@ -17,11 +17,10 @@ from piper_ray.cost.variants import Variant, layer_without_choice, usable_varian
 from piper_ray.engine.chunks.tables import DegreeTables, MixedTables, ModelOrder
 from piper_ray.engine.kernels.chunk_program import ChunkProgram, build_program
 from piper_ray.engine.lattice.layer_graph import offsets
-from piper_ray.model.constraints import FilledPipeline, PipelinedChunks
+from piper_ray.model.constraints import FilledPipeline, PipelinedChunks, Restrictions
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.passes import with_passes
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import V_SHAPED, Schedule, ScheduleName, StepTerms
 from piper_ray.model.solution import Infeasibility
 from piper_ray.simulate.actions import check_shape, flush_lists, stage_of_chunk

@@ -30,11 +30,11 @@ from piper_ray.engine.ledger import Ledger, Limits, no_plan, preference, stats_o
 from piper_ray.engine.preparation import downsets_within, note_of_many, tell_of_lattice, tell_of_options
 from piper_ray.engine.request import SolveRequest
 from piper_ray.model.cluster import Cluster
+from piper_ray.model.constraints import Restrictions, can_use_all, reason_against_all
 from piper_ray.model.figures import memory_text, plural
 from piper_ray.model.instance import Instance
 from piper_ray.model.passes import with_passes
 from piper_ray.model.plan import Plan
-from piper_ray.model.restrictions import Restrictions, can_use_all, reason_against_all
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, StepTerms
 from piper_ray.model.solution import DegreeStats, Infeasibility, Solution, SolveStats, Status
 

@@ -19,8 +19,8 @@ from piper_ray.engine.kernels.flush_paths import empty_tail, least_batch_s
 from piper_ray.engine.kernels.flush_stages import AheadArrays, look_ahead
 from piper_ray.engine.kernels.flush_types import GPIPE, ONE_F_ONE_B, SUM, TWO_BW, FlushTask
 from piper_ray.engine.kernels.types import FloatArray, IndexArray, frozen
+from piper_ray.model.constraints import Restrictions
 from piper_ray.model.instance import Instance
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName, StepTerms
 
 _NO_MIXES: IndexArray = np.empty((0, 0), np.int64)

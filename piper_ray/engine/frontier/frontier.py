@@ -19,12 +19,12 @@ from piper_ray.engine.request import SolveRequest, is_by_degrees
 from piper_ray.engine.restated import solve_restated
 from piper_ray.engine.subproblems import least_s, solve_on_levels
 from piper_ray.model import arguments
+from piper_ray.model.constraints import Restrictions
 from piper_ray.model.errors import UsageError
 from piper_ray.model.events import DegreesSearched, EvaluationFinished, Event, IncumbentFound, Note, PartBegun, silent
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import Contract, SolveOptions
 from piper_ray.model.plan import Plan
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import CHUNKED, FLUSHED, Schedule, ScheduleName
 from piper_ray.model.solution import Solution, Status
 from piper_ray.model.stop import Stop

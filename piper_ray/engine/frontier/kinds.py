@@ -10,12 +10,12 @@ from typing import Any
 from piper_ray.engine.frontier.result import parse_numbers, settled
 from piper_ray.engine.solve import solve
 from piper_ray.model.apart import on_kind
-from piper_ray.model.borders import lies_in_groups
 from piper_ray.model.cluster import Cluster
+from piper_ray.model.constraints import Restrictions
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
-from piper_ray.model.restrictions import Restrictions
+from piper_ray.model.plan_rules import lies_in_groups
 from piper_ray.model.schedule import Schedule, ScheduleName, StepTerms
 from piper_ray.model.solution import Solution, Status
 from piper_ray.model.stop import Stop

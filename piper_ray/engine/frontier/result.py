@@ -21,14 +21,13 @@ from typing import Any, Protocol, TypeVar
 from piper_ray.cost.tolerances import PROOF
 from piper_ray.engine.ledger import status_of
 from piper_ray.model import arguments
+from piper_ray.model.constraints import Restrictions
 from piper_ray.model.errors import ChoiceTooHard, UsageError
 from piper_ray.model.events import Event
-from piper_ray.model.fields import renamed
 from piper_ray.model.figures import html_table, percent_text, plural, relative_gap, time_text
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.plan import Plan
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule
 from piper_ray.model.solution import Solution, Status
 from piper_ray.model.stop import Stop, StoppedBy, StopSearch
@@ -277,9 +276,6 @@ class FrontierPoint:
     time_per_sample_s: float | None
     lower_bound_s: float
     is_step: bool
-
-    time_per_sample = renamed("time_per_sample", "time_per_sample_s")
-    lower_bound = renamed("lower_bound", "lower_bound_s")
 
     @property
     def gap(self) -> float | None:

@@ -28,10 +28,10 @@ from itertools import groupby
 
 from piper_ray.model import arguments
 from piper_ray.model.cluster import Link
+from piper_ray.model.constraints import Restrictions
 from piper_ray.model.errors import InfeasibleError, UsageError
 from piper_ray.model.instance import Instance, divisors
 from piper_ray.model.plan import Plan, Stage
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Forecast
 from piper_ray.planners.planner import Needs, Proposal, allowed, evaluated
 from piper_ray.planners.runs import UniformChoice, uniform_choices

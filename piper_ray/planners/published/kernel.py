@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 
 from piper_ray.compiled.arrays import stable_order
 from piper_ray.compiled.jit import inner_kernel, kernel
-from piper_ray.model.constraints import Recompute
+from piper_ray.model.constraints import Recompute, Restrictions
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance, Tmpc
-from piper_ray.model.restrictions import Restrictions
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

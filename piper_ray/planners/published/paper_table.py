@@ -11,10 +11,10 @@ import numpy as np
 
 from piper_ray.evaluate import MEMORY_TOLERANCE
 from piper_ray.model import arguments
+from piper_ray.model.constraints import Restrictions
 from piper_ray.model.errors import LimitError
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan, Stage
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.planners.published.kernel import Arrays, Floats, enumerate_downsets, flatten
 from piper_ray.workloads.formats.load import Source, instance_of
 

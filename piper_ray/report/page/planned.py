@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from piper_ray.model.figures import held_text, plural, rounded, share_text, size_text, time_text
-from piper_ray.proposal.figures import Figures
+from piper_ray.proposal.demand import Figures
 from piper_ray.proposal.layout_words import layout_words
 from piper_ray.proposal.propose import FoundPlans
 from piper_ray.report.page.tables import PageColumn, PageTable, TableCell

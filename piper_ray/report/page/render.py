@@ -7,12 +7,12 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from piper_ray.model.borders import lies_in_groups, stage_borders
 from piper_ray.model.constraints import choices_made
 from piper_ray.model.figures import given_size_text, plural, printable
 from piper_ray.model.instance import Instance
 from piper_ray.model.passes import passes_of
 from piper_ray.model.plan import Plan
+from piper_ray.model.plan_rules import lies_in_groups, stage_borders
 from piper_ray.model.schedule import CHUNKED
 from piper_ray.report.document import speed_document
 from piper_ray.report.page import tables

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated
+from typing import Annotated, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
 from piper_ray.model import limits
 from piper_ray.model.errors import UsageError
 from piper_ray.model.units import parse_bytes, parse_bytes_per_s
-from piper_ray.workloads.formats.faults import Words
+from piper_ray.workloads.formats.faults import MANY, ONE, Words
 
 FIGURE_WORDS = "a finite number >= 0"
 SIZE_WORDS = "a size >= 0 in bytes, such as 8192 or 30MiB"
@@ -74,3 +74,13 @@ class Closed(BaseModel):
     """A table of our own format: an unknown key is a fault, since it is probably misspelt."""
 
     model_config = ConfigDict(strict=True, frozen=True, defer_build=True, extra="forbid")
+
+
+_Value = TypeVar("_Value")
+_WHICH = Discriminator(lambda value: MANY if isinstance(value, (list, tuple)) else ONE)
+
+OneOrMany = Annotated[Annotated[_Value, Tag(ONE)] | Annotated[list[_Value], Tag(MANY)], _WHICH]
+"""A value, or a list of them."""
+
+OneOrSome = Annotated[Annotated[_Value, Tag(ONE)] | Annotated[list[_Value], Field(min_length=1), Tag(MANY)], _WHICH]
+"""A value, or a list of at least one."""

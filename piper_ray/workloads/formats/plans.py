@@ -18,11 +18,11 @@ from typing import Annotated
 from pydantic import Field
 
 from piper_ray.model import limits
-from piper_ray.model.borders import stage_borders
 from piper_ray.model.errors import UsageError
 from piper_ray.model.figures import plural, size_option
 from piper_ray.model.instance import Instance, Layer
 from piper_ray.model.plan import Plan, Stage
+from piper_ray.model.plan_rules import stage_borders
 from piper_ray.model.schedule import PAPERS_SCHEDULE, AllReduce, Schedule, StepTerms
 from piper_ray.model.solution import Solution
 from piper_ray.version import __version__

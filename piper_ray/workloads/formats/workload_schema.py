@@ -79,13 +79,10 @@ relative to this file's folder, or to the working folder for text from stdin.
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field
 
 from piper_ray.model import limits
 from piper_ray.workloads.formats import fields
-from piper_ray.workloads.formats.faults import MANY, ONE
 from piper_ray.workloads.formats.surroundings import paths_in
 
 PREVIOUS = "previous"
@@ -96,20 +93,8 @@ PATHS = paths_in("toml")
 KEYS = frozenset({"base", PATHS["measured_threads"], *TABLES})
 
 
-def _branch(value: object) -> str:
-    return MANY if isinstance(value, (list, tuple)) else ONE
-
-
-_ONE_OR_MANY = Discriminator(_branch)
-_Times = Annotated[
-    Annotated[fields.Figure, Tag(ONE)] | Annotated[list[fields.Figure], Field(min_length=1), Tag(MANY)], _ONE_OR_MANY
-]
-_Sizes = Annotated[Annotated[fields.Size, Tag(ONE)] | Annotated[list[fields.Size], Tag(MANY)], _ONE_OR_MANY]
-_Texts = Annotated[Annotated[str, Tag(ONE)] | Annotated[list[str], Tag(MANY)], _ONE_OR_MANY]
-_Degrees = Annotated[
-    Annotated[fields.Degree, Tag(ONE)] | Annotated[list[fields.Degree], Field(min_length=1), Tag(MANY)], _ONE_OR_MANY
-]
-
+_Times = fields.OneOrSome[fields.Figure]
+_Sizes = fields.OneOrMany[fields.Size]
 
 TIMES_WORDS = fields.FIGURE_WORDS + " (seconds per sample), or a list of them"
 _SYNC_WORDS = fields.SIZE_WORDS + ", or a list of one for each edge that "
@@ -118,7 +103,7 @@ _SYNC_WORDS = fields.SIZE_WORDS + ", or a list of one for each edge that "
 class Row(fields.Closed):
     """A TMPC of a layer type, for one degree or for several with equal figures."""
 
-    t: _Degrees = Field(description=fields.DEGREE_WORDS + ", or a list of them")
+    t: fields.OneOrSome[fields.Degree] = Field(description=fields.DEGREE_WORDS + ", or a list of them")
     id: str = Field(description="a text")
     time_per_sample_s: _Times | None = Field(default=None, alias="time_s", description=TIMES_WORDS)
     forward_s: _Times | None = Field(default=None, description=TIMES_WORDS)
@@ -169,7 +154,7 @@ class Entry(fields.Closed):
     )
     inputs: list[str] | None = Field(default=None, description="a list of labels of layers")
     id: fields.LayerId | None = None
-    path: _Texts = Field(default="", description="a text, or a list of one for each layer")
+    path: fields.OneOrMany[str] = Field(default="", description="a text, or a list of one for each layer")
     tied: str = Field(default="", description="a text")
 
 

@@ -32,7 +32,7 @@ from piper_ray.workloads.measure.factory import TrainableModel, find_factory, pa
 from piper_ray.workloads.measure.graph import holds_stack, layers_of, signature_of
 from piper_ray.workloads.schemes.graph import OperatorFamily, OperatorGraph, Step, Value
 from piper_ray.workloads.schemes.layers import OTHER_TOKENS, TOKENS
-from piper_ray.workloads.schemes.traced import TracedGraph, TracedWork
+from piper_ray.workloads.schemes.prices import TracedGraph, TracedWork
 
 _PACKED = 4
 """The most projections that are packed in one matrix."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance, Tmpc
-from piper_ray.model.mode import FOUND, Sharding
+from piper_ray.model.mode import Sharding, found_schemes
 from piper_ray.model.plan import Plan
 from piper_ray.workloads.estimate.costs import idle_s
 from piper_ray.workloads.schemes.graph import (
@@ -43,7 +43,7 @@ def checked_schemes(
     on_host = instance.model is not None and instance.model.optimizer_on_host
     of_first = dict[object, tuple[int, str, list[str]]]()  # equal layers have equal figures
     for layer, degree, tmpc in _tmpcs(instance) if plan is None else _tmpcs_of(instance, plan):
-        for word in found_words(tmpc.id):
+        for word in found_schemes([tmpc.id]):
             said = _said_of(tmpc, on_host=on_host)
             if (key := (word, degree, *said.items())) not in of_first:
                 of_first[key] = layer, word, _faults(documents.get(word), said, degree)
@@ -60,11 +60,6 @@ def _tmpcs_of(instance: Instance, plan: Plan) -> Iterator[tuple[int, int, Tmpc]]
     """The same for the TMPCs that a plan chose."""
     chosen = {(x, s.tensor_parallel_degree, tmpc_id) for s in plan.stages for x, tmpc_id in s.tmpc_ids.items()}
     return (one for one in _tmpcs(instance) if (one[0], one[1], one[2].id) in chosen)
-
-
-def found_words(tmpc_id: str) -> tuple[str, ...]:
-    """The words of an id that name schemes."""
-    return tuple(word for word in tmpc_id.split("+") if word.startswith(FOUND))
 
 
 def _said_of(tmpc: Tmpc, *, on_host: bool) -> dict[str, float]:

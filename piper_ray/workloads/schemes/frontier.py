@@ -16,10 +16,9 @@ from piper_ray.workloads.schemes.graph import REPLICATED
 from piper_ray.workloads.schemes.kept import keep_schemes, key_of, read_schemes
 from piper_ray.workloads.schemes.layers import BORDERS, TOKENS, graph_of
 from piper_ray.workloads.schemes.names import known_divisions, name_of
-from piper_ray.workloads.schemes.prices import EstimatedPrices
+from piper_ray.workloads.schemes.prices import EstimatedPrices, TracedGraph, TracedPrices
 from piper_ray.workloads.schemes.program import SchemeProgram
 from piper_ray.workloads.schemes.scheme import PricedGraph, Scheme
-from piper_ray.workloads.schemes.traced import TracedGraph, TracedPrices
 
 USUAL_IN_FLIGHT = (8.0,)
 

@@ -21,7 +21,7 @@ from piper_ray.workloads.schemes.scheme import Scheme
 
 
 def with_schemes(estimate: Estimate, kinds: Sequence[KindSchemes], zero: bool) -> Instance:
-    """The estimate's workload with a TMPC for each scheme; the words for it come from ``found_words``. zero: also with
+    """The estimate's workload with a TMPC for each scheme, whose word ``found_schemes`` finds. zero: also with
     one that shares the optimizer's state among all replicas."""
     instance, architecture = estimate.instance, estimate.architecture
     made = {

@@ -17,7 +17,6 @@ from weakref import WeakSet
 from ray.exceptions import RayError
 
 from piper_ray.engine.backends.ray.calls import OF_WORKER, GivenCall, Shared
-from piper_ray.engine.backends.ray.causes import address_of, cause_of, is_loss
 from piper_ray.engine.backends.ray.coordinator import (
     HERE,
     Chunk,
@@ -28,7 +27,7 @@ from piper_ray.engine.backends.ray.coordinator import (
     Send,
     WithoutWorkers,
 )
-from piper_ray.engine.backends.ray.machines import Machines, Overview
+from piper_ray.engine.backends.ray.machines import Machines, Overview, address_of, cause_of, is_loss
 from piper_ray.engine.backends.ray.placement import WorkerSize
 from piper_ray.engine.backends.ray.pool import Pool
 from piper_ray.engine.backends.ray.publication import Publisher
