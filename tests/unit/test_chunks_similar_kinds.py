@@ -13,7 +13,7 @@ from piper_ray.engine.chunks.similar_kinds import similar
 from piper_ray.engine.chunks.tables import DegreeTables
 from piper_ray.engine.chunks.tasks import ChunkProblem
 from piper_ray.engine.kernels.chunk_bound import FIGURE, LayerKinds
-from piper_ray.model.restrictions import Restrictions
+from piper_ray.model.constraints import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.solution import Status
 from tests.chunks_brute_force import least_step_s

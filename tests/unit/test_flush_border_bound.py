@@ -14,10 +14,11 @@ from piper_ray.engine.flush.border_bound import BorderBound, border_labelling, d
 from piper_ray.engine.flush.path_prices import LayerChoices, in_flight_at
 from piper_ray.engine.flush.position_program import path_prices
 from piper_ray.engine.flush.tables import FlushWorkload
-from piper_ray.engine.kernels.cell_stages import least_of_stages
+from piper_ray.engine.kernels.cell_stages import CellLimits
 from piper_ray.engine.kernels.flush_borders import cheapest_downsets
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
-from piper_ray.engine.lattice.labelling import IN_FRONT, Labelling
+from piper_ray.engine.lattice.cells import cell_ranges, every_stage, least_cost
+from piper_ray.engine.lattice.labelling import Labelling
 from piper_ray.engine.lattice.layer_graph import members
 from tests.flush_schedules import FlushSchedule
 from tests.instances import random_instance
@@ -104,10 +105,18 @@ def test_no_stage_pays_less_than_its_cells() -> None:
         rng = Random(seed)
         cells_of = np.array([rng.randrange(3) for _ in range(graph.size)])
         charge_s = stages.charges.seconds(workload.arrays.edge_in_s[0], workload.arrays.edge_out_s[0])
-        cells, in_front = int(cells_of.sum()), (stages.label == IN_FRONT).astype(np.int64)
+        cells = int(cells_of.sum())
         most = rng.randint(0, cells)  # stages of more cells are not distinguished
-        found, _ = least_of_stages(stages.moves, in_front, cells_of, charge_s, most)
-        least = np.full((cells + 1, most + 1), np.inf)
+        fronts, backs = (sorted(rng.randint(0, cells) for _ in range(2)) for _ in range(2))
+        within = CellLimits(fronts[0], fronts[1], backs[0], backs[1], most - 1)
+        whole, part = (
+            least_cost(stages, cells_of, charge_s, cell_ranges(stages, cells_of, limits))
+            for limits in (every_stage(cells_of, most - 1), within)
+        )
+        least, least_within = (
+            np.full((cells + 1, most + 1), np.inf),
+            np.full((fronts[1] - fronts[0] + 1, most + 1), np.inf),
+        )
         none = bound.cells.stage_s.shape[0] - 1
         for outer in inside:
             for inner in inside:
@@ -119,14 +128,17 @@ def test_no_stage_pays_less_than_its_cells() -> None:
                 )
                 at = front, min(most, behind - front)
                 least[at] = min(least[at], paid_s)
+                if fronts[0] <= front <= fronts[1] and backs[0] <= behind <= backs[1]:
+                    of_limits = front - fronts[0], at[1]
+                    least_within[of_limits] = min(least_within[of_limits], paid_s)
                 ends = [sum(bound.work.own_s[v] for v in range(graph.size) if v not in some) for some in (outer, inner)]
                 groups = [{bound.cells.group[cell] for cell in _cells_with(bound, end_s)} for end_s in ends]
-                fronts = groups[0] if len(outer) < graph.size else {none}
-                backs = groups[1] if inner else {none}
-                for group, back in product(fronts, backs):
+                of_ends = groups[0] if len(outer) < graph.size else {none}, groups[1] if inner else {none}
+                for group, back in product(*of_ends):
                     assert bound.cells.stage_s[group, back] <= paid_s * (1.0 + 1e-12), seed
                     compared += 1
-        assert found == pytest.approx(least), seed
+        assert whole == pytest.approx(least), seed
+        assert part[:, :most] == pytest.approx(least_within[:, :most]), seed
     assert compared > 500
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -12,12 +13,13 @@ import pytest
 from piper_ray.engine.flush import cell_bound
 from piper_ray.engine.flush.border_bound import BorderBound, border_labelling
 from piper_ray.engine.flush.cell_bound import CellBound, _CellWays
-from piper_ray.engine.flush.cell_figures import GridFigures, StageCosts
+from piper_ray.engine.flush.cell_figures import GridFigures
 from piper_ray.engine.flush.path_prices import LayerChoices, in_flight_at
 from piper_ray.engine.flush.tables import FlushWorkload
 from piper_ray.engine.flush.task_search import of_batch_s
 from piper_ray.engine.flush.tasks import DegreePair
 from piper_ray.engine.kernels.cell_stages import NO_BORDER, CellFigures, CellStages, cheapest_cell_ways, stages_within
+from piper_ray.engine.lattice.cells import work_with_edges
 from piper_ray.engine.lattice.labelling import Labelling
 from piper_ray.engine.lattice.layer_graph import members
 from piper_ray.model.instance import Instance
@@ -131,12 +133,10 @@ def test_no_stage_takes_less_than_its_cells() -> None:
         bound = _bound(workload, task)
         if bound is None:
             continue
-        choices, graph, cells = LayerChoices.of(workload.arrays, task.arrays), workload.lattice.graph, 20
-        most_s = batch_s / task.arrays.microbatches
-        figures, steps = bound._figures(choices, task.arrays, cells, most_s, never)
-        assert figures is not None
-        assert steps > 0
-        cells_of = cell_bound.cells_of_work(bound.labelling.moves.order, bound.weight_s, cells)
+        graph, costs, most_s = workload.lattice.graph, bound.costs, batch_s / task.arrays.microbatches
+        choices, cells_of = LayerChoices.of(workload.arrays, task.arrays), costs.grid(20)
+        figures = _figures(workload, task, bound, 20, most_s)
+        unit_s = costs.weight_s.sum() / cells_of.sum()
         inside = [set(members(row)) for row in workload.lattice.arrays.bits]
         time_s = choices.forward_s + choices.backward_s
         for outer in inside:
@@ -145,12 +145,14 @@ def test_no_stage_takes_less_than_its_cells() -> None:
                     continue
                 stage = sorted(outer - inner)
                 paid_s = sum(
-                    bound.edge_in_s[e] * (tail not in outer and head in stage)
-                    + bound.edge_out_s[e] * (tail in stage and head in inner)
+                    costs.edge_in_s[e] * (tail not in outer and head in stage)
+                    + costs.edge_out_s[e] * (tail in stage and head in inner)
                     for e, (tail, head, _) in enumerate(graph.edges)
                 )
                 front = int(sum(cells_of[v] for v in range(graph.size) if v not in outer))
-                size = min(figures.forward_s.shape[1] - 1, int(cells_of[stage].sum()))
+                size = int(cells_of[stage].sum())
+                if size >= figures.time_s.shape[2]:
+                    continue
                 for q, in_flight in enumerate(in_flight_at(task.arrays)):
                     held = choices.a_bytes * in_flight + choices.b_bytes
                     for figure in (time_s, held, time_s + held * (time_s.sum() / held.sum())):
@@ -160,36 +162,118 @@ def test_no_stage_takes_less_than_its_cells() -> None:
                         ]
                         if held[chosen].sum() <= task.arrays.most_memory_bytes:
                             taken_s = time_s[chosen].sum() + 2.0 * paid_s
-                            assert figures.time_s[figures.in_flight[q], front, size] <= taken_s * (1.0 + 1e-12), seed
+                            group = figures.group[q]
+                            assert figures.time_s[group, front, size] <= taken_s * (1.0 + 1e-12), seed
+                            level_s = taken_s - costs.weight_s[stage].sum() + size * unit_s
+                            assert figures.level_s[group, front, size] <= level_s + 1e-12 * taken_s, seed
                             fitting += 1
                         for known, of_choices, paid in (
                             (figures.forward_s, choices.forward_s, paid_s),
                             (figures.backward_s, choices.backward_s, paid_s),
                             (figures.sync_s, choices.sync_s, 0.0),
                         ):
-                            assert known[front, size] <= (of_choices[chosen].sum() + paid) * (1.0 + 1e-12), seed
+                            assert known[figures.group[q], front, size] <= (of_choices[chosen].sum() + paid) * (
+                                1.0 + 1e-12
+                            ), seed
                     compared += 1
     assert compared > 500
     assert fitting > 200
 
 
+def _figures(
+    workload: FlushWorkload, task: DegreePair, bound: CellBound, cells: int, most_s: float, most_steps: int = 10**12
+) -> CellFigures:
+    grid = _grid(workload, task, bound, cells, most_steps)
+    limits = grid.limits_within(most_s)
+    assert limits is not None
+    found = grid.of([limits] * task.arrays.most_stages)
+    assert found is not None
+    return found
+
+
+def _grid(
+    workload: FlushWorkload, task: DegreePair, bound: CellBound, cells: int, most_steps: int = 10**12
+) -> GridFigures:
+    choices = LayerChoices.of(workload.arrays, task.arrays)
+    return GridFigures(bound.costs, choices, task.arrays, bound.costs.grid(cells), most_steps, never)
+
+
+def test_a_finer_grid_has_the_stages_that_a_coarse_one_leaves() -> None:
+    """With figures that are no lower than those of a whole finer grid, for some stages of each position."""
+    rng, compared, fewer = Random(3), 0, 0
+    for seed, workload, _, task, batch_s in searched(FlushSchedule.flushed()[0])[:20]:
+        bound = _bound(workload, task)
+        if bound is None:
+            continue
+        positions, most_s = task.arrays.most_stages, batch_s / task.arrays.microbatches
+        listed = stages_within(_figures(workload, task, bound, 9, most_s), most_s, 0)
+        some = np.array([k for k in range(listed.behind.size) if rng.random() < 0.2], np.int64)
+        left = cell_bound._of_stages(listed, some)
+        coarse, grid = bound.costs.grid(9), _grid(workload, task, bound, 40)
+        limits = bound.costs.limits_on(grid.cells_of, coarse, left, positions)
+        figures, whole = grid.of(limits), _figures(workload, task, bound, 40, most_s)
+        assert figures is not None
+        pairs = set(zip(left.behind.tolist(), left.back.tolist(), left.front.clip(0).tolist(), strict=True))
+        inside = [set(members(row)) for row in workload.lattice.arrays.bits]
+        every = set(range(workload.lattice.graph.size))
+        for outer in inside:
+            for inner in inside:
+                if not inner < outer:
+                    continue
+                front, back = sorted(every - outer), sorted(every - inner)
+                at = grid.cells_of[front].sum(), grid.cells_of[back].sum()
+                for q in range(positions):
+                    if (q, int(coarse[back].sum()), int(coarse[front].sum())) in pairs:
+                        group, row = figures.group[q], at[0] - figures.least_front[figures.group[q]]
+                        found_s = figures.time_s[group, row, at[1] - at[0]]
+                        if at[1] - at[0] < whole.time_s.shape[2]:
+                            whole_s = whole.time_s[whole.group[q], at[0], at[1] - at[0]]
+                            assert found_s == pytest.approx(whole_s, rel=1e-8), (seed, q)
+                        compared += np.isfinite(found_s)
+        fewer += figures.time_s.shape[1] < whole.time_s.shape[1]
+    assert compared > 200
+    assert fewer > 5
+
+
+def test_fewer_prices_of_a_byte_are_tried_where_steps_are_too_many() -> None:
+    lower = 0
+    for _, workload, _, task, batch_s in searched(FlushSchedule.flushed()[0])[:20]:
+        bound = _bound(workload, task)
+        if bound is None:
+            continue
+        most_s, steps = batch_s / task.arrays.microbatches, 10**9
+        grid, every = _grid(workload, task, bound, 30), _figures(workload, task, bound, 30, most_s)
+        whole = grid.limits_within(most_s)
+        assert whole is not None
+        while (few := replace(grid, most_steps=steps).of([whole] * task.arrays.most_stages)) is not None:
+            assert (few.time_s <= every.time_s).all()
+            lower += bool((few.time_s < every.time_s).any())
+            steps //= 2
+        assert steps > 0
+    assert lower > 0
+
+
 @pytest.mark.parametrize("schedule", long_after(1, FlushSchedule.flushed()))
 def test_stages_of_a_way_are_left_for_the_time_that_it_takes(schedule: FlushSchedule) -> None:
-    """A way of random seconds, among stages that lead nowhere: nothing below its simulated time, all of it there."""
-    rng, ruled_out = Random(5), 0
+    """A way of random seconds: nothing below its simulated time, all of it there. Its stages may be known to take less,
+    each for itself, and their levels are the seconds of all, however they are shared out."""
+    rng, ruled_out, before, closer = Random(5), 0, 0, 0
     task = searched(schedule)[0].task.arrays
-    for _ in range(100):
+    for number in range(200):
         p, m = rng.randint(1, 5), rng.randint(1, 7)
         seconds = np.array([[rng.uniform(0.1, 1.0) * rng.choice((1.0, 3.0)) for _ in range(p)] for _ in range(3)])
         one = task._replace(microbatches=m, most_stages=p + rng.randint(0, 2), stages=0)
         cuts = sorted(rng.sample(range(1, 20), p - 1), reverse=True)
+        known = np.array([rng.uniform(0.8, 1.0) for _ in range(p)]) if number % 2 else np.ones(p)
+        share = np.array([rng.uniform(-0.5, 2.0) for _ in range(p)]) if number % 2 else seconds[:2].sum(axis=0)
         stages = CellStages(
             np.arange(p),
             np.array([20, *cuts]),
             np.array([*cuts, NO_BORDER]),
-            seconds[0] + seconds[1],
-            seconds[0] * rng.choice((1.0, 0.5)),
-            seconds[1],
+            known * (seconds[0] + seconds[1]),
+            seconds[:2].sum() * share / share.sum() if share.sum() > 0.3 else seconds[:2].sum(axis=0),
+            known * seconds[0] * rng.choice((1.0, 0.5)),
+            known * seconds[1],
             seconds[2],
         )
         batch_s = of_batch_s(one, np.ascontiguousarray(seconds[:, ::-1].T))
@@ -201,6 +285,11 @@ def test_stages_of_a_way_are_left_for_the_time_that_it_takes(schedule: FlushSche
         assert ways.least_s(0.0, upper_s, upper_s, never) <= upper_s
         assert ways.least_s(0.0, 2.0 * upper_s, upper_s, never) <= upper_s
         ruled_out += ways.least_s(0.0, 0.9 * batch_s, 0.9 * batch_s, never) == np.inf
+        if number % 2:
+            less = ways._replace(stages=stages._replace(level_s=stages.time_s))
+            closer += less.least_s(0.0, 0.9 * batch_s, 0.9 * batch_s, never) < np.inf and ruled_out > before
+        before = ruled_out
+    assert closer > 10
     assert ruled_out > 50
 
 
@@ -274,14 +363,11 @@ def test_halves_have_each_way_once() -> None:
 
 
 def test_a_vertex_that_many_read_counts_its_edges() -> None:
-    _, workload, _, task, _ = searched(FlushSchedule.flushed()[0])[0]
-    bound = _bound(workload, task)
-    assert bound is not None
     tail, own_s = np.array([0] * 6 + [1] * 4), np.array([1.0, 2.0, 3.0])  # six edges, four and none
-    found = CellBound.of(bound.labelling, own_s, tail, np.full(10, 0.25), np.full(10, 0.75))
-    assert found.weight_s == pytest.approx([3.0, 2.0, 3.0])
-    found = CellBound.of(bound.labelling, own_s, tail, np.full(10, 0.25), np.where(np.arange(10) == 1, 1.75, 0.75))
-    assert found.weight_s == pytest.approx([1.0, 2.0, 3.0])  # one of the six costs so much that few of it cost as much
+    assert work_with_edges(own_s, tail, np.ones(10)) == pytest.approx([3.0, 2.0, 3.0])
+    assert work_with_edges(own_s, tail, np.ones(10), 0.5) == pytest.approx([2.0, 2.0, 3.0])
+    dear = np.where(np.arange(10) == 1, 2.5, 1.0)  # one of the six costs so much that few of it cost as much
+    assert work_with_edges(own_s, tail, dear) == pytest.approx([1.0, 2.0, 3.0])
 
 
 def test_stages_in_time_are_listed_in_the_order_of_ways() -> None:
@@ -290,8 +376,7 @@ def test_stages_in_time_are_listed_in_the_order_of_ways() -> None:
         if bound is None:
             continue
         most_s = batch_s / task.arrays.microbatches
-        figures, _ = bound._figures(LayerChoices.of(workload.arrays, task.arrays), task.arrays, 12, most_s, never)
-        assert figures is not None
+        figures = _figures(workload, task, bound, 12, most_s)
         for only in (0, 1):
             stages = stages_within(figures, most_s, only)
             assert list(zip(stages.behind, stages.back, strict=True)) == sorted(
@@ -320,19 +405,22 @@ def test_a_solve_of_traced_operators_has_the_plan_of_all_downsets(
     name: str, make: Callable[[int], Instance], schedule: FlushSchedule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = solve_flush(make(1), schedule)
-    bounded = 0
+    bounded = finely = 0
 
-    def counted(self: CellBound, *given: Any) -> float:
-        nonlocal bounded
+    def counted(self: CellBound, *given: Any, is_fine: bool) -> float:
+        nonlocal bounded, finely
         bounded += 1
-        return least_s(self, *given)
+        finely += is_fine
+        return least_s(self, *given, is_fine=is_fine)
 
     least_s = CellBound.least_s
     monkeypatch.setattr(CellBound, "least_s", counted)
     monkeypatch.setattr("piper_ray.engine.flush.solve._MOST_DOWNSETS", 0)
     monkeypatch.setattr("piper_ray.engine.flush.search._FEW_TASKS", 0)
+    monkeypatch.setattr("piper_ray.engine.flush.search._FAR", -1.0)
     listed = solve_flush(make(1), schedule)
     assert bounded > 0, name
+    assert finely > 0 or listed.gap == 0.0, name
     assert whole.time_per_sample_s is not None
     assert listed.time_per_sample_s == pytest.approx(whole.time_per_sample_s, rel=1e-9)
     assert listed.lower_bound_s <= whole.time_per_sample_s * (1.0 + 1e-9)

@@ -125,7 +125,7 @@ def least_of_stages(
 ) -> FloatArray:
     """Returns the least cost of a stage, float64[f, most_inside + 2], by the cells in front of it, from the least
     within the limits, and by those inside it; inf if there is none. The last column has stages of more cells than
-    ``most_inside``.
+    ``most_inside``, and their back may be beyond the limits.
 
     moves, in_front, cells_of: as in ``label_ranges``. cost: float64[moves].
     """
