@@ -116,6 +116,7 @@ def test_too_many_stages_are_not_listed(most: int, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(cell_bound, "stages_within", counted)
     monkeypatch.setattr(cell_bound, "_MOST_STAGES", most)
+    monkeypatch.setattr(cell_bound, "_GRIDS", (100, 200))
     for _, workload, _, task, batch_s in searched(FlushSchedule.ONE_F_ONE_B)[:20]:
         bound = _bound(workload, task)
         if bound is not None:
@@ -259,7 +260,7 @@ def test_stages_of_a_way_are_left_for_the_time_that_it_takes(schedule: FlushSche
     each for itself, and their levels are the seconds of all, however they are shared out."""
     rng, ruled_out, before, closer = Random(5), 0, 0, 0
     task = searched(schedule)[0].task.arrays
-    for number in range(200):
+    for number in range(100):
         p, m = rng.randint(1, 5), rng.randint(1, 7)
         seconds = np.array([[rng.uniform(0.1, 1.0) * rng.choice((1.0, 3.0)) for _ in range(p)] for _ in range(3)])
         one = task._replace(microbatches=m, most_stages=p + rng.randint(0, 2), stages=0)
@@ -289,7 +290,7 @@ def test_stages_of_a_way_are_left_for_the_time_that_it_takes(schedule: FlushSche
             less = ways._replace(stages=stages._replace(level_s=stages.time_s))
             closer += less.least_s(0.0, 0.9 * batch_s, 0.9 * batch_s, never) < np.inf and ruled_out > before
         before = ruled_out
-    assert closer > 10
+    assert closer > 5
     assert ruled_out > 50
 
 

@@ -41,6 +41,9 @@ _MOST_STAGES = 3_000_000
 """Limit on the cell stages at all positions together. Each takes 72 bytes, several times; a look at all takes half a
 second."""
 
+_MANY_STAGES = 30_000
+"""Where so many cell stages are left, no finer grid is tried, which would have several times as many."""
+
 _CLOSE = 1e-3
 """Relative. A time with plans, as far as is known, is not looked at more closely than this above one without."""
 
@@ -97,6 +100,8 @@ class CellBound:
             found_s = np.inf if left is None else left._least_found_s(upper_s, _FEW_PARTS, stops)[0]
             if found_s == np.inf:
                 return np.inf
+            if left is None or left.stages.behind.size > _MANY_STAGES:
+                break
             coarse = grid.cells_of
         return lower_s if left is None else left.least_s(lower_s, upper_s, found_s, stops)
 
