@@ -108,6 +108,9 @@ def _side_by_side(predecessors: Sequence[Sequence[int]], seconds: Sequence[float
 _MOST_DOWNSETS = 100_000
 """Larger lattices are not searched for borders; transfers across their borders count as nothing in bounds."""
 
+_MOST_MOVES = 300_000_000
+"""Limit on moves of labels times layers, for all costs of edges together: about two seconds before the first plan."""
+
 _MOST_ORDERS = 64
 
 _MOST_VARIANTS = 62
@@ -214,6 +217,12 @@ class ModelOrder:
     def least_of_ways_s(self) -> dict[bytes, FloatArray]:
         """``least_of_ways_s`` by the costs of edges, as far as it was asked for."""
         return {}
+
+    @cached_property
+    def most_ways(self) -> int:
+        """For how many costs of edges ``least_of_ways_s`` is asked for; no transfers are known for others."""
+        moves = 0 if self.labelling is None else self.labelling.label.size
+        return max(1, _MOST_MOVES // max(1, moves * self.size))
 
     @cached_property
     def between(self) -> IndexArray:
@@ -334,7 +343,7 @@ class DegreeTables:
             key = out_s.tobytes() + in_s.tobytes()
             if key not in order.least_of_ways_s:
                 found_s = np.zeros(order.size + 1)
-                if counted.any() and order.labelling is not None:
+                if counted.any() and order.labelling is not None and len(order.least_of_ways_s) < order.most_ways:
                     ends = np.array([ends[:2] for ends in order.graph.edges], np.int64).T
                     found_s = least_of_ways_s(order.labelling, EdgeCosts(ends[0], ends[1], out_s, in_s))
                 order.least_of_ways_s[key] = found_s

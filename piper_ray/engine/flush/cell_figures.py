@@ -137,7 +137,8 @@ class GridFigures:
         most = int(np.ceil(cells * most_s / self.costs.weight_s.sum())) + 2
         for _ in range(_MOST_WIDER):
             limits = CellLimits(0, cells, 0, cells, min(most, cells))
-            if self._of_limits(limits).figures > _MOST_FIGURES:
+            ranges = self._of_limits(limits)
+            if ranges.figures > _MOST_FIGURES or ranges.steps > self.most_steps:
                 return None
             if most >= cells or self._least(limits, 2.0 * self._edge_s, self._time_s)[:, -1].min() > most_s:
                 return limits
