@@ -12,7 +12,7 @@ from piper_ray.workloads.estimate.config import ModelConfig
 from piper_ray.workloads.estimate.hardware import Hardware, load_hardware
 from piper_ray.workloads.estimate.modes import PLAIN, LayerMode, Offer
 from piper_ray.workloads.estimate.operators import LayerKind
-from piper_ray.workloads.estimate.software import DEFAULT, held_by
+from piper_ray.workloads.estimate.runtimes import DEFAULT, held_by
 
 MEGATRON_CORE, NEMO, FSDP = (held_by(software) or DEFAULT for software in ("megatron-core", "nemo", "fsdp"))
 

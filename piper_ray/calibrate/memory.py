@@ -20,7 +20,8 @@ from piper_ray.workloads.estimate.layout import Layout, PricedLayout
 from piper_ray.workloads.estimate.modes import LayerMode
 from piper_ray.workloads.estimate.operators import LayerKind
 from piper_ray.workloads.estimate.ranks import Chunk, RankLayout, RankMemory, memory_of_rank
-from piper_ray.workloads.estimate.software import DEFAULT, Loss, Precision, Traits, held_by, software_named
+from piper_ray.workloads.estimate.runtimes import DEFAULT, Loss, Traits, held_by
+from piper_ray.workloads.estimate.software import Precision, software_named
 from piper_ray.workloads.formats.faults import Faults
 
 _FULLY_SHARDED = "fsdp"

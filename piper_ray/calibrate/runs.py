@@ -16,8 +16,8 @@ from pydantic import BeforeValidator, Field
 
 from piper_ray.model.arguments import choice
 from piper_ray.model.errors import InputError, UsageError
+from piper_ray.workloads.estimate.runtimes import Loss
 from piper_ray.workloads.estimate.software import (
-    Loss,
     Overlap,
     context_exchange_named,
     dispatcher_named,

@@ -88,7 +88,7 @@ class Kernel:
         """Numba's dispatcher; the function itself if compilation is switched off."""
         with _dispatching:
             if self._dispatcher is None:
-                from piper_ray.compiled.cache import dispatcher_of
+                from piper_ray.compiled.dispatch import dispatcher_of
 
                 self._dispatcher = dispatcher_of(self._function, self._kind, cache_folders(), **self._flags)
         return self._dispatcher

@@ -24,7 +24,8 @@ from piper_ray.model.one_mode import tmpcs_under
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.run.exported_files import LISTS, STAGES
-from piper_ray.run.job import pass_lists, torch_lists
+from piper_ray.run.job import pass_lists
+from piper_ray.run.lists import torch_lists
 from piper_ray.simulate.actions import ActionKind
 from piper_ray.simulate.run import simulate
 from piper_ray.version import __version__

@@ -11,7 +11,8 @@ from pydantic import Field
 
 from piper_ray.model.errors import InputError
 from piper_ray.model.figures import printable
-from piper_ray.run.job import LayerJob, Pass, PipelinePlan, Replicas, torch_lists
+from piper_ray.run.job import LayerJob, Pass, PipelinePlan, Replicas
+from piper_ray.run.lists import torch_lists
 from piper_ray.simulate.actions import ActionKind
 from piper_ray.workloads.formats.documents import parse_json, read_text, refuse, repeated_keys
 from piper_ray.workloads.formats.faults import Faults

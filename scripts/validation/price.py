@@ -17,7 +17,7 @@ from piper_ray.workloads.estimate.hardware import Hardware
 from piper_ray.workloads.estimate.layout import PricedLayout, priced
 from piper_ray.workloads.estimate.offered import offered_recomputations
 from piper_ray.workloads.estimate.ranks import RankMemory
-from piper_ray.workloads.estimate.software import GIB
+from piper_ray.workloads.estimate.runtimes import GIB
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,10 @@ from rich.console import Console
 from piper_ray.model.headroom import Headroom
 from piper_ray.model.mode import ALL_REPLICAS
 from piper_ray.model.stop import Stop
-from piper_ray.proposal.clusters import batches_between, moved_between, plans_of
+from piper_ray.proposal.clusters import batches_between, plans_of
 from piper_ray.proposal.demand import Proposed
 from piper_ray.proposal.layout_words import layout_words
+from piper_ray.proposal.moved import moved_between
 from piper_ray.proposal.propose import _ways_of, priced, propose
 from piper_ray.report.clusters import (
     CSV_COLUMNS,

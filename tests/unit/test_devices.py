@@ -14,7 +14,7 @@ from piper_ray.run import rank as ranks  # noqa: E402
 from piper_ray.run.pipeline import PassFailed, _own_layers  # noqa: E402
 from piper_ray.run.rank import peak_memory, told, work  # noqa: E402
 from piper_ray.simulate.actions import ActionKind  # noqa: E402
-from piper_ray.workloads.estimate.software import DEFAULT  # noqa: E402
+from piper_ray.workloads.estimate.runtimes import DEFAULT  # noqa: E402
 from piper_ray.workloads.measure.passes import EventClock  # noqa: E402
 from piper_ray.workloads.measure.session import _memory_bytes  # noqa: E402
 

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 import piper_ray
-from piper_ray.compiled import cache, jit
+from piper_ray.compiled import cache, dispatch, jit
 from piper_ray.compiled.cache import KernelCache
 from piper_ray.compiled.compiler import KernelCompiler
 from piper_ray.compiled.observers import COMPILING, observed
@@ -44,7 +44,7 @@ def kept_in(folders: list[Path]) -> Any:
     """``triple`` in what a fresh process would know of it."""
     compiler: Any = numba.njit
     dispatcher = compiler(nogil=True, pipeline_class=KernelCompiler)(triple)
-    cache.prepare(dispatcher, KernelCache(cast(FunctionType, triple), folders))
+    dispatch.prepare(dispatcher, KernelCache(cast(FunctionType, triple), folders))
     return dispatcher
 
 

@@ -13,7 +13,7 @@ from piper_ray.workloads.estimate.memory import backward_bytes, kept_bytes, need
 from piper_ray.workloads.estimate.modes import LayerMode
 from piper_ray.workloads.estimate.operators import LayerKind
 from piper_ray.workloads.estimate.ranks import gradient_shapes
-from piper_ray.workloads.estimate.software import Loss, Traits
+from piper_ray.workloads.estimate.runtimes import Loss, Traits
 from tests.estimate_support import FSDP, MEGATRON_CORE, gpt, model_of
 
 S, B, H, F, A, G, D, V = 4096, 2, 1024, 3584, 16, 4, 64, 32000

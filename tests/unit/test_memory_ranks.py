@@ -16,7 +16,7 @@ from piper_ray.workloads.estimate.memory import kept_bytes, parameters_on_device
 from piper_ray.workloads.estimate.modes import LayerMode
 from piper_ray.workloads.estimate.operators import LayerKind
 from piper_ray.workloads.estimate.ranks import Chunk, RankLayout, RankMemory, memory_of_rank
-from piper_ray.workloads.estimate.software import GIB, MIB, Loss, Traits
+from piper_ray.workloads.estimate.runtimes import GIB, MIB, Loss, Traits
 from tests.estimate_support import FSDP, MEGATRON_CORE, NEMO, model_of
 
 S, H, F, A, G, D, V, LAYERS = 2048, 2048, 5632, 32, 8, 64, 65536, 8

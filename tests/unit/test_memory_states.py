@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from piper_ray.model.mode import Sharding
-from piper_ray.workloads.estimate.software import StateBytes, held_by
+from piper_ray.workloads.estimate.runtimes import StateBytes, held_by
 
 
 def states_of(software: str) -> StateBytes:

@@ -11,7 +11,7 @@ import pytest
 from piper_ray.model.errors import UsageError
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.report.simulated import early_receives_text, overlapped_text
-from piper_ray.run.job import torch_lists
+from piper_ray.run.lists import torch_lists
 from piper_ray.simulate.actions import ActionKind, flush_lists
 from piper_ray.simulate.communication import (
     HandedOver,

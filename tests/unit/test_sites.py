@@ -26,8 +26,9 @@ from piper_ray.model.instance import Batch, Edge, Instance, Layer, Tmpc
 from piper_ray.model.mode import ALL_REPLICAS
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.proposal.clusters import ClusterPlan, moved_between, with_nodes_before
+from piper_ray.proposal.clusters import ClusterPlan, with_nodes_before
 from piper_ray.proposal.demand import FurtherKinds, PlanDemand
+from piper_ray.proposal.moved import moved_between
 from piper_ray.proposal.propose import propose
 from piper_ray.report.clusters import print_spare, spare_document
 from piper_ray.report.page.pictures import placements

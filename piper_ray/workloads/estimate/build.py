@@ -39,15 +39,14 @@ from piper_ray.workloads.estimate.offered import (
 )
 from piper_ray.workloads.estimate.operators import TOKEN_EMBEDDING, Architecture, LayerKind, with_adapters
 from piper_ray.workloads.estimate.roofline import step_flop
+from piper_ray.workloads.estimate.runtimes import DEFAULT, Traits
 from piper_ray.workloads.estimate.software import (
-    DEFAULT,
     DEFAULT_SOFTWARE,
     UNCALIBRATED,
     Calibration,
     ContextExchange,
     Overlap,
     Stack,
-    Traits,
     context_exchange_named,
     dispatcher_named,
     graphs_named,

@@ -16,7 +16,7 @@ from piper_ray.model.mode import ALL_REPLICAS, EVERY_SECOND_PRODUCT, Recomputati
 from piper_ray.workloads.estimate.hardware import Training
 from piper_ray.workloads.estimate.modes import LayerMode, worked_out_once
 from piper_ray.workloads.estimate.operators import LOSS, KeptBytes, LayerKind, Operator, Product, Split
-from piper_ray.workloads.estimate.software import DEFAULT, Loss, Traits
+from piper_ray.workloads.estimate.runtimes import DEFAULT, Loss, Traits
 
 _NUMBER_BYTES = 2.0
 

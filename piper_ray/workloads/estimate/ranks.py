@@ -14,7 +14,7 @@ from piper_ray.model.mode import Sharding
 from piper_ray.workloads.estimate.memory import activation_bytes, numbers_on_device, parameters_on_device, working_bytes
 from piper_ray.workloads.estimate.modes import LayerMode
 from piper_ray.workloads.estimate.operators import LOSS, LayerKind, Operator, Split
-from piper_ray.workloads.estimate.software import Traits
+from piper_ray.workloads.estimate.runtimes import Traits
 
 Chunk = Sequence[tuple[LayerKind, LayerMode]]
 """The layers of a chunk in their order, each with its mode."""

@@ -28,7 +28,7 @@ from piper_ray.workloads.estimate.layout import Layout, priced
 from piper_ray.workloads.estimate.memory import kept_bytes, numbers_on_device
 from piper_ray.workloads.estimate.modes import LayerMode, degrees_of
 from piper_ray.workloads.estimate.operators import Architecture, LayerKind, with_adapters
-from piper_ray.workloads.estimate.software import DEFAULT
+from piper_ray.workloads.estimate.runtimes import DEFAULT
 
 
 def reasons_against(

@@ -18,7 +18,7 @@ from piper_ray.model.errors import Fault, InputError, UsageError
 from piper_ray.model.instance import Batch, Instance
 from piper_ray.workloads.estimate.build import links_of
 from piper_ray.workloads.estimate.hardware import Gpu, Hardware, find_gpu
-from piper_ray.workloads.estimate.software import DEFAULT
+from piper_ray.workloads.estimate.runtimes import DEFAULT
 from piper_ray.workloads.measure.build import LayerFigures, Measured, ProfileTarget, Store, instance_of
 from piper_ray.workloads.measure.factory import Declared, Factory, TrainableModel, place_of, words_of
 from piper_ray.workloads.measure.graph import TracedLayer, layers_of, signature_of
