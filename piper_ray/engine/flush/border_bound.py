@@ -145,18 +145,16 @@ class BorderBound:
         lower_s: float,
         upper_s: float,
         stops: Callable[[], bool],
-        *,
-        is_fine: bool = False,
     ) -> float:
         """Returns a time that no plan of the task is below; inf if none takes at most ``upper_s``. lower_s: a known
-        bound. is_fine: whether it may take some ten seconds.
+        bound.
 
         The more time stages may take, the shorter are ways. So the cost of the shortest way for stages of a given time
         bounds all plans of at least that time. If it costs more than this time, no plan takes so little. The range that
         is left is halved; if no plan is known, times are tried from ``lower_s`` up. stops: as in ``CellBound``.
         """
         if self.by_stages is not None and upper_s < np.inf:
-            return self.by_stages.least_s(tables, task, lower_s, upper_s, stops, is_fine=is_fine)
+            return self.by_stages.least_s(tables, task, lower_s, upper_s, stops)
         choices, found_s = LayerChoices.of(tables, task), lower_s
         if upper_s == np.inf:
             way_prices = self._held(choices, task).priced(prices)

@@ -33,9 +33,8 @@ from piper_ray.engine.kernels.types import FloatArray, IndexArray, frozen
 _GRIDS = (128, 256, 512, 1024, 2048)
 """Numbers of cells, from coarse to fine."""
 
-_MOST_STEPS, _FINE = 4_000_000_000, 4
-"""Limit on the steps for all figures of a grid, of which a billion takes a second or two; how much higher it is for
-fine bounds."""
+_MOST_STEPS = 4_000_000_000
+"""Limit on the steps for all figures of a grid, of which a billion takes a second or two."""
 
 _MOST_STAGES = 3_000_000
 """Limit on the cell stages at all positions together. Each takes 72 bytes, several times; a look at all takes half a
@@ -77,16 +76,13 @@ class CellBound:
         lower_s: float,
         upper_s: float,
         stops: Callable[[], bool],
-        *,
-        is_fine: bool = False,
     ) -> float:
         """Returns a time that no plan of the task is below; inf if none takes at most ``upper_s``. lower_s: a known
-        bound. stops: whether to end with what is proved so far. is_fine: whether grids are finer."""
+        bound. stops: whether to end with what is proved so far."""
         choices, most_s = LayerChoices.of(tables, task), upper_s / task.microbatches * (1.0 + _ROUNDING)
         left, found_s, coarse = None, np.inf, None
         for cells in _GRIDS:
-            most_steps = _MOST_STEPS * (_FINE if is_fine else 1)
-            grid = GridFigures(self.costs, choices, task, self.costs.grid(cells), most_steps, stops)
+            grid = GridFigures(self.costs, choices, task, self.costs.grid(cells), _MOST_STEPS, stops)
             if left is None or coarse is None:
                 whole = grid.limits_within(most_s)
                 limits = None if whole is None else [whole] * task.most_stages

@@ -38,10 +38,6 @@ _FEW_STATES, _STEEP = 1_000, 4.0
 next step is shorter."""
 _CAREFUL_STEP, _CAREFUL_ROUNDS = 0.06, 16
 """With several kinds and no plan known: the largest share, and the number of rounds for which it holds."""
-
-_FAR = 0.01
-"""Relative. A bound is far from a time that is larger by more than this."""
-
 _FEW_TASKS = 2
 """This many tasks are searched without bounds by the cheapest borders, because these bounds take about as long."""
 STATE_PASSES = 500
@@ -129,19 +125,11 @@ class FlushSearch:
             return
         self._bounded_s = upper_s
         for effort in (TaskEffort.QUICK_BOUND, TaskEffort.BOUND) if upper_s < np.inf else (TaskEffort.BOUND,):
-            self._bound(workload, effort, upper_s)
-
-    def bound_finely(self, workload: FlushWorkload) -> None:
-        """Computes closer bounds, which take longer, of all tasks with a bound far from the best plan's time."""
-        self._bound(workload, TaskEffort.FINE_BOUND, self.ledger.upper_s * (1.0 - _FAR))
-
-    def _bound(self, workload: FlushWorkload, effort: TaskEffort, below_s: float) -> None:
-        """Computes bounds of the tasks that have one below a time."""
-        tasks = sorted(self._open_below(self.ledger.upper_s), key=lambda task: (task.lower_s, task.order))
-        tasks = [task for task in tasks if task.lower_s < below_s]
-        known = [replace(x, borders=None if x.has_kinds else workload.borders(x.arrays.bounding)) for x in tasks]
-        if known and self.ledger.stopped_by is None:
-            self._run_before(FlushSearch(self.space, known, self.workers, self._part(), effort=effort))
+            tasks = sorted(self._open_below(upper_s), key=lambda task: (task.lower_s, task.order))
+            tasks = [task for task in tasks if task.lower_s < upper_s]
+            known = [replace(x, borders=None if x.has_kinds else workload.borders(x.arrays.bounding)) for x in tasks]
+            if self.ledger.stopped_by is None:
+                self._run_before(FlushSearch(self.space, known, self.workers, self._part(), effort=effort))
 
     def improve(self, space: SearchSpace, tasks: Sequence[DegreePair], origin: str, first_share: float) -> None:
         """Looks for an early plan on fewer downsets. Keeps the bounds that hold for all plans of a task."""
@@ -178,7 +166,7 @@ class FlushSearch:
         ledger, share, index, before = self.ledger, self.first_share, 0, 0
         has_kinds = any(task.has_kinds for task in self.tasks)
         try:
-            if self.effort in (TaskEffort.QUICK_BOUND, TaskEffort.BOUND, TaskEffort.FINE_BOUND):
+            if self.effort in (TaskEffort.QUICK_BOUND, TaskEffort.BOUND):
                 tasks = self._open_below(ledger.upper_s)
                 yield from self._seek(tasks, ledger.upper_s, Round(ledger, 1, len(tasks), ledger.upper_s), self.effort)
                 return

@@ -291,8 +291,6 @@ class _Problem:
             search.bound(self.workload)
         if self.is_wide and self.space.paths is not None and search.ledger.stopped_by is None:
             search.improve(self.space.along_beams(), search.tasks, "beam", np.inf)
-        if are_bounded and self.is_wide and np.isfinite(search.ledger.upper_s) and search.ledger.stopped_by is None:
-            search.bound_finely(self.workload)
         search.ledger.run(search)
 
     def _improve(self, search: FlushSearch, instance: Instance, origin: str, few: FlushWorkload | None) -> None:

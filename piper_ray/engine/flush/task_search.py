@@ -195,12 +195,11 @@ class _Stopped(Exception):
 
 
 class TaskEffort(Enum):
-    """How much is done for a task: a quick bound; a bound by good prices; one on finer grids, which takes some ten
-    seconds; a plan; or a plan and the proof that none is better."""
+    """How much is done for a task: a quick bound; a bound by good prices; a plan; or a plan and the proof that none is
+    better."""
 
     QUICK_BOUND = "quick bound"
     BOUND = "bound"
-    FINE_BOUND = "fine bound"
     PLAN = "plan"
     PROOF = "proof"
 
@@ -224,12 +223,6 @@ def run_task(
         return _quickly_bounded(space, task, control)
     if effort is TaskEffort.BOUND:
         return _bounded(space, task, control)
-    if effort is TaskEffort.FINE_BOUND:
-        return (
-            TaskResult(task.lower_s)
-            if task.borders is None
-            else _bounded_by_borders(space, task, task.borders, control, is_fine=True)
-        )
     if task.mixes.most_mixes > _MOST_MIXES:
         return TaskResult(task.lower_s, left_open=StoppedBy.TOO_MANY_STATES)
     task = task.with_mixes()
@@ -309,9 +302,7 @@ def _quickly_bounded(space: SearchSpace, task: DegreePair, control: FloatArray) 
     return TaskResult(least_s, proved_s=min(least_s, upper_s))
 
 
-def _bounded_by_borders(
-    space: SearchSpace, task: DegreePair, borders: BorderBound, control: FloatArray, *, is_fine: bool = False
-) -> TaskResult:
+def _bounded_by_borders(space: SearchSpace, task: DegreePair, borders: BorderBound, control: FloatArray) -> TaskResult:
     """Bounds all plans of the task, whichever downsets the space has, from good prices on."""
     upper_s = float(control[0])
     prices = task.prices or _find_prices(space, task) or even_prices(task.arrays)
@@ -319,9 +310,12 @@ def _bounded_by_borders(
         return TaskResult(task.lower_s)
     least_s = prices.bound_s
     if least_s <= upper_s * (1.0 + TIE):
-        stops = partial(_is_asked_to_stop, control)
-        bound_s = borders.least_s(space.tables, task.arrays, prices, task.lower_s, upper_s, stops, is_fine=is_fine)
-        least_s = max(least_s, bound_s)
+        least_s = max(
+            least_s,
+            borders.least_s(
+                space.tables, task.arrays, prices, task.lower_s, upper_s, partial(_is_asked_to_stop, control)
+            ),
+        )
     proved_s = min(least_s, upper_s)
     return TaskResult(np.inf if least_s > upper_s else least_s, prices=prices, proved_s=proved_s)
 
