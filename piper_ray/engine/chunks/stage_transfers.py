@@ -21,7 +21,7 @@ from piper_ray.engine.lattice.cells import cell_ranges, every_stage, least_cost
 from piper_ray.engine.lattice.labelling import Labelling
 
 _MOST_INSIDE, _FEW_INSIDE = 64, 8
-"""Numbers of a chunk's layers that are told apart."""
+"""Chunks of up to so many layers are distinguished by their number; with fewer than the second there is no bound."""
 
 _MOST_FIGURES, _MOST_MOVES = 30_000_000, 2_000_000_000
 """Limits on the figures that are kept at once, and on moves times numbers of layers."""

@@ -21,7 +21,7 @@ from piper_ray.engine.lattice.labelling import Labelling
 from piper_ray.engine.tables.problem import Problem
 
 _WIDER = 1.5
-"""If a stage of more cells than were expected may keep the threshold, this factor more of them are told apart."""
+"""If a stage of more cells than were expected may keep the threshold, this factor more numbers are distinguished."""
 
 _MOST_FIGURES = 60_000_000
 """Limit on the figures that are kept at once, of 8 bytes each. Longer stages are bounded by lines."""

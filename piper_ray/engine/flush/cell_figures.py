@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -231,11 +232,11 @@ class GridFigures:
     def _held(self, in_flight: int) -> FloatArray:
         return self.choices.a_bytes * in_flight + self.choices.b_bytes
 
-    @property
+    @cached_property
     def _time_s(self) -> FloatArray:
         return self.choices.forward_s + self.choices.backward_s
 
-    @property
+    @cached_property
     def _edge_s(self) -> FloatArray:
         return self.costs.stages.charges.seconds(self.costs.edge_in_s, self.costs.edge_out_s)
 

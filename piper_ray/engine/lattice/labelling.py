@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -65,7 +66,7 @@ class Labelling:
     charges: MoveCharges
     front_charges: MoveCharges
 
-    @property
+    @cached_property
     def in_front(self) -> IndexArray:
         """int64[moves]: 1 if the vertex is in front of the border, or of the stage."""
         found: IndexArray = (self.label == IN_FRONT).astype(np.int64)

@@ -133,7 +133,7 @@ class Search:
         return self.ledger.limits.gap
 
     def _bound_by_cells(self) -> None:
-        """Raises the bound without an evaluation, if one may be dear."""
+        """Raises the bound by whole stages over cells, if an evaluation may take long."""
         most_steps, cover = min(MOST_STEPS, _STEPS_A_S * self._pricing.whole_s), None
         if self._pricing.whole_s > _DEAR_S and self.bracket.upper is not None and not self.bracket.is_done(self._gap):
             cover = self._pricing.cover()
