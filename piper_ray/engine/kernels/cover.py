@@ -42,6 +42,23 @@ class StageKinds(NamedTuple):
     charge_s: FloatArray  # float64[r, moves]
 
 
+_MOST_A_SECOND, _SECTIONS, _APART = 2.0, 10, 0.1
+"""The largest price of a second that is tried, relative to the most that a stage is worth over its budget. How often
+the range of prices is cut, to three fifths each time. Half the distance of two prices compared, relative to it."""
+
+_ROUNDING = 1e-9
+"""Relative rounding error of sums."""
+
+
+class _Bounds(NamedTuple):
+    """Bounds on what a stage of a kind is worth after some of its vertices."""
+
+    budget_s: float
+    most: FloatArray  # from ``_most_price``
+    a_second: float  # from ``_price_of_a_second``
+    to_come: FloatArray
+
+
 class _Partial(NamedTuple):
     """Stages over the vertices labelled so far, for each state by rising weight and price."""
 
@@ -77,21 +94,17 @@ def dearest_stage(
         if most[0] <= best * devices:
             ratios[kind] = most[0] / devices
             continue
-        value = _largest(
-            moves,
-            kinds.weight_s[kind],
-            kinds.charge_s[kinds.variant[kind]],
-            budget_s,
-            most,
-            price,
-            best * devices,
-            chosen,
-        )
+        weight_s, charge_s = kinds.weight_s[kind], kinds.charge_s[kinds.variant[kind]]
+        value = best * devices
+        a_second, to_come, whole = _price_of_a_second(moves, weight_s, charge_s, budget_s, price, value, most[0])
+        if whole > value:
+            bounds = _Bounds(budget_s, most, a_second, to_come)
+            value = _largest(moves, weight_s, charge_s, bounds, price, value, chosen)
         if value > best * devices:
             best, found = value / devices, kind
             for v in range(inside.size):
                 inside[v] = chosen[v]
-        ratios[kind] = best
+        ratios[kind] = min(best, whole / devices)
     return best, found
 
 
@@ -121,20 +134,77 @@ def _most_price(weight_s: FloatArray, budget_s: float, cells: int, price: FloatA
 
 
 @inner_kernel
-def _largest(
+def _price_of_a_second(
     moves: LabelMoves,
     weight_s: FloatArray,
     charge_s: FloatArray,
     budget_s: float,
-    most: FloatArray,
+    price: FloatArray,
+    above: float,
+    most: float,
+) -> tuple[float, FloatArray, float]:
+    """Returns a price of a second, the most that labels to come are worth at it, and the least bound found on the price
+    of a stage: that of its budget, and what any stage is worth beyond its seconds.
+
+    Every price gives a bound, and the bound is convex in it. The search ends where the bound is no more than ``above``.
+    most: what a stage is worth at most in any case.
+    """
+    low, high = 0.0, _MOST_A_SECOND * most / budget_s
+    a_second, found, least = high, _worth_to_come(moves, weight_s, charge_s, price, high), np.inf
+    for _ in range(_SECTIONS):
+        if least <= above:
+            break
+        lower, higher = 0.5 * (low + high) - _APART * (high - low), 0.5 * (low + high) + _APART * (high - low)
+        below, beyond = (
+            _worth_to_come(moves, weight_s, charge_s, price, lower),
+            _worth_to_come(moves, weight_s, charge_s, price, higher),
+        )
+        if below[0] + lower * budget_s < beyond[0] + higher * budget_s:
+            tried, to_come, high = lower, below, higher
+        else:
+            tried, to_come, low = higher, beyond, lower
+        bound = to_come[0] + tried * budget_s * (1.0 + _ROUNDING)
+        if bound < least:
+            a_second, found, least = tried, to_come, bound
+    return a_second, found, least
+
+
+@inner_kernel
+def _worth_to_come(
+    moves: LabelMoves, weight_s: FloatArray, charge_s: FloatArray, price: FloatArray, a_second: float
+) -> FloatArray:
+    """Returns float64[states of all steps]: the most that the labels of later vertices add, in price minus the price of
+    their seconds."""
+    n = moves.order.size
+    start = np.zeros(n + 2, np.int64)
+    for k in range(n + 1):
+        start[k + 1] = start[k] + moves.states[k]
+    found = np.full(start[n + 1], -np.inf)
+    found[start[n]] = 0.0
+    for k in range(n - 1, -1, -1):
+        v = moves.order[k]
+        joining = price[v] - a_second * weight_s[v]
+        for move in range(moves.move_start[k], moves.move_start[k + 1]):
+            worth = found[start[k + 1] + moves.target[move]] - a_second * charge_s[move]
+            if moves.inside[move] == 1:
+                worth += joining
+            source = start[k] + moves.source[move]
+            found[source] = max(found[source], worth)
+    return found
+
+
+@inner_kernel
+def _largest(
+    moves: LabelMoves,
+    weight_s: FloatArray,
+    charge_s: FloatArray,
+    bounds: _Bounds,
     price: FloatArray,
     above: float,
     chosen: BoolArray,
 ) -> float:
-    """Returns the largest price of a stage, if more than ``above``, with its vertices in ``chosen``.
-
-    most: from ``_most_price``.
-    """
+    """Returns the largest price of a stage, if more than ``above``, with its vertices in ``chosen``."""
+    budget_s, most, a_second, to_come = bounds
     cells = most.size - 1
     per_cell = cells / budget_s
     # A tree of choices: each node is a stage with its latest vertex, linked to the stage without it.
@@ -144,8 +214,10 @@ def _largest(
     known = _Partial(np.array([0, 1]), np.zeros(1), np.zeros(1), np.zeros(1, np.int64))
     best, lightest = np.full(cells + 1, -1.0), np.empty(cells + 1)
     node, joins = np.empty(cells + 1, np.int64), np.empty(cells + 1, np.int64)
+    states = 0
     for k in range(moves.order.size):
         v = moves.order[k]
+        states += moves.states[k]
         start = np.zeros(moves.states[k + 1] + 1, np.int64)
         room = 0
         for move in range(moves.move_start[k], moves.move_start[k + 1]):
@@ -157,6 +229,7 @@ def _largest(
         while move < moves.move_start[k + 1]:
             target = moves.target[move]
             low, high = cells + 1, -1
+            beyond = above - to_come[states + target] - a_second * budget_s * (1.0 + _ROUNDING)
             while move < moves.move_start[k + 1] and moves.target[move] == target:
                 joining = moves.inside[move] == 1
                 extra_s = charge_s[move] + (weight_s[v] if joining else 0.0)
@@ -167,7 +240,7 @@ def _largest(
                         break
                     value = known.price[at] + gain
                     cell = min(int(total_s * per_cell), cells)
-                    if value + most[cell] <= above:
+                    if value + most[cell] <= above or value - a_second * total_s <= beyond:
                         continue
                     low, high = min(low, cell), max(high, cell)
                     if best[cell] < 0.0:

@@ -13,7 +13,7 @@ from piper_ray.engine.evaluation.threshold import evaluate_threshold
 from piper_ray.engine.kernels.cover import BoolArray
 from piper_ray.engine.kernels.types import BitArray, IndexArray
 from piper_ray.engine.lattice.downsets import Lattice
-from piper_ray.engine.lattice.layer_graph import members
+from piper_ray.engine.lattice.layer_graph import LayerGraph, members
 from piper_ray.engine.search.bracket import Bracket
 from piper_ray.engine.tables.problem import Problem
 
@@ -48,6 +48,24 @@ def order_through(problem: Problem, stages: Sequence[TracedStage]) -> list[int]:
     """Returns an order of the vertices that passes every downset between two stages of a plan, from the last stage."""
     bits = problem.lattice.bits
     return [v for stage in reversed(stages) for v in members(bits[stage.outer] & ~bits[stage.inner])]
+
+
+def prompt_order(graph: LayerGraph) -> list[int]:
+    """Returns an order of the vertices, each after its successors and soon after them. Of those that may follow, one
+    after which no other may follow is next, such as a projection of what a hub gives to a block; else the latest one.
+    """
+    left = [len(heads) for heads in graph.successors]
+    ready, order = [v for v in range(graph.size - 1, -1, -1) if left[v] == 0], list[int]()
+    while ready:
+        latest = range(len(ready) - 1, -1, -1)
+        ends = (at for at in latest if all(left[u] > 1 for u in graph.predecessors[ready[at]]))
+        v = ready.pop(next(ends, len(ready) - 1))
+        order.append(v)
+        for u in reversed(graph.predecessors[v]):
+            left[u] -= 1
+            if left[u] == 0:
+                ready.append(u)
+    return order
 
 
 _LONG, _LONG_AND_WIDE = 128, 1024

@@ -21,7 +21,7 @@ from piper_ray.engine.lattice.layer_graph import LayerGraph
 from piper_ray.engine.ledger import Ledger, keeping_known
 from piper_ray.engine.search.bracket import Bracket
 from piper_ray.engine.search.cells import MOST_STEPS, bound_by_cells
-from piper_ray.engine.search.neighbourhood import order_through, search_chain
+from piper_ray.engine.search.neighbourhood import order_through, prompt_order, search_chain
 from piper_ray.engine.search.planning import Planning, ValuedPlan
 from piper_ray.engine.search.pricing import bound_by_cover
 from piper_ray.engine.tables.problem import LatticeTables, Problem, build_problem, chain_problem
@@ -75,12 +75,13 @@ class WideSearch:
         self.ledger.cases = {0: self.bracket}
 
     def efforts(self) -> Generator[None, None, None]:
-        """Searches a chain, then uses bounds over cells, dual prices, beams, and all useful downsets. Raises
+        """Searches two chains, then uses bounds over cells, dual prices, beams, and all useful downsets. Raises
         ChoiceTooHard or Inexact if no plan is known.
         """
         with keeping_known(self.ledger, self.bracket.forget):
-            self._search_chain(self._chain)
-            yield
+            for chain in (self._chain, self._on_chain(prompt_order(self.graph))):
+                self._search_chain(chain)
+                yield
             if self.cover is not None:
                 bound_by_cells(self.cover, self._devices, self.bracket, self._gap, MOST_STEPS, self.ledger.check)
                 yield

@@ -1,0 +1,35 @@
+"""Orders of vertices for early plans."""
+
+from __future__ import annotations
+
+import pytest
+
+from piper_ray.engine.lattice.contraction import without_contraction
+from piper_ray.engine.search.neighbourhood import prompt_order
+from tests.instances import random_instance, two_towers
+from tests.operator_graphs import traced_encoder_decoder
+from tests.solver_support import tables
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, 3, 5, 6, 7])
+def test_each_vertex_comes_after_its_successors(seed: int) -> None:
+    graph = tables(random_instance(seed, most_layers=9), contraction=without_contraction()).graph
+    order = prompt_order(graph)
+    assert sorted(order) == list(range(graph.size))
+    assert all(order.index(head) < order.index(v) for v in order for head in graph.successors[v])
+
+
+def test_one_tower_comes_after_the_other() -> None:
+    graph = tables(two_towers(6), contraction=without_contraction()).graph
+    order = prompt_order(graph)
+    assert sum(v in graph.predecessors[u] for u, v in zip(order[:-1], order[1:], strict=True)) >= graph.size - 3
+
+
+def test_what_a_block_makes_of_a_hub_comes_with_the_block() -> None:
+    """Keys and values of each block are made of what all blocks read; the last ones let it follow."""
+    graph = tables(traced_encoder_decoder(1, 3, 1)).graph
+    hub = max(range(graph.size), key=lambda v: len(graph.successors[v]))
+    order = prompt_order(graph)
+    apart = [order.index(v) - max(order.index(w) for w in graph.successors[v]) for v in graph.successors[hub]]
+    assert len(apart) == 6
+    assert sorted(apart)[:5] == [1] * 5
