@@ -11,6 +11,7 @@ its slowest chunk.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -38,8 +39,9 @@ _MOST_PATTERNS = 20_000
 _MOST_KEPT = 5_000
 """The most patterns that count, over all ranks."""
 
-_MOST_PARTS = 2_000
-"""The most open parts of a search."""
+_OFTEN, _AS_LONG = 5.0, 1_000
+"""A round of a few patterns takes a fifth of the time of a round of shares (``share_program``). A round of this many
+patterns takes as long as that, and a round of twice as many twice as long."""
 
 _ROUNDS_OF_A_PART = 60
 _ROUNDS_BEFORE_CHUNKS = 8
@@ -334,14 +336,17 @@ class _PatternPart:
 
 @dataclass
 class PatternSearch:
-    """``lower_s``: no batch of these patterns takes less; it rises. chosen: the patterns of the quickest plan so far,
-    int64[p]. It takes ``value_s`` if its transfers are the least. worked: as in ``ShareProgram``."""
+    """``lower_s``: no batch of these patterns takes less; it rises. enough_s: bounds need not be higher. chosen: the
+    patterns of the quickest plan so far, int64[p]. It takes ``value_s`` if its transfers are the least. is_over:
+    whether no further round raises the bound. worked: as in ``ShareProgram``."""
 
     patterns: RankPatterns
     parts: list[_PatternPart]
     lower_s: float = 0.0
+    enough_s: float = np.inf
     value_s: float = np.inf
     chosen: IndexArray | None = None
+    is_over: bool = False
     worked: int = 0
 
     @classmethod
@@ -356,15 +361,26 @@ class PatternSearch:
         """Returns a copy with a list of parts of its own."""
         return replace(self, parts=[*self.parts])
 
+    def apart(self) -> list[PatternSearch]:
+        """Returns a search for each part."""
+        bounds_s = [max(self.lower_s, min(part.lower_s, self.enough_s)) for part in self.parts]
+        return [
+            replace(self, parts=[part], lower_s=lower_s, chosen=None, worked=0)
+            for part, lower_s in zip(self.parts, bounds_s, strict=True)
+        ]
+
     def improve(self, rounds: int, target_s: float) -> None:
         """Works on the part of the least bound: solves its program repeatedly with longer paths, then divides its
-        plans. All of this takes at most ``rounds`` solutions."""
+        plans. All of this takes about as long as this many rounds of shares."""
         target_s = min(target_s, self.patterns.target_s)
-        while self.parts and rounds > 0 and len(self.parts) <= _MOST_PARTS:
-            index = min(range(len(self.parts)), key=lambda n: self.parts[n].lower_s)
-            part, enough_s = self.parts[index], min(target_s, self.value_s)
-            if part.is_single or part.lower_s >= enough_s * (1.0 - PROOF):
+        rounds = math.ceil(min(_OFTEN, _AS_LONG / max(1, self.patterns.rank.size)) * rounds)
+        while rounds > 0:
+            index = min(range(len(self.parts)), key=lambda n: self.parts[n].lower_s, default=-1)
+            self.enough_s = enough_s = min(target_s, self.value_s)
+            if index < 0 or self.parts[index].is_single or self.parts[index].lower_s >= enough_s * (1.0 - PROOF):
+                self.is_over = True
                 break
+            part = self.parts[index]
             most = _ROUNDS_BEFORE_CHUNKS if self._open_chunks(part).size else _ROUNDS_OF_A_PART
             if part.is_best or part.rounds >= most:
                 self.parts[index : index + 1] = self._told_apart(part)
@@ -372,8 +388,9 @@ class PatternSearch:
                 most = _ROUNDS_BEFORE_CHUNKS if part.rounds < _ROUNDS_BEFORE_CHUNKS else most
                 self.parts[index] = self._solved(part, min(rounds, most - part.rounds), enough_s)
                 rounds -= self.parts[index].rounds - part.rounds
+        self.enough_s = min(target_s, self.value_s)
         least_s = min((part.lower_s for part in self.parts), default=np.inf)
-        self.lower_s = max(self.lower_s, min(least_s, target_s, self.value_s))
+        self.lower_s = max(self.lower_s, min(least_s, self.enough_s))
 
     def _solved(self, part: _PatternPart, rounds: int, enough_s: float) -> _PatternPart:
         """Solves the program of a part for at most this many more rounds, and for at least one."""

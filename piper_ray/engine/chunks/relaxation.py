@@ -5,7 +5,6 @@ The program grows by the longest paths of the fractional plans that it leads to.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
@@ -35,10 +34,6 @@ _NEAR = 1e-4
 _FEW_ROUNDS = 5
 _LITTLE = 0.01
 """Where this many rounds gain less than this part of the distance to the target, the search pauses them."""
-
-_ROUNDS_OF_PATTERNS, _AS_LONG = 5.0, 1_000
-"""A round of a few patterns takes a fifth of the time of a round of shares. A round of this many patterns takes as long
-as that, and a round of twice as many twice as long."""
 
 _MOST_MOMENTS = 24
 """The most moments of a rank at which its memory is counted."""
@@ -274,8 +269,7 @@ class Relaxation:
             return
         if self.by_rank is not None:
             before = self.by_rank.worked
-            often = min(_ROUNDS_OF_PATTERNS, _AS_LONG / max(1, self.by_rank.patterns.rank.size))
-            self.by_rank.improve(math.ceil(often * rounds), self.target_s)
+            self.by_rank.improve(rounds, self.target_s)
             self.worked += self.by_rank.worked - before
             self.lower_s = max(self.lower_s, self.by_rank.lower_s)
             return
