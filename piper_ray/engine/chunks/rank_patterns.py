@@ -23,8 +23,16 @@ import numpy.typing as npt
 from piper_ray.cost.tolerances import PROOF
 from piper_ray.engine.chunks.rank_cover import is_small, least_in_chunks, least_together, waits_s
 from piper_ray.engine.kernels.chunk_bound import FIGURE, LayerKinds, Paths, ShapeLimits
-from piper_ray.engine.kernels.chunk_cover import ChunkContents, RankRoom, fitting_patterns, undominated_rows
-from piper_ray.engine.kernels.chunk_program import PASSES, ChunkProgram, critical_path, simulate_chunks
+from piper_ray.engine.kernels.chunk_cover import (
+    ChunkContents,
+    PatternTimes,
+    RankRoom,
+    add_times,
+    fitting_patterns,
+    times_on_paths,
+    undominated_rows,
+)
+from piper_ray.engine.kernels.chunk_program import PASSES, ChunkProgram, longest_paths, simulate_chunks
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
 
 _Bools = npt.NDArray[np.bool_]
@@ -255,24 +263,22 @@ class RankPatterns:
             return None
         return placed(self.layers[chosen][self.program.rank_of, self.program.turn_of], self.kinds, self.members)
 
+    @cached_property
+    def _times(self) -> PatternTimes:
+        return PatternTimes(self.program.stage_of, self.hub, self.rank, self.passes_s, self.sync_s, self.to_hub_s)
+
     def rows(self, paths: Paths) -> Rows:
         """Returns the rows of these paths."""
-        counts = paths.counts[:, self.program.stage_of[self.rank]]  # [paths, patterns, v, PASSES]
-        added: FloatArray = np.einsum("inkc,nkc->in", counts, self.passes_s)
-        added += np.where(paths.rank[:, None] == self.rank, self.sync_s, 0.0)
-        if self.hub >= 0:
-            added += np.outer(paths.counts[:, self.hub, :2].sum(axis=1), self.to_hub_s)
-        return Rows(added, paths.counts[:, :, :2].sum(axis=2) @ self.crossing_s)
+        added_s = times_on_paths(self._times, paths.counts, paths.rank)
+        return Rows(added_s, paths.counts[:, :, :2].sum(axis=2) @ self.crossing_s)
 
     def seconds(self, shares: FloatArray) -> tuple[FloatArray, FloatArray]:
         """The seconds of passes, float64[s, PASSES], and of synchronisation, float64[p], if patterns have these
         shares."""
-        passes_s = np.zeros((self.crossing_s.size, PASSES))
-        np.add.at(passes_s, self.program.stage_of[self.rank], shares[:, None, None] * self.passes_s)
-        passes_s[:, :2] += self.crossing_s[:, None]
-        if self.hub >= 0:
-            passes_s[self.hub, :2] += shares @ self.to_hub_s
-        return passes_s, np.bincount(self.rank, shares * self.sync_s, self.first.size).astype(np.float64)
+        passes_s, sync_s = np.zeros((self.crossing_s.size, PASSES)), np.zeros(self.first.size)
+        passes_s[:, :2] = self.crossing_s[:, None]
+        add_times(self._times, shares, passes_s, sync_s)
+        return passes_s, sync_s
 
     def by_rank(self, figures: FloatArray | _Bools) -> FloatArray:
         """float64[p]: their sums. figures: those of each pattern."""
@@ -461,7 +467,7 @@ class PatternSearch:
         else:
             several = patterns.by_rank(part.allowed)[rank] > 1.0
             if not several.any():
-                batch_s, _ = self._simulated(patterns.seconds(part.allowed.astype(np.float64)))
+                batch_s = self._simulated_s(part.allowed.astype(np.float64))
                 return [replace(part, lower_s=max(part.lower_s, batch_s * (1.0 - _ROUNDING)), is_single=True)]
             apart = np.where(several & part.allowed, np.abs(part.shares - 0.5), np.inf)
             is_one = np.arange(rank.size) == int(apart.argmin())
@@ -499,26 +505,21 @@ class PatternSearch:
         chosen = largest[np.searchsorted(patterns.rank[largest], np.arange(patterns.first.size))]
         if (patterns.of_kinds[chosen].sum(axis=0) != patterns.kinds.layers).any():
             return
-        seconds = patterns.seconds(np.bincount(chosen, minlength=shares.size).astype(np.float64))
-        value_s, _ = self._simulated(seconds)
+        value_s = self._simulated_s(np.bincount(chosen, minlength=shares.size).astype(np.float64))
         if value_s < self.value_s:
             self.value_s, self.chosen = value_s, chosen
 
     def _longest(self, seconds: _Seconds) -> tuple[float, Rows]:
         """The time of a batch, and its longest paths: two where there are several."""
-        program, (passes_s, sync_s) = self.patterns.program, seconds
-        batch_s, end_s = self._simulated(seconds)
-        counts, rank = np.zeros((2, *passes_s.shape)), np.empty(2, np.int64)
-        for n in range(2):
-            rank[n] = critical_path(program, sync_s, end_s, n == 0, counts[n])
+        counts, rank = np.empty((2, *seconds[0].shape)), np.empty(2, np.int64)
+        batch_s = float(longest_paths(self.patterns.program, *seconds, counts, rank))
         differ = rank[0] != rank[1] or bool((counts[0] != counts[1]).any())
         return batch_s, self.patterns.rows(Paths(counts[: 1 + differ], rank[: 1 + differ]))
 
-    def _simulated(self, seconds: _Seconds) -> tuple[float, FloatArray]:
-        """The time of a batch, and the ends of its passes as in ``simulate_chunks``."""
+    def _simulated_s(self, shares: FloatArray) -> float:
+        """The time of a batch if patterns have these shares."""
         program = self.patterns.program
-        end_s = np.empty(program.kind.size + 1)
-        return float(simulate_chunks(program, *seconds, end_s)), end_s
+        return float(simulate_chunks(program, *self.patterns.seconds(shares), np.empty(program.kind.size + 1)))
 
 
 def placed(in_chunks: IndexArray, kinds: LayerKinds, members: Sequence[IndexArray]) -> tuple[IndexArray, IndexArray]:

@@ -18,7 +18,7 @@ from piper_ray.engine.chunks.similar_kinds import similar
 from piper_ray.engine.chunks.tasks import Task
 from piper_ray.engine.kernels import chunk_bound
 from piper_ray.engine.kernels.chunk_bound import FIGURE, Costs, LayerKinds, Paths, Prices, ShapeLimits
-from piper_ray.engine.kernels.chunk_program import PASSES, ChunkProgram, critical_path, simulate_chunks
+from piper_ray.engine.kernels.chunk_program import PASSES, ChunkProgram, longest_paths, simulate_chunks
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
 
 if TYPE_CHECKING:
@@ -111,7 +111,6 @@ class Relaxation:
 
     def __post_init__(self) -> None:
         self.target_s = np.inf
-        self._end_s = np.empty(self.program.kind.size + 1)
         self._narrow()
         self._look_up_paths()
 
@@ -394,7 +393,7 @@ class Relaxation:
         if found.batch_s >= self.target_s:
             return False
         now_s = found.passes_s, found.sync_s
-        if simulate_chunks(self.program, *now_s, self._end_s) <= found.batch_s * (1.0 + _NEAR):
+        if simulate_chunks(self.program, *now_s, np.empty(self.program.kind.size + 1)) <= found.batch_s * (1.0 + _NEAR):
             return False
         # Paths that are long in plans between this one and the earlier ones cut off more than this plan's own paths do.
         core_s = program.core_s
@@ -488,10 +487,9 @@ class Relaxation:
 
     def _add_paths(self, passes_s: FloatArray, sync_s: FloatArray) -> None:
         """The longest paths of a fractional plan: two where there are several."""
-        simulate_chunks(self.program, passes_s, sync_s, self._end_s)
-        for along_rank in (True, False):
-            path = np.zeros(passes_s.shape)
-            rank = int(critical_path(self.program, sync_s, self._end_s, along_rank, path))
+        counts, ranks = np.empty((2, *passes_s.shape)), np.empty(2, np.int64)
+        longest_paths(self.program, passes_s, sync_s, counts, ranks)
+        for path, rank in zip(counts, ranks.tolist(), strict=True):
             mark = path.tobytes(), rank
             if mark not in self._known:
                 self._known.add(mark)
