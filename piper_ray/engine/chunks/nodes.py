@@ -111,8 +111,12 @@ EFFORTS = (Effort(20, 200), Effort(60, 1_000))
 LAST_EFFORTS = 15 * (Effort(100, 2_000),)
 """The further efforts of a case that cannot be split."""
 
-_ROUNDS_OF_A_PART = 8
-"""The rounds of a part of the plans by patterns each time that it has the least bound: about a tenth of a second."""
+MOST_ROUNDS = sum(effort.rounds for effort in LAST_EFFORTS)
+"""The most rounds of all parts of a case's plans by patterns."""
+
+_ROUNDS_OF_A_PART = 20
+"""The most rounds of a part of the plans by patterns each time that it has the least bound. It is divided before, most
+often after some hundredths of a second."""
 
 
 _ROUNDS_BEFORE_HUB = 4
@@ -311,7 +315,7 @@ class Node:
     def _divide(self, search: PatternSearch, target_s: float) -> TurnOutcome:
         """Improves the bound of the plans by patterns, then divides them into parts."""
         before = search.worked
-        search.improve(_ROUNDS_OF_A_PART, target_s)
+        rounds = search.improve(_ROUNDS_OF_A_PART, target_s, until_divided=True)
         self.passes += _PASSES_OF_AN_ITERATION * (search.worked - before)
         if self.candidates is None:
             self.candidates = Candidates(self.task, search.patterns.program)
@@ -321,7 +325,7 @@ class Node:
         children = [self.case(index, max(self.lower_s, part.lower_s), origin) for index, part in enumerate(parts)]
         for child, child.part in zip(children, parts, strict=True):
             child.parent, child.candidates = None, self.candidates
-        return TurnOutcome(max(self.lower_s, search.lower_s), best, children)
+        return TurnOutcome(max(self.lower_s, search.lower_s), best, children, rounds=rounds)
 
     def _try_all(self, number: int, divides: bool, control: FloatArray) -> float | None:
         """A bound on all plans of a small model, if all of them could be enumerated. number: of the effort. divides:
@@ -352,12 +356,13 @@ class Node:
 class TurnOutcome(NamedTuple):
     """The outcome of a node's turn. lower_s: the proved bound. best: the best plan found so far. children: the cases
     that replace the node; if there are none, it stays. passes: the passes simulated in all its turns, and work counted
-    as such."""
+    as such. rounds: of a part of plans by patterns, as in ``PatternSearch.improve``."""
 
     lower_s: float
     best: Candidate | None = None
     children: Sequence[Node] = ()
     passes: int = 0
+    rounds: float = 0.0
 
 
 Taken = tuple[Node, TurnOutcome]
@@ -391,6 +396,7 @@ class TurnMemo:
             None if best is None else _candidate(node.task, best),
             [node.case(index, float.fromhex(lower_s), row["origin"]) for index, lower_s in enumerate(row["children"])],
             row["passes"],
+            float.fromhex(row["rounds"]),
         )
 
     def record(self, node: Node, turn: Turn, outcome: TurnOutcome) -> None:
@@ -402,6 +408,7 @@ class TurnMemo:
             "children": [float(child.lower_s).hex() for child in outcome.children],
             "origin": outcome.children[0].origin if outcome.children else "",
             "passes": outcome.passes,
+            "rounds": float(outcome.rounds).hex(),
         }
         self.checkpoint.record_result(_key(node, turn), row)
 

@@ -375,12 +375,14 @@ class PatternSearch:
             for part, lower_s in zip(self.parts, bounds_s, strict=True)
         ]
 
-    def improve(self, rounds: int, target_s: float) -> None:
+    def improve(self, rounds: int, target_s: float, *, until_divided: bool = False) -> float:
         """Works on the part of the least bound: solves its program repeatedly with longer paths, then divides its
-        plans. All of this takes about as long as this many rounds of shares."""
+        plans. All of this takes about as long as this many rounds of shares, at most; returns as how many. until_divided:
+        whether to stop as soon as there are several parts."""
         target_s = min(target_s, self.patterns.target_s)
-        rounds = math.ceil(min(_OFTEN, _AS_LONG / max(1, self.patterns.rank.size)) * rounds)
-        while rounds > 0:
+        often = min(_OFTEN, _AS_LONG / max(1, self.patterns.rank.size))
+        rounds = most_rounds = math.ceil(often * rounds)
+        while rounds > 0 and not (until_divided and len(self.parts) > 1):
             index = min(range(len(self.parts)), key=lambda n: self.parts[n].lower_s, default=-1)
             self.enough_s = enough_s = min(target_s, self.value_s)
             if index < 0 or self.parts[index].is_single or self.parts[index].lower_s >= enough_s * (1.0 - PROOF):
@@ -397,6 +399,7 @@ class PatternSearch:
         self.enough_s = min(target_s, self.value_s)
         least_s = min((part.lower_s for part in self.parts), default=np.inf)
         self.lower_s = max(self.lower_s, min(least_s, self.enough_s))
+        return (most_rounds - rounds) / often
 
     def _solved(self, part: _PatternPart, rounds: int, enough_s: float) -> _PatternPart:
         """Solves the program of a part for at most this many more rounds, and for at least one."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left, bisect_right, insort
-from collections import Counter, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, islice
@@ -20,7 +20,18 @@ import numpy as np
 
 from piper_ray.engine.backends.calls import Call, Finished, Workers
 from piper_ray.engine.chunks.candidates import Candidate
-from piper_ray.engine.chunks.nodes import EFFORTS, Node, Parcel, Taken, Turn, TurnKind, TurnMemo, TurnOutcome, take
+from piper_ray.engine.chunks.nodes import (
+    EFFORTS,
+    MOST_ROUNDS,
+    Node,
+    Parcel,
+    Taken,
+    Turn,
+    TurnKind,
+    TurnMemo,
+    TurnOutcome,
+    take,
+)
 from piper_ray.engine.chunks.tasks import Task, TaskKey
 from piper_ray.engine.ledger import TIE, Ledger, Round
 from piper_ray.engine.request import Sought
@@ -45,9 +56,6 @@ _FIRST_PLANS = 64
 
 _MOST_CASES = 5_000
 """The most cases into which plans are divided."""
-
-_MOST_PASSES = 10_000_000_000
-"""The most work on the parts of one case's plans by patterns: about half a minute."""
 
 _AHEAD = 64
 """The number of turns, in the order in which they will count, that idle workers choose from."""
@@ -107,7 +115,7 @@ class ChunkSearch:
                 self.ledger.begin_with(found[task.key])
         self._found: dict[int, Candidate] = {}  # by node
         self._shared = {task.key: task for task in self.tasks}
-        self._passes: Counter[str] = Counter()  # of the parts of a case, by its name
+        self._rounds_of: dict[str, float] = defaultdict(float)  # the parts of a case, by its name
         self._given: set[int] = set()  # nodes whose turn has been given out
         self._ready: dict[int, Taken] = {}  # whose turn is over, and does not count yet
         self._rounds = 0
@@ -302,7 +310,7 @@ class ChunkSearch:
 
     def _is_left(self, node: Node) -> bool:
         """Whether there are no more efforts for the node."""
-        return node.exhausted or self._passes[node.origin] > _MOST_PASSES
+        return node.exhausted or self._rounds_of[node.origin] > MOST_ROUNDS
 
     def _is_hopeless(self, node: Node) -> bool:
         ledger = self.ledger
@@ -329,9 +337,9 @@ class ChunkSearch:
         found, node = outcome.best, self._nodes[index]
         before_s, node.lower_s = node.lower_s, max(node.lower_s, outcome.lower_s)
         self.ledger.passes += outcome.passes - node.counted
-        if node.origin:
-            self._passes[node.origin] += outcome.passes - node.counted
         node.counted = outcome.passes
+        if node.origin:
+            self._rounds_of[node.origin] += outcome.rounds
         if found is not None:
             if index not in self._found or found.value_s < self._found[index].value_s:
                 self._found[index] = found
