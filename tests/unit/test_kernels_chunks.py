@@ -25,7 +25,7 @@ from piper_ray.engine.kernels.chunk_cover import (
     undominated_rows,
 )
 from piper_ray.engine.kernels.chunk_moves import DRAWS, anneal, batch_seconds, fit_all
-from piper_ray.engine.kernels.chunk_program import PASSES, ChunkProgram, critical_path, simulate_chunks
+from piper_ray.engine.kernels.chunk_program import PASSES, ChunkProgram, longest_paths, simulate_chunks
 from piper_ray.engine.kernels.chunk_stages import chunk_figures, fit_rank, peak_bytes, sync_of_ranks
 from piper_ray.engine.kernels.types import IndexArray
 from piper_ray.model.constraints import Restrictions
@@ -67,10 +67,10 @@ def test_a_batch_takes_what_its_lists_take_and_the_critical_path_has_that_length
             batch_s = simulate_chunks(program, seconds, sync_s, end_s)
             plain_s = rank_ends_s(shape.schedule, lists, [tuple(row) for row in seconds.tolist()])
             assert batch_s == pytest.approx((np.array(plain_s) + sync_s).max(), rel=1e-12)
-            for along_rank in (True, False):
-                counts = np.empty((shape.stages, PASSES))
-                rank = critical_path(program, sync_s, end_s, along_rank, counts)
-                assert (counts * seconds).sum() + sync_s[rank] == pytest.approx(batch_s, rel=1e-12)
+            counts, rank = np.empty((2, shape.stages, PASSES)), np.empty(2, np.int64)
+            assert longest_paths(program, seconds, sync_s, counts, rank) == batch_s
+            for one, end in zip(counts, rank, strict=True):
+                assert (one * seconds).sum() + sync_s[end] == pytest.approx(batch_s, rel=1e-12)
 
 
 def test_ranks_hold_what_a_walk_along_their_lists_finds() -> None:

@@ -114,10 +114,6 @@ LAST_EFFORTS = 15 * (Effort(100, 2_000),)
 MOST_ROUNDS = sum(effort.rounds for effort in LAST_EFFORTS)
 """The most rounds of all parts of a case's plans by patterns."""
 
-_ROUNDS_OF_A_PART = 20
-"""The most rounds of a part of the plans by patterns each time that it has the least bound. It is divided before, most
-often after some hundredths of a second."""
-
 
 _ROUNDS_BEFORE_HUB = 4
 """The rounds of an effort while the hub may be in any chunk."""
@@ -313,9 +309,9 @@ class Node:
         return TurnOutcome(lower_s, self.candidates.best)
 
     def _divide(self, search: PatternSearch, target_s: float) -> TurnOutcome:
-        """Improves the bound of the plans by patterns, then divides them into parts."""
+        """Improves the bound of the plans by patterns, then divides them into parts: some hundredths of a second."""
         before = search.worked
-        rounds = search.improve(_ROUNDS_OF_A_PART, target_s, until_divided=True)
+        rounds = search.improve(np.inf, target_s, until_divided=True)
         self.passes += _PASSES_OF_AN_ITERATION * (search.worked - before)
         if self.candidates is None:
             self.candidates = Candidates(self.task, search.patterns.program)
@@ -323,8 +319,8 @@ class Node:
         parts = [] if search.is_over else search.apart()
         origin = self.origin or self.name
         children = [self.case(index, max(self.lower_s, part.lower_s), origin) for index, part in enumerate(parts)]
-        for child, child.part in zip(children, parts, strict=True):
-            child.parent, child.candidates = None, self.candidates
+        for child, part in zip(children, parts, strict=True):
+            child.parent, child.candidates, child.part = None, self.candidates, part
         return TurnOutcome(max(self.lower_s, search.lower_s), best, children, rounds=rounds)
 
     def _try_all(self, number: int, divides: bool, control: FloatArray) -> float | None:

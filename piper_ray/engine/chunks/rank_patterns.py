@@ -11,7 +11,6 @@ its slowest chunk.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -375,14 +374,13 @@ class PatternSearch:
             for part, lower_s in zip(self.parts, bounds_s, strict=True)
         ]
 
-    def improve(self, rounds: int, target_s: float, *, until_divided: bool = False) -> float:
+    def improve(self, rounds: float, target_s: float, *, until_divided: bool = False) -> float:
         """Works on the part of the least bound: solves its program repeatedly with longer paths, then divides its
-        plans. All of this takes about as long as this many rounds of shares, at most; returns as how many. until_divided:
+        plans. It takes at most about as long as this many rounds of shares, and returns as how many. until_divided:
         whether to stop as soon as there are several parts."""
         target_s = min(target_s, self.patterns.target_s)
-        often = min(_OFTEN, _AS_LONG / max(1, self.patterns.rank.size))
-        rounds = most_rounds = math.ceil(often * rounds)
-        while rounds > 0 and not (until_divided and len(self.parts) > 1):
+        often, used = min(_OFTEN, _AS_LONG / max(1, self.patterns.rank.size)), 0
+        while (left := often * rounds - used) > 0.0 and not (until_divided and len(self.parts) > 1):
             index = min(range(len(self.parts)), key=lambda n: self.parts[n].lower_s, default=-1)
             self.enough_s = enough_s = min(target_s, self.value_s)
             if index < 0 or self.parts[index].is_single or self.parts[index].lower_s >= enough_s * (1.0 - PROOF):
@@ -394,14 +392,14 @@ class PatternSearch:
                 self.parts[index : index + 1] = self._told_apart(part)
             else:
                 most = _ROUNDS_BEFORE_CHUNKS if part.rounds < _ROUNDS_BEFORE_CHUNKS else most
-                self.parts[index] = self._solved(part, min(rounds, most - part.rounds), enough_s)
-                rounds -= self.parts[index].rounds - part.rounds
+                self.parts[index] = self._solved(part, min(left, most - part.rounds), enough_s)
+                used += self.parts[index].rounds - part.rounds
         self.enough_s = min(target_s, self.value_s)
         least_s = min((part.lower_s for part in self.parts), default=np.inf)
         self.lower_s = max(self.lower_s, min(least_s, self.enough_s))
-        return (most_rounds - rounds) / often
+        return used / often
 
-    def _solved(self, part: _PatternPart, rounds: int, enough_s: float) -> _PatternPart:
+    def _solved(self, part: _PatternPart, rounds: float, enough_s: float) -> _PatternPart:
         """Solves the program of a part for at most this many more rounds, and for at least one."""
         from piper_ray.engine.chunks.pattern_program import PatternProgram  # HiGHS is loaded where it is needed
 
