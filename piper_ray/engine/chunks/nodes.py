@@ -183,7 +183,8 @@ class Node:
     def case(self, index: int, lower_s: float, origin: str = "") -> Node:
         """Returns one of the cases or parts that replace this one."""
         name = f"{self.name}/{index}"
-        return Node(self.task, lower_s, 0, name, whole=False, origin=origin, parent=(self, index))
+        done = len(EFFORTS) if origin else 0
+        return Node(self.task, lower_s, done, name, whole=False, origin=origin, parent=(self, index))
 
     def forget(self) -> None:
         """Drops the data that only further turns need."""

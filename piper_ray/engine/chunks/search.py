@@ -107,7 +107,7 @@ class ChunkSearch:
             index: Node(task, max(task.lower_s, proved_s.get(task.key, 0.0)), name=_name(task.key))
             for index, task in enumerate(self.tasks)
         }
-        self._indices = count(len(self.tasks))
+        self._indices = count(-1, -1)  # of cases: of equal bounds, the newest is worked on first
         self._bounds = _Bounds(self._nodes.values())
         self.ledger.cases = {0: self._bounds}
         for task in self.tasks:
