@@ -77,7 +77,7 @@ def test_each_rank_of_a_plan_has_a_pattern_that_is_no_worse_and_the_bound_is_not
             parts = [search]
             for _ in range(3):  # together they hold the plan
                 for part in parts:
-                    part.improve(np.inf, target_s, until_divided=True)
+                    part.improve(100, target_s, until_divided=True)
                 parts = [x for part in parts for x in ([part] if part.is_over else part.apart())]
                 assert min((part.lower_s for part in parts), default=np.inf) <= value_s * (1.0 + 1e-9)
                 divided = max(divided, len(parts))

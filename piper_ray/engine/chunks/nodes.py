@@ -312,7 +312,7 @@ class Node:
     def _divide(self, search: PatternSearch, target_s: float) -> TurnOutcome:
         """Improves the bound of the plans by patterns, then divides them into parts: some hundredths of a second."""
         before = search.worked
-        rounds = search.improve(np.inf, target_s, until_divided=True)
+        rounds = search.improve(LAST_EFFORTS[0].rounds, target_s, until_divided=True)
         self.passes += _PASSES_OF_AN_ITERATION * (search.worked - before)
         if self.candidates is None:
             self.candidates = Candidates(self.task, search.patterns.program)

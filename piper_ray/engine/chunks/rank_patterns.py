@@ -374,7 +374,7 @@ class PatternSearch:
             for part, lower_s in zip(self.parts, bounds_s, strict=True)
         ]
 
-    def improve(self, rounds: float, target_s: float, *, until_divided: bool = False) -> float:
+    def improve(self, rounds: int, target_s: float, *, until_divided: bool = False) -> float:
         """Works on the part of the least bound: solves its program repeatedly with longer paths, then divides its
         plans. It takes at most about as long as this many rounds of shares, and returns as how many. until_divided:
         whether to stop as soon as there are several parts."""

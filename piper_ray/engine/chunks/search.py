@@ -236,7 +236,7 @@ class ChunkSearch:
             node = self._nodes[waiting[0][1]]
             if self._is_left(node) or self._is_done(node) or self.cases > _MOST_CASES:
                 break  # no other effort raises the least bound
-            outcome = yield from self._outcome(phase, ((index, upper_s) for _, index, upper_s in waiting[:_AHEAD]))
+            outcome = yield from self._outcome(phase, ((index, upper_s) for _, index, upper_s in waiting))
             _, index, _ = waiting.pop(0)
             node = self._nodes[index]
             self.bounded += node.whole and node.done == 0
