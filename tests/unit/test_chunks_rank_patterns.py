@@ -8,6 +8,7 @@ from pathlib import Path
 from random import Random
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 import piper_ray
@@ -64,23 +65,28 @@ def test_each_rank_of_a_plan_has_a_pattern_that_is_no_worse_and_the_bound_is_not
             patterns = search.patterns
             takes = chunk_figures(model.layers, program.rank_of, chunk_of, choice)[:, PASSES]
             takes[:, :2] -= relaxation.limits.crossing_s[:, None]
+            alike = list[npt.NDArray[np.bool_]]()  # of each rank: patterns that are no worse than the plan's
             for rank, stages in enumerate(program.stage_of):
                 rows, seconds = model.layers.figures[choice], takes[stages]
                 layers = [np.isin(chunk_of[positions], stages).sum() for positions in of_plan.members]
                 sync_s = task.sync_s_per_byte * rows[np.isin(chunk_of, stages), FIGURE.weights].sum()
                 no_worse = (patterns.rank == rank) & (patterns.sync_s <= sync_s + 1e-9)
                 no_worse &= (patterns.passes_s <= seconds + 1e-9).all(axis=(1, 2))
-                assert (no_worse & (patterns.of_kinds == layers).all(axis=1)).any()
+                alike.append(no_worse & (patterns.of_kinds == layers).all(axis=1))
+                assert alike[-1].any()
                 seen, of_hubs = seen + 1, of_hubs + (patterns.hub >= 0)
             assert search.lower_s <= value_s * (1.0 + 1e-9)
             assert search.value_s >= search.lower_s * (1.0 - 1e-9)
             parts = [search]
-            for _ in range(3):  # together they hold the plan
+            for _ in range(6):  # together they hold the plan
                 for part in parts:
                     part.improve(100, target_s, until_divided=True)
                 parts = [x for part in parts for x in ([part] if part.is_over else part.apart())]
                 assert min((part.lower_s for part in parts), default=np.inf) <= value_s * (1.0 + 1e-9)
-                divided = max(divided, len(parts))
+                if value_s < min((part.enough_s for part in parts), default=np.inf):
+                    some = [x.allowed for part in parts for x in part.parts]
+                    assert any(all((allowed & own).any() for own in alike) for allowed in some)
+                    divided += len(some) > 1
             proved += search.lower_s > task.lower_s
     assert seen >= 15
     assert of_hubs >= 5
