@@ -159,7 +159,7 @@ def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_facts_of_an_unknown_shape_are_refused() -> None:
-    with pytest.raises(CheckpointRefused, match="format unknown there, 5 here"):
+    with pytest.raises(CheckpointRefused, match="format unknown there, 6 here"):
         identity().require({**identity().facts, "version": {}}, "DIR")
 
 

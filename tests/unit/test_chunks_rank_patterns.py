@@ -4,22 +4,28 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import combinations
+from pathlib import Path
 from random import Random
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 import piper_ray
 from piper_ray.engine.chunks import nodes
 from piper_ray.engine.chunks.candidates import model_of
+from piper_ray.engine.chunks.nodes import Node, Turn, TurnOutcome
 from piper_ray.engine.chunks.rank_patterns import LayerRuns
 from piper_ray.engine.chunks.relaxation import Case, Relaxation
 from piper_ray.engine.chunks.share_program import ShareProgram
 from piper_ray.engine.kernels.chunk_bound import FIGURE
 from piper_ray.engine.kernels.chunk_moves import batch_seconds, fit_all
 from piper_ray.engine.kernels.chunk_stages import chunk_figures
+from piper_ray.engine.kernels.types import FloatArray
+from piper_ray.model.options import SolveOptions
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.solution import Status
+from piper_ray.model.stop import StoppedBy
 from tests.chunks_brute_force import least_step_s
 from tests.instances import build, tmpc
 from tests.solver_support import ONE_THREAD
@@ -30,7 +36,7 @@ PASSES = slice(FIGURE.forward_s, FIGURE.weight_s + 1)
 
 
 def test_each_rank_of_a_plan_has_a_pattern_that_is_no_worse_and_the_bound_is_not_above_it() -> None:
-    rng, seen, of_hubs, proved = Random(1), 0, 0, 0
+    rng, seen, of_hubs, proved, divided = Random(1), 0, 0, 0, 0
     for _, task in some_tasks(range(10), SCHEDULES):
         program = task.shape.program()
         if program is None or len(task.choices) > 1:
@@ -59,20 +65,69 @@ def test_each_rank_of_a_plan_has_a_pattern_that_is_no_worse_and_the_bound_is_not
             patterns = search.patterns
             takes = chunk_figures(model.layers, program.rank_of, chunk_of, choice)[:, PASSES]
             takes[:, :2] -= relaxation.limits.crossing_s[:, None]
+            alike = list[npt.NDArray[np.bool_]]()  # of each rank: patterns that are no worse than the plan's
             for rank, stages in enumerate(program.stage_of):
                 rows, seconds = model.layers.figures[choice], takes[stages]
                 layers = [np.isin(chunk_of[positions], stages).sum() for positions in of_plan.members]
                 sync_s = task.sync_s_per_byte * rows[np.isin(chunk_of, stages), FIGURE.weights].sum()
                 no_worse = (patterns.rank == rank) & (patterns.sync_s <= sync_s + 1e-9)
                 no_worse &= (patterns.passes_s <= seconds + 1e-9).all(axis=(1, 2))
-                assert (no_worse & (patterns.of_kinds == layers).all(axis=1)).any()
+                alike.append(no_worse & (patterns.of_kinds == layers).all(axis=1))
+                assert alike[-1].any()
                 seen, of_hubs = seen + 1, of_hubs + (patterns.hub >= 0)
             assert search.lower_s <= value_s * (1.0 + 1e-9)
             assert search.value_s >= search.lower_s * (1.0 - 1e-9)
+            parts = [search]
+            for _ in range(6):  # together they hold the plan
+                for part in parts:
+                    part.improve(100, target_s, until_divided=True)
+                parts = [x for part in parts for x in ([part] if part.is_over else part.apart())]
+                assert min((part.lower_s for part in parts), default=np.inf) <= value_s * (1.0 + 1e-9)
+                if value_s < min((part.enough_s for part in parts), default=np.inf):
+                    some = [x.allowed for part in parts for x in part.parts]
+                    assert any(all((allowed & own).any() for own in alike) for allowed in some)
+                    divided += len(some) > 1
             proved += search.lower_s > task.lower_s
     assert seen >= 15
     assert of_hubs >= 5
     assert proved >= 5
+    assert divided >= 3
+
+
+def test_parts_of_plans_end_in_the_best_plan_whoever_takes_their_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twelve layers on up to six devices. That all plans together have no better one is found without patterns."""
+    light = replace(tmpc(8, 0, 1, 6, "light"), forward_s=2.0)
+    edges = {(x, x + 1): 0.5 for x in range(11)}
+    choices = {1: [tmpc(6, 0, 5, 6), light]}
+    instance = build(dict.fromkeys(range(12), choices), edges, devices=6, microbatches=12, memory_bytes=60.0)
+    best = piper_ray.solve(instance, schedule="interleaved", options=ONE_THREAD)
+    parts, real = set[str](), Node.take
+
+    def noted(node: Node, turn: Turn, control: FloatArray) -> TurnOutcome:
+        parts.update(filter(None, [node.origin and node.name]))
+        return real(node, turn, control)
+
+    monkeypatch.setattr(Node, "take", noted)
+    monkeypatch.setattr(nodes, "_FEW_LAYERS", 0)
+    monkeypatch.setattr(nodes, "EFFORTS", (nodes.Effort(1, 20),) * 2)  # tasks are divided soon
+    one = piper_ray.solve(instance, schedule="interleaved", options=ONE_THREAD)
+    assert len(parts) >= 10
+    assert one.stats.degrees is not None
+    assert (one.status, one.time_per_sample_s) == (Status.OPTIMAL, best.time_per_sample_s)
+    kept = str(tmp_path / "kept")
+    parts.clear()
+    limited = SolveOptions(threads=1, resume=kept, passes_limit=one.stats.degrees.passes * 9 // 10)
+    assert piper_ray.solve(instance, schedule="interleaved", options=limited).stopped_by is StoppedBy.WORK_LIMIT
+    assert len(parts) >= 5
+    for options in (SolveOptions(threads=3), SolveOptions(threads=2, resume=kept)):
+        found = piper_ray.solve(instance, schedule="interleaved", options=options)
+        assert (found.plan, found.lower_bound_s, found.stats.degrees) == (
+            one.plan,
+            one.lower_bound_s,
+            one.stats.degrees,
+        )
 
 
 def test_a_chunk_of_a_chain_has_layers_in_a_row() -> None:

@@ -19,13 +19,16 @@ from piper_ray.engine.chunks.tasks import ChunkProblem, PipelineShape, Task
 from piper_ray.engine.kernels.chunk_bound import FIGURE, NO_LIMIT, Paths, Prices, least_priced_s, moments, window
 from piper_ray.engine.kernels.chunk_cover import (
     ChunkContents,
+    PatternTimes,
     RankRoom,
+    add_times,
     fitting_patterns,
     most_of_main,
+    times_on_paths,
     undominated_rows,
 )
 from piper_ray.engine.kernels.chunk_moves import DRAWS, anneal, batch_seconds, fit_all
-from piper_ray.engine.kernels.chunk_program import PASSES, ChunkProgram, critical_path, simulate_chunks
+from piper_ray.engine.kernels.chunk_program import PASSES, ChunkProgram, longest_paths, simulate_chunks
 from piper_ray.engine.kernels.chunk_stages import chunk_figures, fit_rank, peak_bytes, sync_of_ranks
 from piper_ray.engine.kernels.types import IndexArray
 from piper_ray.model.constraints import Restrictions
@@ -67,10 +70,10 @@ def test_a_batch_takes_what_its_lists_take_and_the_critical_path_has_that_length
             batch_s = simulate_chunks(program, seconds, sync_s, end_s)
             plain_s = rank_ends_s(shape.schedule, lists, [tuple(row) for row in seconds.tolist()])
             assert batch_s == pytest.approx((np.array(plain_s) + sync_s).max(), rel=1e-12)
-            for along_rank in (True, False):
-                counts = np.empty((shape.stages, PASSES))
-                rank = critical_path(program, sync_s, end_s, along_rank, counts)
-                assert (counts * seconds).sum() + sync_s[rank] == pytest.approx(batch_s, rel=1e-12)
+            counts, rank = np.empty((2, shape.stages, PASSES)), np.empty(2, np.int64)
+            assert longest_paths(program, seconds, sync_s, counts, rank) == batch_s
+            for one, end in zip(counts, rank, strict=True):
+                assert (one * seconds).sum() + sync_s[end] == pytest.approx(batch_s, rel=1e-12)
 
 
 def test_ranks_hold_what_a_walk_along_their_lists_finds() -> None:
@@ -515,6 +518,31 @@ def pattern_fits(contents: ChunkContents, room: RankRoom, chosen: tuple[int, ...
         if not in_time or (own > room.most).any() or (turn == v and lacks.any()) or (bytes_ > room.memory_bytes).any():
             return False
     return True
+
+
+@pytest.mark.parametrize("hub", [-1, 0, 4])
+def test_patterns_add_to_paths_and_to_ranks_what_their_chunks_take(hub: int) -> None:
+    rng, p, v, patterns, paths = np.random.default_rng(hub + 1), 3, 2, 7, 4
+    stage_of = np.arange(p * v).reshape(v, p).T.copy()
+    rank = np.sort(np.concatenate([np.arange(p), rng.integers(0, p, patterns - p)]))
+    passes_s, (sync_s, to_hub_s) = rng.random((patterns, v, PASSES)), rng.random((2, patterns))
+    times = PatternTimes(stage_of, hub, rank, passes_s, sync_s, to_hub_s)
+    counts, end = rng.integers(0, 9, (paths, p * v, PASSES)).astype(np.float64), rng.integers(0, p, paths)
+    added_s = times_on_paths(times, counts, end)
+    for n in range(patterns):
+        # The seconds of a plan that has this pattern alone.
+        of_chunks, of_ranks = np.zeros((p * v, PASSES)), np.zeros(p)
+        of_chunks[stage_of[rank[n]]] = passes_s[n]
+        of_ranks[rank[n]] = sync_s[n]
+        if hub >= 0:
+            of_chunks[hub, :2] += to_hub_s[n]
+        for i in range(paths):
+            assert added_s[i, n] == pytest.approx((counts[i] * of_chunks).sum() + of_ranks[end[i]], rel=1e-12)
+        for share in (0.0, 0.3):
+            found, found_sync = np.ones((p * v, PASSES)), np.ones(p)
+            add_times(times, share * (np.arange(patterns) == n), found, found_sync)
+            assert found == pytest.approx(1.0 + share * of_chunks, rel=1e-12)
+            assert found_sync == pytest.approx(1.0 + share * of_ranks, rel=1e-12)
 
 
 def test_patterns_of_a_rank_are_those_that_fit_and_each_other_one_is_no_better_than_one_of_them() -> None:

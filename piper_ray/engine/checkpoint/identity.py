@@ -11,7 +11,7 @@ from piper_ray.model.instance import Instance
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, StepTerms
 from piper_ray.version import __version__
 
-FORMAT = 5
+FORMAT = 6
 """Version of the files. It is raised whenever an older program could misread them."""
 
 _DIGEST = "digest"

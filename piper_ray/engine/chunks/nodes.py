@@ -18,6 +18,7 @@ import numpy as np
 from piper_ray.cost.tolerances import PROOF
 from piper_ray.engine.checkpoint import Checkpoint
 from piper_ray.engine.chunks.candidates import Candidate, Candidates, walk_bounds
+from piper_ray.engine.chunks.rank_patterns import PatternSearch
 from piper_ray.engine.chunks.relaxation import Relaxation
 from piper_ray.engine.chunks.tasks import Task, TaskKey
 from piper_ray.engine.kernels.chunk_program import ChunkProgram
@@ -62,22 +63,26 @@ def _parts(task: Task) -> list[object]:
     return [task, task.shape, task.tables, task.mixed, task.mixed.tables, *task.choices, task.tables.order]
 
 
+_PROGRAM = -1
+"""Stands for the program of the task's shape, which each process builds for itself."""
+
+
 class _Pickler(pickle.Pickler):
     def __init__(self, content: io.BytesIO, task: Task) -> None:
         super().__init__(content, pickle.HIGHEST_PROTOCOL)
         self._numbers = {id(part): number for number, part in enumerate(_parts(task))}
 
     def persistent_id(self, value: Any) -> int | None:
-        return self._numbers.get(id(value))
+        return _PROGRAM if isinstance(value, ChunkProgram) else self._numbers.get(id(value))
 
 
 class _Unpickler(pickle.Unpickler):
     def __init__(self, content: io.BytesIO, task: Task) -> None:
         super().__init__(content)
-        self._parts = _parts(task)
+        self._parts, self._shape = _parts(task), task.shape
 
     def persistent_load(self, number: Any) -> object:
-        return self._parts[number]
+        return self._shape.program() if number == _PROGRAM else self._parts[number]
 
 
 _PASSES_TO_BUILD = 60
@@ -105,6 +110,9 @@ EFFORTS = (Effort(20, 200), Effort(60, 1_000))
 
 LAST_EFFORTS = 15 * (Effort(100, 2_000),)
 """The further efforts of a case that cannot be split."""
+
+MOST_ROUNDS = sum(effort.rounds for effort in LAST_EFFORTS)
+"""The most rounds of all parts of a case's plans by patterns."""
 
 
 _ROUNDS_BEFORE_HUB = 4
@@ -145,9 +153,11 @@ class Node:
     """A case of a task. lower_s, done: its proved bound and the number of efforts made, both up to its last turn.
 
     name: the same in every run. program, candidates: None before the first plan; relaxation: None before the first
-    effort. owed: turns whose outcomes were read from a record, so that they have to be made up for when another turn
-    comes. parent: the node that it is a case of, with the number of the case, until the node has its own relaxation.
-    passes: its work so far, without that of its candidates; counted: the part of all its work that counts.
+    effort. origin: if the node is a part of the plans by patterns, the name of the case whose patterns these are;
+    part: these plans, which replace the relaxation. owed: turns whose outcomes were read from a record, so that they
+    have to be made up for when another turn comes. parent: the node that it is a case or a part of, with its number,
+    until it has its own relaxation or part. passes: its work so far, without that of its candidates; counted: the part
+    of all its work that counts.
     """
 
     task: Task
@@ -155,9 +165,11 @@ class Node:
     done: int = 0
     name: str = ""
     whole: bool = True  # all plans of the task
+    origin: str = ""
     program: ChunkProgram | None = None
     relaxation: Relaxation | None = None
     candidates: Candidates | None = None
+    part: PatternSearch | None = None
     owed: list[Turn] = field(default_factory=list)
     parent: tuple[Node, int] | None = None
     passes: int = 0
@@ -168,9 +180,15 @@ class Node:
         self._make_up(control)
         return self._take(turn, control)
 
-    def case(self, index: int, done: int) -> Node:
-        """Returns one of the cases that replace this one. done: the number of efforts that it skips."""
-        return Node(self.task, self.lower_s, done, f"{self.name}/{index}", whole=False, parent=(self, index))
+    def case(self, index: int, lower_s: float, origin: str = "") -> Node:
+        """Returns one of the cases or parts that replace this one."""
+        name = f"{self.name}/{index}"
+        done = len(EFFORTS) if origin else 0
+        return Node(self.task, lower_s, done, name, whole=False, origin=origin, parent=(self, index))
+
+    def forget(self) -> None:
+        """Drops the data that only further turns need."""
+        self.program = self.candidates = self.relaxation = self.part = self.parent = None
 
     def copy(self) -> Node:
         """Returns a copy for a turn that may turn out not to be needed, so that the turn leaves no trace in this
@@ -179,6 +197,7 @@ class Node:
             self,
             relaxation=None if self.relaxation is None else self.relaxation.copy(),
             candidates=self.candidates.copy() if self.whole and self.candidates is not None else self.candidates,
+            part=None if self.part is None else self.part.copy(),
             owed=[*self.owed],
         )
 
@@ -187,9 +206,13 @@ class Node:
             (parent, index), self.parent = self.parent, None
             with _OF_A_PARENT:
                 parent._make_up(control)
-            assert parent.relaxation is not None
             self.program, self.candidates = parent.program, parent.candidates
-            self.relaxation = parent.relaxation.with_case(list(parent.relaxation.cases())[index])
+            if self.origin:
+                assert parent._by_pattern is not None
+                self.part = parent._by_pattern.apart()[index]
+            else:
+                assert parent.relaxation is not None
+                self.relaxation = parent.relaxation.with_case(list(parent.relaxation.cases())[index])
         owed, self.owed = self.owed, []
         for turn in owed:
             self._take(turn, control)
@@ -201,6 +224,11 @@ class Node:
         else:
             outcome = self._descend(control) if turn.kind is TurnKind.DESCEND else self._bound(turn.number, control)
         return outcome._replace(passes=self._all_passes)
+
+    @property
+    def _by_pattern(self) -> PatternSearch | None:
+        """The search of the node's plans by patterns, if these are listed."""
+        return self.part if self.relaxation is None else self.relaxation.by_rank
 
     @property
     def _all_passes(self) -> int:
@@ -227,6 +255,8 @@ class Node:
 
     def _bound(self, number: int, control: FloatArray) -> TurnOutcome:
         target_s = control[0]
+        if self.part is not None:
+            return self._divide(self.part, target_s)
         if self.relaxation is None:
             if self.program is None and (program := self.task.shape.program()) is not None:
                 self.program = program
@@ -244,8 +274,10 @@ class Node:
             return TurnOutcome(max(self.lower_s, proved_s), self.candidates.best)
         steps = _STEPS_BY_HUB if relaxation.hub_chunks() else _STEPS_OF_PATTERNS
         relaxation.list_patterns(steps[min(number, len(EFFORTS))])
+        if relaxation.by_rank is not None and number >= len(EFFORTS):
+            return self._divide(relaxation.by_rank, target_s)
         if divides:
-            children = [self.case(index, 0) for index, _ in enumerate(relaxation.cases())]
+            children = [self.case(index, self.lower_s) for index, _ in enumerate(relaxation.cases())]
             if children:
                 return TurnOutcome(self.lower_s, None, children)
         effort, before = (*EFFORTS, *LAST_EFFORTS)[number], relaxation.worked
@@ -277,6 +309,21 @@ class Node:
             self.candidates.move(effort.moves, control)
         return TurnOutcome(lower_s, self.candidates.best)
 
+    def _divide(self, search: PatternSearch, target_s: float) -> TurnOutcome:
+        """Improves the bound of the plans by patterns, then divides them into parts: some hundredths of a second."""
+        before = search.worked
+        rounds = search.improve(LAST_EFFORTS[0].rounds, target_s, until_divided=True)
+        self.passes += _PASSES_OF_AN_ITERATION * (search.worked - before)
+        if self.candidates is None:
+            self.candidates = Candidates(self.task, search.patterns.program)
+        best = self.candidates.chosen(search).get(0)
+        parts = [] if search.is_over else search.apart()
+        origin = self.origin or self.name
+        children = [self.case(index, max(self.lower_s, part.lower_s), origin) for index, part in enumerate(parts)]
+        for child, part in zip(children, parts, strict=True):
+            child.parent, child.candidates, child.part = None, self.candidates, part
+        return TurnOutcome(max(self.lower_s, search.lower_s), best, children, rounds=rounds)
+
     def _try_all(self, number: int, divides: bool, control: FloatArray) -> float | None:
         """A bound on all plans of a small model, if all of them could be enumerated. number: of the effort. divides:
         whether the task is divided into cases after this."""
@@ -306,12 +353,13 @@ class Node:
 class TurnOutcome(NamedTuple):
     """The outcome of a node's turn. lower_s: the proved bound. best: the best plan found so far. children: the cases
     that replace the node; if there are none, it stays. passes: the passes simulated in all its turns, and work counted
-    as such."""
+    as such. rounds: of a part of plans by patterns, as in ``PatternSearch.improve``."""
 
     lower_s: float
     best: Candidate | None = None
     children: Sequence[Node] = ()
     passes: int = 0
+    rounds: float = 0.0
 
 
 Taken = tuple[Node, TurnOutcome]
@@ -343,15 +391,22 @@ class TurnMemo:
         return TurnOutcome(
             lower_s,
             None if best is None else _candidate(node.task, best),
-            [node.case(index, done) for index, done in enumerate(row["children"])],
+            [node.case(index, float.fromhex(lower_s), row["origin"]) for index, lower_s in enumerate(row["children"])],
             row["passes"],
+            float.fromhex(row["rounds"]),
         )
 
     def record(self, node: Node, turn: Turn, outcome: TurnOutcome) -> None:
         """Raises CheckpointLost if another solve has taken the checkpoint over."""
         best = None if outcome.best is None else _row(node.task, outcome.best)
-        children = [child.done for child in outcome.children]
-        row = {"lower_s": float(outcome.lower_s).hex(), "best": best, "children": children, "passes": outcome.passes}
+        row = {
+            "lower_s": float(outcome.lower_s).hex(),
+            "best": best,
+            "children": [float(child.lower_s).hex() for child in outcome.children],
+            "origin": outcome.children[0].origin if outcome.children else "",
+            "passes": outcome.passes,
+            "rounds": float(outcome.rounds).hex(),
+        }
         self.checkpoint.record_result(_key(node, turn), row)
 
 

@@ -22,8 +22,16 @@ import numpy.typing as npt
 from piper_ray.cost.tolerances import PROOF
 from piper_ray.engine.chunks.rank_cover import is_small, least_in_chunks, least_together, waits_s
 from piper_ray.engine.kernels.chunk_bound import FIGURE, LayerKinds, Paths, ShapeLimits
-from piper_ray.engine.kernels.chunk_cover import ChunkContents, RankRoom, fitting_patterns, undominated_rows
-from piper_ray.engine.kernels.chunk_program import PASSES, ChunkProgram, critical_path, simulate_chunks
+from piper_ray.engine.kernels.chunk_cover import (
+    ChunkContents,
+    PatternTimes,
+    RankRoom,
+    add_times,
+    fitting_patterns,
+    times_on_paths,
+    undominated_rows,
+)
+from piper_ray.engine.kernels.chunk_program import PASSES, ChunkProgram, longest_paths, simulate_chunks
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
 
 _Bools = npt.NDArray[np.bool_]
@@ -38,8 +46,9 @@ _MOST_PATTERNS = 20_000
 _MOST_KEPT = 5_000
 """The most patterns that count, over all ranks."""
 
-_MOST_PARTS = 2_000
-"""The most open parts of a search."""
+_OFTEN, _AS_LONG = 5.0, 1_000
+"""A round of a few patterns takes a fifth of the time of a round of shares (``share_program``). A round of this many
+patterns takes as long as that, and a round of twice as many twice as long."""
 
 _ROUNDS_OF_A_PART = 60
 _ROUNDS_BEFORE_CHUNKS = 8
@@ -253,24 +262,22 @@ class RankPatterns:
             return None
         return placed(self.layers[chosen][self.program.rank_of, self.program.turn_of], self.kinds, self.members)
 
+    @cached_property
+    def _times(self) -> PatternTimes:
+        return PatternTimes(self.program.stage_of, self.hub, self.rank, self.passes_s, self.sync_s, self.to_hub_s)
+
     def rows(self, paths: Paths) -> Rows:
         """Returns the rows of these paths."""
-        counts = paths.counts[:, self.program.stage_of[self.rank]]  # [paths, patterns, v, PASSES]
-        added: FloatArray = np.einsum("inkc,nkc->in", counts, self.passes_s)
-        added += np.where(paths.rank[:, None] == self.rank, self.sync_s, 0.0)
-        if self.hub >= 0:
-            added += np.outer(paths.counts[:, self.hub, :2].sum(axis=1), self.to_hub_s)
-        return Rows(added, paths.counts[:, :, :2].sum(axis=2) @ self.crossing_s)
+        added_s = times_on_paths(self._times, paths.counts, paths.rank)
+        return Rows(added_s, paths.counts[:, :, :2].sum(axis=2) @ self.crossing_s)
 
     def seconds(self, shares: FloatArray) -> tuple[FloatArray, FloatArray]:
         """The seconds of passes, float64[s, PASSES], and of synchronisation, float64[p], if patterns have these
         shares."""
-        passes_s = np.zeros((self.crossing_s.size, PASSES))
-        np.add.at(passes_s, self.program.stage_of[self.rank], shares[:, None, None] * self.passes_s)
-        passes_s[:, :2] += self.crossing_s[:, None]
-        if self.hub >= 0:
-            passes_s[self.hub, :2] += shares @ self.to_hub_s
-        return passes_s, np.bincount(self.rank, shares * self.sync_s, self.first.size).astype(np.float64)
+        passes_s, sync_s = np.zeros((self.crossing_s.size, PASSES)), np.zeros(self.first.size)
+        passes_s[:, :2] = self.crossing_s[:, None]
+        add_times(self._times, shares, passes_s, sync_s)
+        return passes_s, sync_s
 
     def by_rank(self, figures: FloatArray | _Bools) -> FloatArray:
         """float64[p]: their sums. figures: those of each pattern."""
@@ -334,14 +341,17 @@ class _PatternPart:
 
 @dataclass
 class PatternSearch:
-    """``lower_s``: no batch of these patterns takes less; it rises. chosen: the patterns of the quickest plan so far,
-    int64[p]. It takes ``value_s`` if its transfers are the least. worked: as in ``ShareProgram``."""
+    """``lower_s``: no batch of these patterns takes less; it rises. enough_s: bounds need not be higher. chosen: the
+    patterns of the quickest plan so far, int64[p]. It takes ``value_s`` if its transfers are the least. is_over:
+    whether no further round raises the bound. worked: as in ``ShareProgram``."""
 
     patterns: RankPatterns
     parts: list[_PatternPart]
     lower_s: float = 0.0
+    enough_s: float = np.inf
     value_s: float = np.inf
     chosen: IndexArray | None = None
+    is_over: bool = False
     worked: int = 0
 
     @classmethod
@@ -356,26 +366,40 @@ class PatternSearch:
         """Returns a copy with a list of parts of its own."""
         return replace(self, parts=[*self.parts])
 
-    def improve(self, rounds: int, target_s: float) -> None:
+    def apart(self) -> list[PatternSearch]:
+        """Returns a search for each part."""
+        bounds_s = [max(self.lower_s, min(part.lower_s, self.enough_s)) for part in self.parts]
+        return [
+            replace(self, parts=[part], lower_s=lower_s, chosen=None, worked=0)
+            for part, lower_s in zip(self.parts, bounds_s, strict=True)
+        ]
+
+    def improve(self, rounds: int, target_s: float, *, until_divided: bool = False) -> float:
         """Works on the part of the least bound: solves its program repeatedly with longer paths, then divides its
-        plans. All of this takes at most ``rounds`` solutions."""
+        plans. It takes at most about as long as this many rounds of shares, and returns as how many. until_divided:
+        whether to stop as soon as there are several parts."""
         target_s = min(target_s, self.patterns.target_s)
-        while self.parts and rounds > 0 and len(self.parts) <= _MOST_PARTS:
-            index = min(range(len(self.parts)), key=lambda n: self.parts[n].lower_s)
-            part, enough_s = self.parts[index], min(target_s, self.value_s)
-            if part.is_single or part.lower_s >= enough_s * (1.0 - PROOF):
+        often, used = min(_OFTEN, _AS_LONG / max(1, self.patterns.rank.size)), 0
+        while (left := often * rounds - used) > 0.0 and not (until_divided and len(self.parts) > 1):
+            index = min(range(len(self.parts)), key=lambda n: self.parts[n].lower_s, default=-1)
+            self.enough_s = enough_s = min(target_s, self.value_s)
+            if index < 0 or self.parts[index].is_single or self.parts[index].lower_s >= enough_s * (1.0 - PROOF):
+                self.is_over = True
                 break
+            part = self.parts[index]
             most = _ROUNDS_BEFORE_CHUNKS if self._open_chunks(part).size else _ROUNDS_OF_A_PART
             if part.is_best or part.rounds >= most:
                 self.parts[index : index + 1] = self._told_apart(part)
             else:
                 most = _ROUNDS_BEFORE_CHUNKS if part.rounds < _ROUNDS_BEFORE_CHUNKS else most
-                self.parts[index] = self._solved(part, min(rounds, most - part.rounds), enough_s)
-                rounds -= self.parts[index].rounds - part.rounds
+                self.parts[index] = self._solved(part, min(left, most - part.rounds), enough_s)
+                used += self.parts[index].rounds - part.rounds
+        self.enough_s = min(target_s, self.value_s)
         least_s = min((part.lower_s for part in self.parts), default=np.inf)
-        self.lower_s = max(self.lower_s, min(least_s, target_s, self.value_s))
+        self.lower_s = max(self.lower_s, min(least_s, self.enough_s))
+        return used / often
 
-    def _solved(self, part: _PatternPart, rounds: int, enough_s: float) -> _PatternPart:
+    def _solved(self, part: _PatternPart, rounds: float, enough_s: float) -> _PatternPart:
         """Solves the program of a part for at most this many more rounds, and for at least one."""
         from piper_ray.engine.chunks.pattern_program import PatternProgram  # HiGHS is loaded where it is needed
 
@@ -444,7 +468,7 @@ class PatternSearch:
         else:
             several = patterns.by_rank(part.allowed)[rank] > 1.0
             if not several.any():
-                batch_s, _ = self._simulated(patterns.seconds(part.allowed.astype(np.float64)))
+                batch_s = self._simulated_s(part.allowed.astype(np.float64))
                 return [replace(part, lower_s=max(part.lower_s, batch_s * (1.0 - _ROUNDING)), is_single=True)]
             apart = np.where(several & part.allowed, np.abs(part.shares - 0.5), np.inf)
             is_one = np.arange(rank.size) == int(apart.argmin())
@@ -482,26 +506,21 @@ class PatternSearch:
         chosen = largest[np.searchsorted(patterns.rank[largest], np.arange(patterns.first.size))]
         if (patterns.of_kinds[chosen].sum(axis=0) != patterns.kinds.layers).any():
             return
-        seconds = patterns.seconds(np.bincount(chosen, minlength=shares.size).astype(np.float64))
-        value_s, _ = self._simulated(seconds)
+        value_s = self._simulated_s(np.bincount(chosen, minlength=shares.size).astype(np.float64))
         if value_s < self.value_s:
             self.value_s, self.chosen = value_s, chosen
 
     def _longest(self, seconds: _Seconds) -> tuple[float, Rows]:
         """The time of a batch, and its longest paths: two where there are several."""
-        program, (passes_s, sync_s) = self.patterns.program, seconds
-        batch_s, end_s = self._simulated(seconds)
-        counts, rank = np.zeros((2, *passes_s.shape)), np.empty(2, np.int64)
-        for n in range(2):
-            rank[n] = critical_path(program, sync_s, end_s, n == 0, counts[n])
+        counts, rank = np.empty((2, *seconds[0].shape)), np.empty(2, np.int64)
+        batch_s = float(longest_paths(self.patterns.program, *seconds, counts, rank))
         differ = rank[0] != rank[1] or bool((counts[0] != counts[1]).any())
         return batch_s, self.patterns.rows(Paths(counts[: 1 + differ], rank[: 1 + differ]))
 
-    def _simulated(self, seconds: _Seconds) -> tuple[float, FloatArray]:
-        """The time of a batch, and the ends of its passes as in ``simulate_chunks``."""
+    def _simulated_s(self, shares: FloatArray) -> float:
+        """The time of a batch if patterns have these shares."""
         program = self.patterns.program
-        end_s = np.empty(program.kind.size + 1)
-        return float(simulate_chunks(program, *seconds, end_s)), end_s
+        return float(simulate_chunks(program, *self.patterns.seconds(shares), np.empty(program.kind.size + 1)))
 
 
 def placed(in_chunks: IndexArray, kinds: LayerKinds, members: Sequence[IndexArray]) -> tuple[IndexArray, IndexArray]:

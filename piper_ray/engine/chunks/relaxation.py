@@ -5,7 +5,6 @@ The program grows by the longest paths of the fractional plans that it leads to.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
@@ -19,7 +18,7 @@ from piper_ray.engine.chunks.similar_kinds import similar
 from piper_ray.engine.chunks.tasks import Task
 from piper_ray.engine.kernels import chunk_bound
 from piper_ray.engine.kernels.chunk_bound import FIGURE, Costs, LayerKinds, Paths, Prices, ShapeLimits
-from piper_ray.engine.kernels.chunk_program import PASSES, ChunkProgram, critical_path, simulate_chunks
+from piper_ray.engine.kernels.chunk_program import PASSES, ChunkProgram, longest_paths, simulate_chunks
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
 
 if TYPE_CHECKING:
@@ -35,10 +34,6 @@ _NEAR = 1e-4
 _FEW_ROUNDS = 5
 _LITTLE = 0.01
 """Where this many rounds gain less than this part of the distance to the target, the search pauses them."""
-
-_ROUNDS_OF_PATTERNS, _AS_LONG = 5.0, 1_000
-"""A round of a few patterns takes a fifth of the time of a round of shares. A round of this many patterns takes as long
-as that, and a round of twice as many twice as long."""
 
 _MOST_MOMENTS = 24
 """The most moments of a rank at which its memory is counted."""
@@ -116,7 +111,6 @@ class Relaxation:
 
     def __post_init__(self) -> None:
         self.target_s = np.inf
-        self._end_s = np.empty(self.program.kind.size + 1)
         self._narrow()
         self._look_up_paths()
 
@@ -274,8 +268,7 @@ class Relaxation:
             return
         if self.by_rank is not None:
             before = self.by_rank.worked
-            often = min(_ROUNDS_OF_PATTERNS, _AS_LONG / max(1, self.by_rank.patterns.rank.size))
-            self.by_rank.improve(math.ceil(often * rounds), self.target_s)
+            self.by_rank.improve(rounds, self.target_s)
             self.worked += self.by_rank.worked - before
             self.lower_s = max(self.lower_s, self.by_rank.lower_s)
             return
@@ -400,7 +393,7 @@ class Relaxation:
         if found.batch_s >= self.target_s:
             return False
         now_s = found.passes_s, found.sync_s
-        if simulate_chunks(self.program, *now_s, self._end_s) <= found.batch_s * (1.0 + _NEAR):
+        if simulate_chunks(self.program, *now_s, np.empty(self.program.kind.size + 1)) <= found.batch_s * (1.0 + _NEAR):
             return False
         # Paths that are long in plans between this one and the earlier ones cut off more than this plan's own paths do.
         core_s = program.core_s
@@ -494,10 +487,9 @@ class Relaxation:
 
     def _add_paths(self, passes_s: FloatArray, sync_s: FloatArray) -> None:
         """The longest paths of a fractional plan: two where there are several."""
-        simulate_chunks(self.program, passes_s, sync_s, self._end_s)
-        for along_rank in (True, False):
-            path = np.zeros(passes_s.shape)
-            rank = int(critical_path(self.program, sync_s, self._end_s, along_rank, path))
+        counts, ranks = np.empty((2, *passes_s.shape)), np.empty(2, np.int64)
+        longest_paths(self.program, passes_s, sync_s, counts, ranks)
+        for path, rank in zip(counts, ranks.tolist(), strict=True):
             mark = path.tobytes(), rank
             if mark not in self._known:
                 self._known.add(mark)

@@ -9,19 +9,29 @@ their outcomes are the same whenever they began. Turns that turn out not to be n
 
 from __future__ import annotations
 
-import heapq
 import time
 from bisect import bisect_left, bisect_right, insort
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import count, islice
 
 import numpy as np
 
 from piper_ray.engine.backends.calls import Call, Finished, Workers
 from piper_ray.engine.chunks.candidates import Candidate
-from piper_ray.engine.chunks.nodes import EFFORTS, Node, Parcel, Taken, Turn, TurnKind, TurnMemo, TurnOutcome, take
+from piper_ray.engine.chunks.nodes import (
+    EFFORTS,
+    MOST_ROUNDS,
+    Node,
+    Parcel,
+    Taken,
+    Turn,
+    TurnKind,
+    TurnMemo,
+    TurnOutcome,
+    take,
+)
 from piper_ray.engine.chunks.tasks import Task, TaskKey
 from piper_ray.engine.ledger import TIE, Ledger, Round
 from piper_ray.engine.request import Sought
@@ -33,7 +43,7 @@ _HOPELESS = 1.15
 _HARDLY_WITHIN = 1.02
 """The same for the time that is asked for, for which another search has already found good plans."""
 
-_REFINED = ((1.3, 32, 500), (1.1, 12, 4_000), (1.03, 4, 20_000))
+_REFINED = ((1.3, 32, 500), (1.1, 12, 8_000), (1.03, 4, 20_000))
 """Rounds of moves before any bound: the factor of the best plan within which plans are improved, how many plans, and
 how many moves for each."""
 
@@ -46,6 +56,9 @@ _FIRST_PLANS = 64
 
 _MOST_CASES = 5_000
 """The most cases into which plans are divided."""
+
+_AHEAD = 64
+"""The number of turns, in the order in which they will count, that idle workers choose from."""
 
 _LOOK_S = 0.05
 """How often the main thread checks whether to stop."""
@@ -94,6 +107,7 @@ class ChunkSearch:
             index: Node(task, max(task.lower_s, proved_s.get(task.key, 0.0)), name=_name(task.key))
             for index, task in enumerate(self.tasks)
         }
+        self._indices = count(-1, -1)  # of cases: of equal bounds, the newest is worked on first
         self._bounds = _Bounds(self._nodes.values())
         self.ledger.cases = {0: self._bounds}
         for task in self.tasks:
@@ -101,6 +115,7 @@ class ChunkSearch:
                 self.ledger.begin_with(found[task.key])
         self._found: dict[int, Candidate] = {}  # by node
         self._shared = {task.key: task for task in self.tasks}
+        self._rounds_of: dict[str, float] = defaultdict(float)  # the parts of a case, by its name
         self._given: set[int] = set()  # nodes whose turn has been given out
         self._ready: dict[int, Taken] = {}  # whose turn is over, and does not count yet
         self._rounds = 0
@@ -135,7 +150,7 @@ class ChunkSearch:
         """Drops the data that only further turns need, for nodes that get no further turn."""
         for node in self._nodes.values():
             if self._is_over(node):
-                node.program = node.candidates = node.relaxation = node.parent = None
+                node.forget()
 
     @property
     def learnt(self) -> WarmStart:
@@ -215,22 +230,20 @@ class ChunkSearch:
 
         efforts: the most for each node, for any gap that is good enough; None: as many as it takes.
         """
-        waiting = [(node.lower_s, index, self._target_s) for index, node in self._nodes.items()]
-        heapq.heapify(waiting)
+        waiting = sorted((node.lower_s, index, self._target_s) for index, node in self._nodes.items())
         phase = _Phase(TurnKind.BOUND, 0, self._next_round(len(waiting)))
         while waiting and (efforts is not None or not self._is_near()):
             node = self._nodes[waiting[0][1]]
-            if node.exhausted or self._is_done(node) or self.cases > _MOST_CASES:
+            if self._is_left(node) or self._is_done(node) or self.cases > _MOST_CASES:
                 break  # no other effort raises the least bound
-            turns = [(index, upper_s) for _, index, upper_s in heapq.nsmallest(2 * self.workers.width, waiting)]
-            outcome = yield from self._outcome(phase, turns)
-            _, index, _ = heapq.heappop(waiting)
+            outcome = yield from self._outcome(phase, ((index, upper_s) for _, index, upper_s in waiting))
+            _, index, _ = waiting.pop(0)
             node = self._nodes[index]
             self.bounded += node.whole and node.done == 0
             node.done += 1
             for entry in self._take(index, outcome):
                 if efforts is None or self._nodes[entry].done < efforts:
-                    heapq.heappush(waiting, (self._nodes[entry].lower_s, entry, self._target_s))
+                    insort(waiting, (self._nodes[entry].lower_s, entry, self._target_s))
             over = self._bounds.reached(self.ledger.beaten_from_s, self.ledger.within_s)
             replace(phase.turns, count=len(self._nodes)).tell_of_progress(over, len(self._given))
             yield
@@ -240,13 +253,14 @@ class ChunkSearch:
 
     def _outcome(self, phase: _Phase, turns: Iterable[_Turn]) -> Generator[None, None, TurnOutcome]:
         """Returns the outcome of the first turn. Meanwhile, idle workers begin the turns after it."""
-        turns = list(islice(turns, 2 * self.workers.width))
+        turns = list(islice(turns, _AHEAD))
         first, first_s = turns[0]
         first_turn = self._turn(phase, first, first_s)
         if self.memo is not None and not self._has_begun(first) and self.memo.has(self._nodes[first], first_turn):
             return self.memo.outcome(self._nodes[first], first_turn)
         while first not in self._ready:
-            for index, upper_s in turns:
+            # What takes long begins early: parts of plans by patterns take the least.
+            for index, upper_s in (turns[0], *sorted(turns[1:], key=lambda turn: self._nodes[turn[0]].origin != "")):
                 turn = self._turn(phase, index, upper_s)
                 if not self._has_begun(index) and (index == first or self._is_worth_beginning(index, turn)):
                     self._give(index, turn, needed=index == first)
@@ -286,13 +300,17 @@ class ChunkSearch:
 
     def _is_worth_beginning(self, index: int, turn: Turn) -> bool:
         node = self._nodes[index]
-        if node.exhausted or self._is_over(node) or len(self._given) >= self.workers.width:
+        if self._is_left(node) or self._is_over(node) or len(self._given) >= self.workers.width:
             return False
         return self.memo is None or not self.memo.has(node, turn)
 
     def _turn(self, phase: _Phase, index: int, target_s: float) -> Turn:
         bounds = phase.kind is TurnKind.BOUND
         return Turn(phase.kind, target_s, self._nodes[index].done if bounds else phase.moves)
+
+    def _is_left(self, node: Node) -> bool:
+        """Whether there are no more efforts for the node."""
+        return node.exhausted or self._rounds_of[node.origin] > MOST_ROUNDS
 
     def _is_hopeless(self, node: Node) -> bool:
         ledger = self.ledger
@@ -320,6 +338,8 @@ class ChunkSearch:
         before_s, node.lower_s = node.lower_s, max(node.lower_s, outcome.lower_s)
         self.ledger.passes += outcome.passes - node.counted
         node.counted = outcome.passes
+        if node.origin:
+            self._rounds_of[node.origin] += outcome.rounds
         if found is not None:
             if index not in self._found or found.value_s < self._found[index].value_s:
                 self._found[index] = found
@@ -327,9 +347,8 @@ class ChunkSearch:
         self._bounds.replace(before_s, outcome.children or [node])
         if not outcome.children:
             return [index]
-        self.cases += len(outcome.children)
-        first = max(self._nodes) + 1
-        added = dict(enumerate(outcome.children, first))
+        self.cases += sum(not child.origin for child in outcome.children)
+        added = {next(self._indices): child for child in outcome.children}
         self._nodes.update(added)
         del self._nodes[index]
         return list(added)

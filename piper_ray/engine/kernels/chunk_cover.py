@@ -1,5 +1,5 @@
 """Kernels: the most layers of one kind that all ranks together have room for, besides all layers of the others; what a
-rank may hold; rows that no other one beats."""
+rank may hold, and what that takes; rows that no other one beats."""
 
 from __future__ import annotations
 
@@ -42,6 +42,55 @@ class RankRoom(NamedTuple):
     most: IndexArray  # int64[kinds], the most layers
     needed: FloatArray  # float64[kinds], the least number of layers
     layer: FloatArray  # float64[kinds, 3]: the least seconds for a microbatch, activation bytes and fixed bytes
+
+
+class PatternTimes(NamedTuple):
+    """What the patterns of ranks take."""
+
+    stage_of: IndexArray  # int64[p, v], the chunks of each rank
+    hub: int  # the hub's chunk; -1: there is none
+    rank: IndexArray  # int64[patterns]
+    passes_s: FloatArray  # float64[patterns, v, PASSES]
+    sync_s: FloatArray  # float64[patterns], the synchronisation
+    to_hub_s: FloatArray  # float64[patterns], what they make the hub's chunk take in either direction
+
+
+@kernel
+def times_on_paths(times: PatternTimes, counts: FloatArray, rank: IndexArray) -> FloatArray:
+    """Returns what each pattern adds to each path, float64[paths, patterns].
+
+    counts: float64[paths, s, PASSES], the passes of each stage on the paths. rank: int64[paths], the ranks at their
+    ends, whose synchronisation they have.
+    """
+    found = np.empty((rank.size, times.rank.size))
+    for i in range(rank.size):
+        for n in range(times.rank.size):
+            r = times.rank[n]
+            seconds = times.sync_s[n] if rank[i] == r else 0.0
+            for turn in range(times.stage_of.shape[1]):
+                stage = times.stage_of[r, turn]
+                for k in range(PASSES):
+                    seconds += counts[i, stage, k] * times.passes_s[n, turn, k]
+            if times.hub >= 0:
+                seconds += (counts[i, times.hub, 0] + counts[i, times.hub, 1]) * times.to_hub_s[n]
+            found[i, n] = seconds
+    return found
+
+
+@kernel
+def add_times(times: PatternTimes, shares: FloatArray, passes_s: FloatArray, sync_s: FloatArray) -> None:
+    """Adds to the seconds of the chunks' passes, float64[s, PASSES], and of the ranks' synchronisation, float64[p],
+    what these shares of patterns take, float64[patterns]."""
+    for n in range(times.rank.size):
+        if shares[n] != 0.0:
+            r = times.rank[n]
+            sync_s[r] += shares[n] * times.sync_s[n]
+            for turn in range(times.stage_of.shape[1]):
+                for k in range(PASSES):
+                    passes_s[times.stage_of[r, turn], k] += shares[n] * times.passes_s[n, turn, k]
+            if times.hub >= 0:
+                passes_s[times.hub, 0] += shares[n] * times.to_hub_s[n]
+                passes_s[times.hub, 1] += shares[n] * times.to_hub_s[n]
 
 
 @kernel

@@ -198,7 +198,22 @@ def simulate_chunks(program: ChunkProgram, seconds: FloatArray, sync_s: FloatArr
 
 
 @kernel
-def critical_path(
+def longest_paths(
+    program: ChunkProgram, seconds: FloatArray, sync_s: FloatArray, counts: FloatArray, rank: IndexArray
+) -> float:
+    """Returns the seconds of a batch as ``simulate_chunks``, and finds two of its longest paths, or one twice.
+
+    counts: float64[2, s, PASSES], the passes of each stage on them. rank: int64[2], the ranks at their ends.
+    """
+    end_s = np.empty(program.kind.size + 1)
+    batch_s = simulate_chunks(program, seconds, sync_s, end_s)
+    for n in range(2):
+        rank[n] = _critical_path(program, sync_s, end_s, n == 0, counts[n])
+    return batch_s
+
+
+@inner_kernel
+def _critical_path(
     program: ChunkProgram, sync_s: FloatArray, end_s: FloatArray, along_rank: bool, counts: FloatArray
 ) -> int:
     """Counts the passes of each stage on a longest path, in float64[s, PASSES]. Returns the rank at its end.
