@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from piper_ray.engine.chunks.tables import DegreeTables
 from piper_ray.engine.chunks.tasks import Task
-from piper_ray.engine.kernels.chunk_bound import APART, FIGURE, LayerKinds
+from piper_ray.engine.kernels.chunk_bound import APART, BEFORE_HUB, BEHIND_HUB, FIGURE, HUB, LayerKinds
 from piper_ray.engine.kernels.types import FloatArray
 
 _A_LITTLE_MORE = 1.0 + 1e-9
@@ -56,22 +57,86 @@ def _least_between_pieces_s(layer_s: list[float], chain: _Chain, room_s: float) 
     return least_s[n]
 
 
-def with_transfers(kinds: LayerKinds, transfers_s: float, stages: int) -> LayerKinds:
-    """Adds one more layer to the kinds, which takes as long as the transfers and may be in any chunk, as each of them
-    may."""
-    if transfers_s <= 0.0:
-        return kinds
-    figures = np.zeros((1, len(FIGURE)))
-    figures[0, [FIGURE.forward_s, FIGURE.input_s]] = transfers_s
+class Transfers(NamedTuple):
+    """What chunks ``first_chunk`` to ``last_chunk`` send and receive together, in either direction."""
+
+    seconds: float
+    first_chunk: int
+    last_chunk: int
+
+
+class _Side(NamedTuple):
+    """A chain in front of the hub's chunk or behind it. first, last: the chunks there. others: how many layers of no
+    part in the chain may be in them: at most so many of these chunks have none of the chain's. Its next layers there
+    are in other chunks, up to this one. meets_hub: whether the hub is in the chain."""
+
+    chain: _Chain
+    first: int
+    last: int
+    others: int
+    meets_hub: bool
+
+    def least_s(self, apart: int | None) -> float:
+        """The least that its chunks and the hub's send and receive. apart: as in ``PipelineShape``.
+
+        From each chunk that it is in the chain passes to the next one. These are on different ranks, except where at
+        least ``apart`` - 1 chunks in between have none of its layers; or where it passes the middle of a V.
+        """
+        alike = 0 if apart is None else 1 if apart == 1 else self.others // (apart - 1)
+        cuts = self.last - self.first + self.meets_hub - self.others - alike
+        costs_s = sorted(map(sum, zip(self.chain.sent_s, self.chain.received_s, strict=True)))
+        return sum(costs_s[: max(0, cuts)])
+
+
+def transfers_beside_hub(task: Task, hub: int, crossing_s: FloatArray) -> list[Transfers]:
+    """Transfers beyond ``crossing_s``, as in ``ShapeLimits``, up to the hub's chunk and from there on. The hub's own
+    edges are left out."""
+    if task.shape.ranks == 1:
+        return []
+    found = []
+    sides = [*_sides(task, hub)]
+    for first, last in ((0, hub), (hub, task.shape.stages - 1)):
+        least_s = sum(x.least_s(task.shape.apart) for x in sides if first <= x.first and x.last <= last)
+        least_s -= float(crossing_s[first : last + 1].sum())
+        if least_s > 0.0:
+            found.append(Transfers(least_s, first, last))
+    return found
+
+
+def _sides(task: Task, hub: int) -> Iterator[_Side]:
+    """hub: the hub's chunk."""
+    order, stages = task.tables.order, task.shape.stages
+    first, last = task.tables.windows(stages).T
+    side = np.array(order.sides)
+    first = np.where((side == HUB) | (side == BEHIND_HUB), np.maximum(first, hub), first)
+    last = np.where((side == HUB) | (side == BEFORE_HUB), np.minimum(last, hub), last)
+    for chain in _chains(task.tables):
+        beside = np.ones(order.size, np.bool_)
+        beside[chain.layers] = False
+        meets_hub = not beside[side == HUB].any()
+        for start, end in ((0, hub - 1), (hub + 1, stages - 1)):
+            if start <= end:
+                others = np.count_nonzero(beside & (first <= end) & (last >= start))
+                yield _Side(chain, start, end, others, meets_hub)
+
+
+def with_transfers(kinds: LayerKinds, transfers: Sequence[Transfers]) -> LayerKinds:
+    """Replaces the kinds that stand for transfers: each is one more layer, which takes as long and may be shared out
+    over these chunks."""
+    layers, size = int(np.count_nonzero(kinds.counted)), len(transfers)
+    options = int(kinds.option_start[layers])
+    figures = np.zeros((size, len(FIGURE)))
+    figures[:, FIGURE.forward_s] = figures[:, FIGURE.input_s] = [x.seconds for x in transfers]
+    one, none = np.ones(size, np.int64), np.zeros(size, np.int64)
     return LayerKinds(
-        np.append(kinds.layers, 1),
-        np.append(kinds.counted, 0),
-        np.append(kinds.first_chunk, 0),
-        np.append(kinds.last_chunk, stages - 1),
-        np.append(kinds.side, APART),
-        np.append(kinds.option_start, kinds.option_start[-1] + 1),
-        np.concatenate([kinds.figures, figures]),
-        np.append(kinds.units, 0.0),
+        np.append(kinds.layers[:layers], one),
+        np.append(kinds.counted[:layers], none),
+        np.append(kinds.first_chunk[:layers], np.array([x.first_chunk for x in transfers], np.int64)),
+        np.append(kinds.last_chunk[:layers], np.array([x.last_chunk for x in transfers], np.int64)),
+        np.append(kinds.side[:layers], none + APART),
+        np.append(kinds.option_start[: layers + 1], options + np.arange(1, size + 1)),
+        np.concatenate([kinds.figures[:options], figures]),
+        np.append(kinds.units[:options], np.zeros(size)),
     )
 
 

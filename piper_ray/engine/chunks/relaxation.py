@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from piper_ray.engine.chunks.crossings import forced_transfers_s, rank_seconds, with_transfers
+from piper_ray.engine.chunks.crossings import Transfers, forced_transfers_s, rank_seconds, transfers_beside_hub, with_transfers
 from piper_ray.engine.chunks.rank_cover import RankCover, waits_s
 from piper_ray.engine.chunks.rank_patterns import LayerPositions, LayerRuns, PatternSearch, RankPatterns, placed
 from piper_ray.engine.chunks.similar_kinds import similar
@@ -118,6 +118,7 @@ class Relaxation:
         self.target_s = np.inf
         self._end_s = np.empty(self.program.kind.size + 1)
         self._narrow()
+        self._count_transfers()
         self._look_up_paths()
 
     @classmethod
@@ -149,7 +150,6 @@ class Relaxation:
         may_list = kinds.layers.size <= _MOST_KINDS
         if not may_list:
             kinds, members = similar(kinds, members, max(_FEW_KINDS, _MOST_CELLS // shape.stages))
-        exact, kinds = (with_transfers(one, uncounted_s, shape.stages) for one in (exact, kinds))
         unit = TimeUnit.of(exact, task)
         none = Paths(np.zeros((0, shape.stages, PASSES)), np.zeros(0, np.int64))
         byte_each = 1.0 / np.bincount(moment_rank)[moment_rank]
@@ -347,20 +347,7 @@ class Relaxation:
         """The patterns of the ranks. None if there are too many, or if the hub's chunk is open."""
         if self.hub_is_open or not np.isfinite(self.target_s):
             return None
-        kinds = self.kinds
-        if not kinds.counted[-1]:  # what stands for transfers
-            options = int(kinds.option_start[-2])
-            kinds = kinds._replace(
-                layers=kinds.layers[:-1],
-                counted=kinds.counted[:-1],
-                first_chunk=kinds.first_chunk[:-1],
-                last_chunk=kinds.last_chunk[:-1],
-                side=kinds.side[:-1],
-                option_start=kinds.option_start[:-1],
-                figures=kinds.figures[:options],
-                units=kinds.units[:options],
-            )
-        members = self.members[: kinds.layers.size]
+        kinds, members = with_transfers(self.kinds, []), self.members
         further_s = self.task.tables.further_s(self.program.rank_of, members)
         runs = LayerRuns.of(members) if self.task.tables.order.is_chain else None
         positions = LayerPositions(members, further_s, runs)
@@ -453,7 +440,8 @@ class Relaxation:
         there_s = costs.passes[:, :2].sum(axis=1)
         most_units = np.where(prices.units > 0.0, limits.most_units, limits.least_units)
         of_units = np.where(prices.units != 0.0, prices.units * most_units, 0.0).sum()
-        fixed_s = there_s @ limits.crossing_s + self.uncounted_s * there_s.min() + prices.filled.sum() - of_units
+        fixed_s = there_s @ limits.crossing_s + prices.filled.sum() - of_units
+        fixed_s += sum(x.seconds * there_s[x.first_chunk : x.last_chunk + 1].min() for x in self._transfers)
         held_s = self.task.memory_bytes * prices.memory.sum()
         each_s = figures[:, FIGURE.forward_s : FIGURE.weight_s + 1] @ costs.passes.T - prices.filled
         for column, price in (("weights", costs.sync), ("activation", costs.activation), ("fixed", costs.fixed)):
@@ -481,6 +469,15 @@ class Relaxation:
         for kinds in (self.exact_kinds, self.kinds):
             for kind in range(kinds.layers.size):
                 kinds.first_chunk[kind], kinds.last_chunk[kind] = chunk_bound.window(kinds, kind, hub)
+
+    def _count_transfers(self) -> None:
+        """Has a layer for each of the transfers that chunks make beyond ``crossing_s``."""
+        found = [] if self._hub < 0 else transfers_beside_hub(self.task, self._hub, self.limits.crossing_s)
+        left_s = self.uncounted_s - sum(one.seconds for one in found)
+        if left_s > 0.0:
+            found.append(Transfers(left_s, 0, self.task.shape.stages - 1))
+        self._transfers = found
+        self.exact_kinds, self.kinds = (with_transfers(one, found) for one in (self.exact_kinds, self.kinds))
 
     def _add_first_paths(self) -> None:
         """For each rank the path that is the longest if this rank has more to do and all else is even."""
