@@ -239,6 +239,8 @@ class Node:
         relaxation.aim(target_s)
         # Where many layers read one, little is proved as long as that may be anywhere.
         divides = number == len(EFFORTS) or (number > 0 and relaxation.hub_is_open)
+        if relaxation.may_settle:
+            divides = number >= len(EFFORTS) and relaxation.is_best
         if (proved_s := self._try_all(number, divides, control)) is not None:
             assert self.candidates is not None
             return TurnOutcome(max(self.lower_s, proved_s), self.candidates.best)

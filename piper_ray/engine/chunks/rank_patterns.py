@@ -50,7 +50,7 @@ _FEW_ROUNDS, _LITTLE, _MIXED = 5, 0.01, 0.1
 """Where this many rounds gain less than this part of the distance to the target, and the layers of a rank are this far
 from their mean, the search branches."""
 
-_STEP = 0.2
+STEP = 0.2
 """The mean of the fractional plans so far moves towards each new one by this share of the distance."""
 
 _ROUNDING = 1e-10
@@ -394,7 +394,7 @@ class PatternSearch:
                 break
             self._keep(shares)
             now_s = patterns.seconds(shares)
-            core_s = now_s if core_s is None else _between(core_s, now_s, _STEP)
+            core_s = now_s if core_s is None else between(core_s, now_s, STEP)
             longest_s, longer = self._longest(now_s)
             is_best = longest_s <= solution.batch_s * (1.0 + _NEAR)
             batches_s.append(solution.batch_s)
@@ -404,7 +404,7 @@ class PatternSearch:
                 is_best |= mixes and gained_s < _LITTLE * (enough_s - solution.batch_s)
             if not is_best:
                 for step in (0.0, 0.5):
-                    longer = longer.with_more(self._longest(_between(core_s, now_s, step))[1])
+                    longer = longer.with_more(self._longest(between(core_s, now_s, step))[1])
                 program.add(longer)
                 rows = rows.with_more(longer)
         self.worked += program.worked
@@ -516,7 +516,7 @@ def placed(in_chunks: IndexArray, kinds: LayerKinds, members: Sequence[IndexArra
     return chunk_of, choice
 
 
-def _between(one: _Seconds, other: _Seconds, step: float) -> _Seconds:
+def between(one: _Seconds, other: _Seconds, step: float) -> _Seconds:
     return (1.0 - step) * one[0] + step * other[0], (1.0 - step) * one[1] + step * other[1]
 
 

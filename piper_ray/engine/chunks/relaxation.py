@@ -14,7 +14,15 @@ import numpy as np
 
 from piper_ray.engine.chunks.crossings import Transfers, forced_transfers_s, rank_seconds, transfers_beside_hub, with_transfers
 from piper_ray.engine.chunks.rank_cover import RankCover, waits_s
-from piper_ray.engine.chunks.rank_patterns import LayerPositions, LayerRuns, PatternSearch, RankPatterns, placed
+from piper_ray.engine.chunks.rank_patterns import (
+    STEP,
+    LayerPositions,
+    LayerRuns,
+    PatternSearch,
+    RankPatterns,
+    between,
+    placed,
+)
 from piper_ray.engine.chunks.similar_kinds import similar
 from piper_ray.engine.chunks.tasks import Task
 from piper_ray.engine.kernels import chunk_bound
@@ -31,6 +39,10 @@ _MOST_PATHS = 200
 _SLOWER = 0.25
 _NEAR = 1e-4
 """Relative: a path that exceeds the batch by no more than this is not added; parts this near to 0 or 1 are whole."""
+
+_BETWEEN = 0.0, 0.25, 0.5, 1.0
+"""Paths are added that are long in plans at these parts of the way from the mean of all plans so far to the last
+one."""
 
 _FEW_ROUNDS = 5
 _LITTLE = 0.01
@@ -215,6 +227,11 @@ class Relaxation:
     def hub_is_open(self) -> bool:
         return self.case.hub is None and len(self.hub_chunks()) > 1
 
+    @property
+    def may_settle(self) -> bool:
+        """Whether longer paths raise the bound more than cases do: where layers have several orders, without a hub."""
+        return self.by_rank is None and not self.hub_chunks() and not self.task.tables.order.is_chain
+
     def cases(self) -> Iterator[Case]:
         """Cases that together hold all plans of this one; none if no division helps.
 
@@ -291,7 +308,7 @@ class Relaxation:
             prices, lacks = program.prices, found.lacks
             self.layers_in, self.units = found.layers_in, found.units
             batches_s.append(found.batch_s)
-            if len(batches_s) > _FEW_ROUNDS:
+            if len(batches_s) > _FEW_ROUNDS and not self.may_settle:
                 missing_s, gained_s = self.target_s - found.batch_s, found.batch_s - batches_s[-1 - _FEW_ROUNDS]
                 if gained_s < _LITTLE * missing_s < np.inf:
                     break
@@ -390,11 +407,10 @@ class Relaxation:
         if simulate_chunks(self.program, *now_s, self._end_s) <= found.batch_s * (1.0 + _NEAR):
             return False
         # Paths that are long in plans between this one and the earlier ones cut off more than this plan's own paths do.
-        core_s = program.core_s
-        program.core_s = now_s if core_s is None else (0.5 * (core_s[0] + now_s[0]), 0.5 * (core_s[1] + now_s[1]))
+        program.core_s = now_s if program.core_s is None else between(program.core_s, now_s, STEP)
         before = len(self.rank)
-        self._add_paths(*program.core_s)
-        self._add_paths(*now_s)
+        for step in _BETWEEN:
+            self._add_paths(*between(program.core_s, now_s, step))
         program.add(_some(self.paths, slice(before, None)))
         return len(self.rank) > before
 
