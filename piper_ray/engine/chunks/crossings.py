@@ -103,6 +103,30 @@ def transfers_beside_hub(task: Task, hub: int, crossing_s: FloatArray) -> list[T
     return found
 
 
+def further_beside_hub(
+    task: Task, rank_of: IndexArray, kinds: LayerKinds, members: Sequence[IndexArray], hub: int
+) -> FloatArray:
+    """As ``DegreeTables.further_s``, of plans with the hub in chunk ``hub``: a chunk with a layer of a chain receives
+    it from another rank, if some chunk in front surely has a layer of it and no such chunk is on the same rank. It
+    sends it likewise."""
+    crossing_s, found = task.tables.crossing_s(rank_of), task.tables.further_s(rank_of, members)
+    for side in _sides(task, hub):
+        inside = [np.isin(positions, side.chain.layers) for positions in members]
+        every, some = (
+            np.repeat([of(one) for one in inside], np.diff(kinds.option_start)) for of in (np.all, np.any)
+        )
+        first, last = side.first - (side.meets_hub and side.first > hub), side.last + (side.meets_hub and side.last < hub)
+        for k in range(first, last + 1):
+            before = np.arange(max(first, k - 1 - side.others), k)
+            behind = np.arange(k + 1, min(last, k + 1 + side.others) + 1)
+            for row, near, costs_s in ((0, behind, side.chain.sent_s), (1, before, side.chain.received_s)):
+                surely = near.size > side.others or (side.meets_hub and hub in near)
+                if surely and (rank_of[near] != rank_of[k]).all():
+                    least_s = max(0.0, min(costs_s) - crossing_s[row, k])
+                    found[row, k] = np.where(every, least_s, np.where(some, 0.0, np.inf))
+    return found
+
+
 def _sides(task: Task, hub: int) -> Iterator[_Side]:
     """hub: the hub's chunk."""
     order, stages = task.tables.order, task.shape.stages

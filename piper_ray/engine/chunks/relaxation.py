@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from piper_ray.engine.chunks.crossings import Transfers, forced_transfers_s, rank_seconds, transfers_beside_hub, with_transfers
+from piper_ray.engine.chunks.crossings import (
+    Transfers,
+    forced_transfers_s,
+    further_beside_hub,
+    rank_seconds,
+    transfers_beside_hub,
+    with_transfers,
+)
 from piper_ray.engine.chunks.rank_cover import RankCover, waits_s
 from piper_ray.engine.chunks.rank_patterns import (
     STEP,
@@ -365,7 +372,11 @@ class Relaxation:
         if self.hub_is_open or not np.isfinite(self.target_s):
             return None
         kinds, members = with_transfers(self.kinds, []), self.members
-        further_s = self.task.tables.further_s(self.program.rank_of, members)
+        rank_of = self.program.rank_of
+        if self._hub < 0 or self.task.shape.ranks == 1:
+            further_s = self.task.tables.further_s(rank_of, members)
+        else:
+            further_s = further_beside_hub(self.task, rank_of, kinds, members, self._hub)
         runs = LayerRuns.of(members) if self.task.tables.order.is_chain else None
         positions = LayerPositions(members, further_s, runs)
         return RankPatterns.of(self.program, self.limits, kinds, positions, self._hub, self.target_s, steps)
