@@ -10,7 +10,7 @@ import numpy as np
 from piper_ray.engine.chunks.tables import DegreeTables
 from piper_ray.engine.chunks.tasks import Task
 from piper_ray.engine.kernels.chunk_bound import APART, BEFORE_HUB, BEHIND_HUB, FIGURE, HUB, LayerKinds
-from piper_ray.engine.kernels.types import FloatArray
+from piper_ray.engine.kernels.types import FloatArray, IndexArray
 
 _A_LITTLE_MORE = 1.0 + 1e-9
 """A factor on the time of a rank, because sums are rounded."""
@@ -66,9 +66,12 @@ class Transfers(NamedTuple):
 
 
 class _Side(NamedTuple):
-    """A chain in front of the hub's chunk or behind it. first, last: the chunks there. others: how many layers of no
-    part in the chain may be in them: at most so many of these chunks have none of the chain's. Its next layers there
-    are in other chunks, up to this one. meets_hub: whether the hub is in the chain."""
+    """A chain in front of the hub's chunk or behind it: in chunks first to last, with the hub's chunk if the hub is in
+    the chain.
+
+    others: how many layers of no part in the chain may be in these chunks, but for the hub's. No chunk is empty, so at
+    most as many of the chunks have no layer of the chain.
+    """
 
     chain: _Chain
     first: int
@@ -77,15 +80,14 @@ class _Side(NamedTuple):
     meets_hub: bool
 
     def least_s(self, apart: int | None) -> float:
-        """The least that its chunks and the hub's send and receive. apart: as in ``PipelineShape``.
+        """The least that these chunks send and receive. apart: as in ``PipelineShape``.
 
-        From each chunk that it is in the chain passes to the next one. These are on different ranks, except where at
-        least ``apart`` - 1 chunks in between have none of its layers; or where it passes the middle of a V.
+        The chain passes from each chunk that has some of it to the next one. These two are on different ranks, unless
+        ``apart`` - 1 chunks or more in between have no layer of it, or the middle of a V is in between.
         """
         alike = 0 if apart is None else 1 if apart == 1 else self.others // (apart - 1)
-        cuts = self.last - self.first + self.meets_hub - self.others - alike
         costs_s = sorted(map(sum, zip(self.chain.sent_s, self.chain.received_s, strict=True)))
-        return sum(costs_s[: max(0, cuts)])
+        return sum(costs_s[: max(0, self.last - self.first - self.others - alike)])
 
 
 def transfers_beside_hub(task: Task, hub: int, crossing_s: FloatArray) -> list[Transfers]:
@@ -106,24 +108,24 @@ def transfers_beside_hub(task: Task, hub: int, crossing_s: FloatArray) -> list[T
 def further_beside_hub(
     task: Task, rank_of: IndexArray, kinds: LayerKinds, members: Sequence[IndexArray], hub: int
 ) -> FloatArray:
-    """As ``DegreeTables.further_s``, of plans with the hub in chunk ``hub``: a chunk with a layer of a chain receives
-    it from another rank, if some chunk in front surely has a layer of it and no such chunk is on the same rank. It
-    sends it likewise."""
+    """As ``DegreeTables.further_s``, of plans with the hub in chunk ``hub``. kinds: with these members.
+
+    A chunk with a layer of a chain receives it from another rank, if some chunk in front has a layer of it for certain,
+    and if none of the chunks that may be the last such one is on the same rank. It sends it likewise.
+    """
     crossing_s, found = task.tables.crossing_s(rank_of), task.tables.further_s(rank_of, members)
-    for side in _sides(task, hub):
-        inside = [np.isin(positions, side.chain.layers) for positions in members]
-        every, some = (
-            np.repeat([of(one) for one in inside], np.diff(kinds.option_start)) for of in (np.all, np.any)
-        )
-        first, last = side.first - (side.meets_hub and side.first > hub), side.last + (side.meets_hub and side.last < hub)
+    sizes = np.diff(kinds.option_start)
+    for chain, first, last, others, meets_hub in _sides(task, hub):
+        inside = [np.isin(positions, chain.layers) for positions in members]
+        all_in, some_in = (np.repeat([of(one) for one in inside], sizes) for of in (np.all, np.any))
         for k in range(first, last + 1):
-            before = np.arange(max(first, k - 1 - side.others), k)
-            behind = np.arange(k + 1, min(last, k + 1 + side.others) + 1)
-            for row, near, costs_s in ((0, behind, side.chain.sent_s), (1, before, side.chain.received_s)):
-                surely = near.size > side.others or (side.meets_hub and hub in near)
+            before = np.arange(max(first, k - 1 - others), k)
+            behind = np.arange(k + 1, min(last, k + 1 + others) + 1)
+            for row, near, costs_s in ((0, behind, chain.sent_s), (1, before, chain.received_s)):
+                surely = near.size > others or (meets_hub and hub in near)
                 if surely and (rank_of[near] != rank_of[k]).all():
                     least_s = max(0.0, min(costs_s) - crossing_s[row, k])
-                    found[row, k] = np.where(every, least_s, np.where(some, 0.0, np.inf))
+                    found[row, k] = np.where(all_in, least_s, np.where(some_in, 0.0, np.inf))
     return found
 
 
@@ -140,8 +142,9 @@ def _sides(task: Task, hub: int) -> Iterator[_Side]:
         meets_hub = not beside[side == HUB].any()
         for start, end in ((0, hub - 1), (hub + 1, stages - 1)):
             if start <= end:
-                others = np.count_nonzero(beside & (first <= end) & (last >= start))
-                yield _Side(chain, start, end, others, meets_hub)
+                others = int(np.count_nonzero(beside & (first <= end) & (last >= start)))
+                ends = (min(start, hub), max(end, hub)) if meets_hub else (start, end)
+                yield _Side(chain, *ends, others, meets_hub)
 
 
 def with_transfers(kinds: LayerKinds, transfers: Sequence[Transfers]) -> LayerKinds:

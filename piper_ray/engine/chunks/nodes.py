@@ -110,7 +110,7 @@ LAST_EFFORTS = 15 * (Effort(100, 2_000),)
 _ROUNDS_BEFORE_HUB = 4
 """The rounds of an effort while the hub may be in any chunk."""
 
-_STEPS_OF_PATTERNS, _STEPS_BY_HUB = (1_000_000, 10_000_000, 10_000_000), (0, 10_000_000, 10_000_000)
+_STEPS_OF_PATTERNS, _STEPS_BY_HUB = (1_000_000, 10_000_000, 10_000_000), (0, 1_000_000, 10_000_000)
 """The steps that may list patterns in each of the first efforts and from then on: where there is no hub, and where its
 chunk is given, because most of its chunks are ruled out without patterns. A million steps take some 0.05 s."""
 

@@ -27,9 +27,10 @@ from piper_ray.engine.kernels.chunk_program import PASSES, ChunkProgram, critica
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
 
 _Bools = npt.NDArray[np.bool_]
-_Seconds = tuple[FloatArray, FloatArray]
+Seconds = tuple[FloatArray, FloatArray]
+"""Of passes, float64[s, PASSES], and of synchronisation, float64[p]."""
 
-_MOST_CONTENTS = 2_000
+_MOST_CONTENTS = 6_000
 """The most contents of a chunk."""
 
 _MOST_PATTERNS = 20_000
@@ -381,7 +382,7 @@ class PatternSearch:
 
         patterns, rows, shares, is_best, used = self.patterns, part.rows, part.shares, False, 0
         program = PatternProgram(patterns, part.allowed, rows)
-        core_s: _Seconds | None = None
+        core_s: Seconds | None = None
         batches_s: list[float] = []
         while used < rounds and not is_best:
             used += 1
@@ -487,7 +488,7 @@ class PatternSearch:
         if value_s < self.value_s:
             self.value_s, self.chosen = value_s, chosen
 
-    def _longest(self, seconds: _Seconds) -> tuple[float, Rows]:
+    def _longest(self, seconds: Seconds) -> tuple[float, Rows]:
         """The time of a batch, and its longest paths: two where there are several."""
         program, (passes_s, sync_s) = self.patterns.program, seconds
         batch_s, end_s = self._simulated(seconds)
@@ -497,7 +498,7 @@ class PatternSearch:
         differ = rank[0] != rank[1] or bool((counts[0] != counts[1]).any())
         return batch_s, self.patterns.rows(Paths(counts[: 1 + differ], rank[: 1 + differ]))
 
-    def _simulated(self, seconds: _Seconds) -> tuple[float, FloatArray]:
+    def _simulated(self, seconds: Seconds) -> tuple[float, FloatArray]:
         """The time of a batch, and the ends of its passes as in ``simulate_chunks``."""
         program = self.patterns.program
         end_s = np.empty(program.kind.size + 1)
@@ -516,7 +517,8 @@ def placed(in_chunks: IndexArray, kinds: LayerKinds, members: Sequence[IndexArra
     return chunk_of, choice
 
 
-def between(one: _Seconds, other: _Seconds, step: float) -> _Seconds:
+def between(one: Seconds, other: Seconds, step: float) -> Seconds:
+    """At this part of the way from one to the other."""
     return (1.0 - step) * one[0] + step * other[0], (1.0 - step) * one[1] + step * other[1]
 
 
