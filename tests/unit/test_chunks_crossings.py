@@ -15,6 +15,7 @@ from piper_ray.engine.chunks.crossings import (
     transfers_beside_hub,
     with_transfers,
 )
+from piper_ray.engine.chunks.relaxation import Relaxation
 from piper_ray.engine.chunks.tasks import ChunkProblem, Task
 from piper_ray.engine.kernels.chunk_bound import FIGURE
 from piper_ray.engine.kernels.chunk_moves import batch_seconds
@@ -162,6 +163,22 @@ def test_what_stands_for_transfers_is_replaced_and_has_no_units() -> None:
     assert (found.first_chunk[own:].tolist(), found.last_chunk[own:].tolist()) == ([1, 0], [2, 2])
     again = with_transfers(found, [])
     assert all((one == other).all() for one, other in zip(again, kinds, strict=True))
+
+
+def test_transfers_take_no_whole_units() -> None:
+    """Two towers of 8 s, in pieces of at most 9.9 s with what these send and receive. Their transfers take longer than a layer,
+    but may be shared out over ranks."""
+    edges = {(v, v + 1): 4.0 for v in range(7) if v != 3} | {(3, 8): 4.0, (7, 8): 4.0}
+    passed = with_passes(build({v: {1: [tmpc(2)]} for v in range(9)}, edges, devices=3))
+    restrictions = Restrictions(data_parallelism=False, constraints=[StageCount(3)])
+    (task,) = ChunkProblem.of(passed, restrictions, [Schedule(ScheduleName.ZB_H1)]).tasks(passed)
+    program = task.shape.program()
+    assert program is not None
+    relaxation = Relaxation.of(task, program, 9.9 * task.shape.microbatches)
+    assert relaxation is not None
+    transfers = relaxation.exact_kinds.counted == 0
+    assert relaxation.exact_kinds.figures[-1, : FIGURE.weight_s].sum() > 2.0
+    assert (transfers.sum(), relaxation.exact_kinds.units[-1]) == (1, 0.0)
 
 
 def two_ranks(instance: Instance) -> list[Task]:
