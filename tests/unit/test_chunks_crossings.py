@@ -166,8 +166,8 @@ def test_what_stands_for_transfers_is_replaced_and_has_no_units() -> None:
 
 
 def test_transfers_take_no_whole_units() -> None:
-    """Two towers of 8 s, in pieces of at most 9.9 s with what these send and receive. Their transfers take longer than a layer,
-    but may be shared out over ranks."""
+    """Two towers of 8 s, in pieces of at most 9.9 s with what these send and receive. Transfers take longer than a
+    layer, but may be shared out over ranks."""
     edges = {(v, v + 1): 4.0 for v in range(7) if v != 3} | {(3, 8): 4.0, (7, 8): 4.0}
     passed = with_passes(build({v: {1: [tmpc(2)]} for v in range(9)}, edges, devices=3))
     restrictions = Restrictions(data_parallelism=False, constraints=[StageCount(3)])

@@ -236,8 +236,9 @@ class Relaxation:
 
     @property
     def may_settle(self) -> bool:
-        """Whether longer paths raise the bound more than cases do: where layers have several orders, without a hub."""
-        return self.by_rank is None and not self.hub_chunks() and not self.task.tables.order.is_chain
+        """Whether longer paths raise the bound more than cases do: where layers of few kinds have several orders,
+        without a hub."""
+        return self.may_list and self.by_rank is None and not self.hub_chunks() and not self.task.tables.order.is_chain
 
     def cases(self) -> Iterator[Case]:
         """Cases that together hold all plans of this one; none if no division helps.

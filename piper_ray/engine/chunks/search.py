@@ -37,9 +37,9 @@ _REFINED = ((1.3, 32, 500), (1.1, 12, 4_000), (1.03, 4, 20_000))
 """Rounds of moves before any bound: the factor of the best plan within which plans are improved, how many plans, and
 how many moves for each."""
 
-_FURTHER, _FURTHER_PASSES, _FAR = 3 * ((1.02, 3, 100_000),), 20_000_000, 0.99
+_FURTHER, _FURTHER_PASSES, _FAR = 3 * ((1.02, 3, 100_000),), 30_000_000, 0.99
 """Further rounds where layers have several orders, as long as the bound is not this near: of the moves that towers take
-to settle on ranks, at most as many as simulate so many passes, about half a second."""
+to settle on ranks, at most as many as simulate so many passes and look at so many layers, about half a second."""
 
 _DESCENDED = 1.01, 2
 """After the first round layers are moved one by one: in plans within this factor of the best one, of this many
@@ -61,7 +61,8 @@ _Turn = tuple[int, float]
 
 @dataclass(frozen=True)
 class _Phase:
-    """Turns of one kind, for a limited number of nodes. passes: the most that the moves of a turn simulate."""
+    """Turns of one kind, for a limited number of nodes. passes: the most that the moves of a turn simulate, with the
+    layers that they look at."""
 
     kind: TurnKind
     moves: int
@@ -308,7 +309,8 @@ class ChunkSearch:
         if phase.kind is TurnKind.BOUND:
             return Turn(phase.kind, target_s, node.done)
         shape = node.task.shape
-        return Turn(phase.kind, target_s, int(min(phase.moves, phase.passes / (2 * shape.microbatches * shape.stages))))
+        of_move = 2 * shape.microbatches * shape.stages + node.task.tables.order.size
+        return Turn(phase.kind, target_s, int(min(phase.moves, phase.passes / of_move)))
 
     def _is_hopeless(self, node: Node) -> bool:
         ledger = self.ledger
