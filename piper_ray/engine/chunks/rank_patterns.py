@@ -30,7 +30,7 @@ _Bools = npt.NDArray[np.bool_]
 Seconds = tuple[FloatArray, FloatArray]
 """Of passes, float64[s, PASSES], and of synchronisation, float64[p]."""
 
-_MOST_CONTENTS = 6_000
+_MOST_CONTENTS = 2_000
 """The most contents of a chunk."""
 
 _MOST_PATTERNS = 20_000
