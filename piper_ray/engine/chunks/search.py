@@ -37,7 +37,7 @@ _REFINED = ((1.3, 32, 500), (1.1, 12, 4_000), (1.03, 4, 20_000))
 """Rounds of moves before any bound: the factor of the best plan within which plans are improved, how many plans, and
 how many moves for each."""
 
-_FURTHER, _FURTHER_PASSES, _FAR = 3 * ((1.02, 3, 100_000),), 30_000_000, 0.99
+_FURTHER, _FURTHER_PASSES, _FAR = 3 * ((1.02, 3, 100_000),), 40_000_000, 0.99
 """Further rounds where layers have several orders, as long as the bound is not this near: of the moves that towers take
 to settle on ranks, at most as many as simulate so many passes and look at so many layers, about half a second."""
 
