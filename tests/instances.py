@@ -287,3 +287,26 @@ def kept_and_recomputed(time_s: float, weights: float, activation: float, fixed:
         Tmpc(VANILLA, time_s, weights, activation, fixed),
         Tmpc(RECOMPUTE, 1.33 * time_s, weights, activation / less, 1.1 * fixed, recompute=True),
     ]
+
+
+def encoder_decoder(seed: int, encoder: int, decoder: int, *, embedding: bool = True) -> Instance:
+    """An encoder of equal layers, the last of which all layers of a decoder read: it is the hub. embedding: whether the
+    decoder begins with a small layer, which may come before all else. The decoder has at least three other layers."""
+    rng = random.Random(seed)
+    sizes = [[rng.choice((1, 2, 3, 5)) for _ in range(2)] for _ in range(2)]
+
+    def layer(side: int) -> dict[int, list[Tmpc]]:
+        time_s, weights = sizes[side]
+        return {1: [tmpc(time_s, weights, 4, 2), tmpc(time_s + 1, weights, 1, 2, RECOMPUTE)]}
+
+    count = encoder + embedding + decoder
+    rows = {v: layer(v >= encoder) for v in range(count)}
+    if embedding:
+        rows[encoder] = {1: [tmpc(0.125, 1, 1, 1)]}
+    along = {v: rng.choice((1.0, 2.0, 3.0)) for v in range(2)}
+    edges = {(v, v + 1): along[v >= encoder] for v in range(count - 1) if v != encoder - 1}
+    edges |= {(encoder - 1, v): rng.choice((0.5, 1.0)) for v in range(encoder + embedding, count)}
+    devices, microbatches = rng.choice((2, 3, 4)), rng.choice((2, 4, 6))
+    memory_bytes = rng.choice((25.0, 40.0, 1e6))
+    instance = build(rows, edges, devices=devices, microbatches=microbatches, memory_bytes=memory_bytes)
+    return replace(instance, name=f"encoder-decoder {seed}")

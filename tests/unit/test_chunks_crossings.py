@@ -8,16 +8,24 @@ import numpy as np
 import pytest
 
 from piper_ray.engine.chunks.candidates import model_of
-from piper_ray.engine.chunks.crossings import forced_transfers_s
+from piper_ray.engine.chunks.crossings import (
+    Transfers,
+    forced_transfers_s,
+    further_beside_hub,
+    transfers_beside_hub,
+    with_transfers,
+)
+from piper_ray.engine.chunks.relaxation import Relaxation
 from piper_ray.engine.chunks.tasks import ChunkProblem, Task
+from piper_ray.engine.kernels.chunk_bound import FIGURE
 from piper_ray.engine.kernels.chunk_moves import batch_seconds
-from piper_ray.engine.kernels.types import IndexArray
+from piper_ray.engine.kernels.types import FloatArray, IndexArray
 from piper_ray.model.constraints import Restrictions, StageCount
 from piper_ray.model.instance import Instance
 from piper_ray.model.passes import with_passes
 from piper_ray.model.schedule import Schedule, ScheduleName
 from tests.instances import build, tmpc
-from tests.unit.test_kernels_chunks import random_choice, random_chunks, some_tasks
+from tests.unit.test_kernels_chunks import random_choice, random_chunks, some_tasks, tasks_with_hubs
 
 SCHEDULES = [Schedule(ScheduleName.ZB_H1), Schedule(ScheduleName.INTERLEAVED, 2), Schedule(ScheduleName.ZB_V)]
 
@@ -85,6 +93,92 @@ def test_the_hubs_edges_are_left_out() -> None:
     (task,) = two_ranks(instance)
     assert task.tables.order.hub == 0
     assert forced_transfers_s(task, 2.1 * task.shape.microbatches) == 0.0
+
+
+def chunks_transfers_s(task: Task, chunk_of: IndexArray) -> FloatArray:
+    """float64[2, s]: the least that each chunk of a plan sends, and receives, in either direction, without the hub's
+    edges."""
+    order, program = task.tables.order, task.shape.program()
+    assert program is not None
+    found = np.zeros((2, program.rank_of.size))
+    for edge in task.tables.edge_seconds():
+        ends = chunk_of[[edge.tail, edge.head]]
+        if order.layers[edge.tail] != order.hub and program.rank_of[ends[0]] != program.rank_of[ends[1]]:
+            found[0, ends[0]] += edge.sent_s
+            found[1, ends[1]] += edge.received_s
+    return found
+
+
+@pytest.mark.parametrize("schedule", [*SCHEDULES, Schedule(ScheduleName.LOOPED_BFS, 3)], ids=str)
+def test_no_plan_transfers_less_beside_its_hub(schedule: Schedule) -> None:
+    rng, some, met, further = Random(7), 0, 0, 0
+    for _, task in tasks_with_hubs(range(20), [schedule]):
+        program, tables = task.shape.program(), task.tables
+        if program is None:
+            continue
+        kinds, members = tables.kinds(task.data_parallel_degree, task.shape.stages, merged=True)
+        crossing_s = tables.crossing_s(program.rank_of)
+        for _ in range(10):
+            chunk_of = random_chunks(task, rng)
+            plans_s = chunks_transfers_s(task, chunk_of)
+            assert tables.order.hub is not None
+            hub = int(chunk_of[tables.order.position[tables.order.hub]])
+            for least_s, first, last in transfers_beside_hub(task, hub, crossing_s.sum(axis=0)):
+                window = slice(first, last + 1)
+                beyond_s = float((plans_s.sum(axis=0) - crossing_s.sum(axis=0))[window].sum())
+                assert 0.0 < least_s <= beyond_s * (1 + 1e-9)
+                some += 1
+                met += least_s >= beyond_s * (1 - 1e-9)
+            further_s = further_beside_hub(task, program.rank_of, kinds, members, hub)
+            options = np.array([kinds.option_start[n] for n, _ in enumerate(members)])
+            for chunk in range(task.shape.stages):
+                inside = options[[bool((chunk_of[positions] == chunk).any()) for positions in members]]
+                at_borders = further_s[:, chunk, inside].min(axis=1)
+                at_borders[np.isinf(at_borders)] = 0.0
+                assert (at_borders <= (plans_s - crossing_s)[:, chunk] + 1e-9).all()
+                further += at_borders.max() > 0.0
+    assert min(some, met, further) > 10
+
+
+def test_an_encoder_passes_through_all_chunks_but_one_in_front_of_the_hub() -> None:
+    """Six layers and the hub in the first seven of eight chunks; the decoder's embedding may be alone in one of them.
+    Each edge of the encoder takes 0.25 s at either end, in either direction."""
+    rows = {v: {1: [tmpc(8)]} for v in range(11)} | {7: {1: [tmpc(1)]}}
+    edges = {(v, v + 1): 1.0 for v in range(10) if v != 6} | {(6, v): 1.0 for v in range(8, 11)}
+    passed = with_passes(build(rows, edges, devices=4, microbatches=4))
+    restrictions = Restrictions(data_parallelism=False, constraints=[StageCount(4)])
+    (task,) = ChunkProblem.of(passed, restrictions, [Schedule(ScheduleName.INTERLEAVED, 2)]).tasks(passed)
+    assert [*transfers_beside_hub(task, 6, np.zeros(8))] == [(5 * 0.5, 0, 6)]
+
+
+def test_what_stands_for_transfers_is_replaced_and_has_no_units() -> None:
+    _, task = next(tasks_with_hubs(range(1), SCHEDULES))
+    kinds, _ = task.tables.kinds(task.data_parallel_degree, task.shape.stages, merged=True)
+    kinds = kinds._replace(units=kinds.units + 1.0)
+    found = with_transfers(with_transfers(kinds, [Transfers(2.0, 0, 1)]), [Transfers(3.0, 1, 2), Transfers(4.0, 0, 2)])
+    own = kinds.layers.size
+    assert found.counted.tolist() == [1] * own + [0, 0]
+    assert found.units.tolist() == [*kinds.units, 0.0, 0.0]
+    assert found.figures[-2:, FIGURE.input_s].tolist() == [3.0, 4.0]
+    assert (found.first_chunk[own:].tolist(), found.last_chunk[own:].tolist()) == ([1, 0], [2, 2])
+    again = with_transfers(found, [])
+    assert all((one == other).all() for one, other in zip(again, kinds, strict=True))
+
+
+def test_transfers_take_no_whole_units() -> None:
+    """Two towers of 8 s, in pieces of at most 9.9 s with what these send and receive. Transfers take longer than a
+    layer, but may be shared out over ranks."""
+    edges = {(v, v + 1): 4.0 for v in range(7) if v != 3} | {(3, 8): 4.0, (7, 8): 4.0}
+    passed = with_passes(build({v: {1: [tmpc(2)]} for v in range(9)}, edges, devices=3))
+    restrictions = Restrictions(data_parallelism=False, constraints=[StageCount(3)])
+    (task,) = ChunkProblem.of(passed, restrictions, [Schedule(ScheduleName.ZB_H1)]).tasks(passed)
+    program = task.shape.program()
+    assert program is not None
+    relaxation = Relaxation.of(task, program, 9.9 * task.shape.microbatches)
+    assert relaxation is not None
+    transfers = relaxation.exact_kinds.counted == 0
+    assert relaxation.exact_kinds.figures[-1, : FIGURE.weight_s].sum() > 2.0
+    assert (transfers.sum(), relaxation.exact_kinds.units[-1]) == (1, 0.0)
 
 
 def two_ranks(instance: Instance) -> list[Task]:

@@ -29,7 +29,7 @@ from piper_ray.model.stop import StoppedBy
 from tests.chunks_brute_force import least_step_s
 from tests.instances import build, tmpc
 from tests.solver_support import ONE_THREAD
-from tests.unit.test_kernels_chunks import random_choice, random_chunks, some_tasks
+from tests.unit.test_kernels_chunks import random_choice, random_chunks, some_tasks, tasks_with_hubs
 
 SCHEDULES = [Schedule(ScheduleName.INTERLEAVED, 2), Schedule(ScheduleName.ZB_H1), Schedule(ScheduleName.DUALPIPE_V)]
 PASSES = slice(FIGURE.forward_s, FIGURE.weight_s + 1)
@@ -37,7 +37,7 @@ PASSES = slice(FIGURE.forward_s, FIGURE.weight_s + 1)
 
 def test_each_rank_of_a_plan_has_a_pattern_that_is_no_worse_and_the_bound_is_not_above_it() -> None:
     rng, seen, of_hubs, proved, divided = Random(1), 0, 0, 0, 0
-    for _, task in some_tasks(range(10), SCHEDULES):
+    for _, task in (*some_tasks(range(10), SCHEDULES), *tasks_with_hubs(range(4), SCHEDULES)):
         program = task.shape.program()
         if program is None or len(task.choices) > 1:
             continue
@@ -50,7 +50,7 @@ def test_each_rank_of_a_plan_has_a_pattern_that_is_no_worse_and_the_bound_is_not
                 plans.append((float(value_s), chunk_of, choice))
         target_s = 1.001 * max((value_s for value_s, *_ in plans), default=0.0)
         relaxation = Relaxation.of(task, program, target_s)
-        if not target_s or relaxation is None or not relaxation.kinds.counted.all():
+        if not target_s or relaxation is None:
             continue
         for value_s, chunk_of, choice in plans:
             of_plan = relaxation
@@ -89,7 +89,7 @@ def test_each_rank_of_a_plan_has_a_pattern_that_is_no_worse_and_the_bound_is_not
                     divided += len(some) > 1
             proved += search.lower_s > task.lower_s
     assert seen >= 15
-    assert of_hubs >= 5
+    assert of_hubs >= 20
     assert proved >= 5
     assert divided >= 3
 

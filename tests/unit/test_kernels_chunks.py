@@ -37,7 +37,7 @@ from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.simulate.actions import ActionKind, flush_lists
 from tests.chunks_brute_force import rank_ends_s
-from tests.instances import random_instance
+from tests.instances import encoder_decoder, random_instance
 
 SCHEDULES = [
     Schedule(ScheduleName.INTERLEAVED, 2),
@@ -100,6 +100,18 @@ def some_tasks(seeds: range, schedules: list[Schedule] = SCHEDULES) -> Iterator[
     for seed in seeds:
         instance = piper_ray.with_passes(random_instance(seed, most_layers=7, most_tmpcs=3, most_devices=8))
         tasks = ChunkProblem.of(instance, Restrictions(), schedules).tasks(instance)
+        yield from ((instance, task) for task in Random(seed).sample(tasks, min(3, len(tasks))))
+
+
+def tasks_with_hubs(seeds: range, schedules: list[Schedule]) -> Iterator[tuple[Instance, Task]]:
+    """Of encoders and decoders, on several ranks."""
+    for seed in seeds:
+        instance = piper_ray.with_passes(encoder_decoder(seed, 3 + seed % 4, 3 + seed % 3, embedding=seed % 5 > 0))
+        tasks = [
+            task
+            for task in ChunkProblem.of(instance, Restrictions(), schedules).tasks(instance)
+            if task.shape.ranks > 1
+        ]
         yield from ((instance, task) for task in Random(seed).sample(tasks, min(3, len(tasks))))
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from piper_ray.engine.chunks.tables import DegreeTables
 from piper_ray.engine.chunks.tasks import Task
-from piper_ray.engine.kernels.chunk_bound import APART, FIGURE, LayerKinds
-from piper_ray.engine.kernels.types import FloatArray
+from piper_ray.engine.kernels.chunk_bound import APART, BEFORE_HUB, BEHIND_HUB, FIGURE, HUB, LayerKinds
+from piper_ray.engine.kernels.types import FloatArray, IndexArray
 
 _A_LITTLE_MORE = 1.0 + 1e-9
 """A factor on the time of a rank, because sums are rounded."""
@@ -56,22 +57,113 @@ def _least_between_pieces_s(layer_s: list[float], chain: _Chain, room_s: float) 
     return least_s[n]
 
 
-def with_transfers(kinds: LayerKinds, transfers_s: float, stages: int) -> LayerKinds:
-    """Adds one more layer to the kinds, which takes as long as the transfers and may be in any chunk, as each of them
-    may."""
-    if transfers_s <= 0.0:
-        return kinds
-    figures = np.zeros((1, len(FIGURE)))
-    figures[0, [FIGURE.forward_s, FIGURE.input_s]] = transfers_s
+class Transfers(NamedTuple):
+    """What chunks ``first_chunk`` to ``last_chunk`` send and receive together, in either direction."""
+
+    seconds: float
+    first_chunk: int
+    last_chunk: int
+
+
+class _Side(NamedTuple):
+    """A chain in front of the hub's chunk or behind it: in chunks first to last, with the hub's chunk if the hub is in
+    the chain.
+
+    others: how many layers of no part in the chain may be in these chunks, but for the hub's. No chunk is empty, so at
+    most as many of the chunks have no layer of the chain.
+    """
+
+    chain: _Chain
+    first: int
+    last: int
+    others: int
+    meets_hub: bool
+
+    def least_s(self, apart: int | None) -> float:
+        """The least that these chunks send and receive. apart: as in ``PipelineShape``.
+
+        The chain passes from each chunk that has some of it to the next one. These two are on different ranks, unless
+        ``apart`` - 1 chunks or more in between have no layer of it, or the middle of a V is in between.
+        """
+        alike = 0 if apart is None else 1 if apart == 1 else self.others // (apart - 1)
+        costs_s = sorted(map(sum, zip(self.chain.sent_s, self.chain.received_s, strict=True)))
+        return sum(costs_s[: max(0, self.last - self.first - self.others - alike)])
+
+
+def transfers_beside_hub(task: Task, hub: int, crossing_s: FloatArray) -> list[Transfers]:
+    """Transfers beyond ``crossing_s``, as in ``ShapeLimits``, up to the hub's chunk and from there on. The hub's own
+    edges are left out."""
+    if task.shape.ranks == 1:
+        return []
+    found = []
+    sides = [*_sides(task, hub)]
+    for first, last in ((0, hub), (hub, task.shape.stages - 1)):
+        least_s = sum(x.least_s(task.shape.apart) for x in sides if first <= x.first and x.last <= last)
+        least_s -= float(crossing_s[first : last + 1].sum())
+        if least_s > 0.0:
+            found.append(Transfers(least_s, first, last))
+    return found
+
+
+def further_beside_hub(
+    task: Task, rank_of: IndexArray, kinds: LayerKinds, members: Sequence[IndexArray], hub: int
+) -> FloatArray:
+    """As ``DegreeTables.further_s``, of plans with the hub in chunk ``hub``. kinds: with these members.
+
+    A chunk with a layer of a chain receives it from another rank, if some chunk in front has a layer of it for certain,
+    and if none of the chunks that may be the last such one is on the same rank. It sends it likewise.
+    """
+    crossing_s, found = task.tables.crossing_s(rank_of), task.tables.further_s(rank_of, members)
+    sizes = np.diff(kinds.option_start)
+    for chain, first, last, others, meets_hub in _sides(task, hub):
+        inside = [np.isin(positions, chain.layers) for positions in members]
+        all_in, some_in = (np.repeat([of(one) for one in inside], sizes) for of in (np.all, np.any))
+        for k in range(first, last + 1):
+            before = np.arange(max(first, k - 1 - others), k)
+            behind = np.arange(k + 1, min(last, k + 1 + others) + 1)
+            for row, near, costs_s in ((0, behind, chain.sent_s), (1, before, chain.received_s)):
+                surely = near.size > others or (meets_hub and hub in near)
+                if surely and (rank_of[near] != rank_of[k]).all():
+                    least_s = max(0.0, min(costs_s) - crossing_s[row, k])
+                    found[row, k] = np.where(all_in, least_s, np.where(some_in, 0.0, np.inf))
+    return found
+
+
+def _sides(task: Task, hub: int) -> Iterator[_Side]:
+    """hub: the hub's chunk."""
+    order, stages = task.tables.order, task.shape.stages
+    first, last = task.tables.windows(stages).T
+    side = np.array(order.sides)
+    first = np.where((side == HUB) | (side == BEHIND_HUB), np.maximum(first, hub), first)
+    last = np.where((side == HUB) | (side == BEFORE_HUB), np.minimum(last, hub), last)
+    for chain in _chains(task.tables):
+        beside = np.ones(order.size, np.bool_)
+        beside[chain.layers] = False
+        meets_hub = not beside[side == HUB].any()
+        for start, end in ((0, hub - 1), (hub + 1, stages - 1)):
+            if start <= end:
+                others = int(np.count_nonzero(beside & (first <= end) & (last >= start)))
+                ends = (min(start, hub), max(end, hub)) if meets_hub else (start, end)
+                yield _Side(chain, *ends, others, meets_hub)
+
+
+def with_transfers(kinds: LayerKinds, transfers: Sequence[Transfers]) -> LayerKinds:
+    """Replaces the kinds that stand for transfers: each is one more layer, which takes as long and may be shared out
+    over these chunks."""
+    layers, size = int(np.count_nonzero(kinds.counted)), len(transfers)
+    options = int(kinds.option_start[layers])
+    figures = np.zeros((size, len(FIGURE)))
+    figures[:, FIGURE.forward_s] = figures[:, FIGURE.input_s] = [x.seconds for x in transfers]
+    one, none = np.ones(size, np.int64), np.zeros(size, np.int64)
     return LayerKinds(
-        np.append(kinds.layers, 1),
-        np.append(kinds.counted, 0),
-        np.append(kinds.first_chunk, 0),
-        np.append(kinds.last_chunk, stages - 1),
-        np.append(kinds.side, APART),
-        np.append(kinds.option_start, kinds.option_start[-1] + 1),
-        np.concatenate([kinds.figures, figures]),
-        np.append(kinds.units, 0.0),
+        np.append(kinds.layers[:layers], one),
+        np.append(kinds.counted[:layers], none),
+        np.append(kinds.first_chunk[:layers], np.array([x.first_chunk for x in transfers], np.int64)),
+        np.append(kinds.last_chunk[:layers], np.array([x.last_chunk for x in transfers], np.int64)),
+        np.append(kinds.side[:layers], none + APART),
+        np.append(kinds.option_start[: layers + 1], options + np.arange(1, size + 1)),
+        np.concatenate([kinds.figures[:options], figures]),
+        np.append(kinds.units[:options], np.zeros(size)),
     )
 
 

@@ -118,7 +118,7 @@ MOST_ROUNDS = sum(effort.rounds for effort in LAST_EFFORTS)
 _ROUNDS_BEFORE_HUB = 4
 """The rounds of an effort while the hub may be in any chunk."""
 
-_STEPS_OF_PATTERNS, _STEPS_BY_HUB = (1_000_000, 10_000_000, 10_000_000), (0, 0, 10_000_000)
+_STEPS_OF_PATTERNS, _STEPS_BY_HUB = (1_000_000, 10_000_000, 10_000_000), (0, 1_000_000, 10_000_000)
 """The steps that may list patterns in each of the first efforts and from then on: where there is no hub, and where its
 chunk is given, because most of its chunks are ruled out without patterns. A million steps take some 0.05 s."""
 
@@ -269,6 +269,8 @@ class Node:
         relaxation.aim(target_s)
         # Where many layers read one, little is proved as long as that may be anywhere.
         divides = number == len(EFFORTS) or (number > 0 and relaxation.hub_is_open)
+        if relaxation.may_settle:
+            divides = number >= len(EFFORTS) and relaxation.is_best
         if (proved_s := self._try_all(number, divides, control)) is not None:
             assert self.candidates is not None
             return TurnOutcome(max(self.lower_s, proved_s), self.candidates.best)

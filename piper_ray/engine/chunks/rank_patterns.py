@@ -35,7 +35,8 @@ from piper_ray.engine.kernels.chunk_program import PASSES, ChunkProgram, longest
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
 
 _Bools = npt.NDArray[np.bool_]
-_Seconds = tuple[FloatArray, FloatArray]
+Seconds = tuple[FloatArray, FloatArray]
+"""Of passes, float64[s, PASSES], and of synchronisation, float64[p]."""
 
 _MOST_CONTENTS = 2_000
 """The most contents of a chunk."""
@@ -59,7 +60,7 @@ _FEW_ROUNDS, _LITTLE, _MIXED = 5, 0.01, 0.1
 """Where this many rounds gain less than this part of the distance to the target, and the layers of a rank are this far
 from their mean, the search branches."""
 
-_STEP = 0.2
+STEP = 0.2
 """The mean of the fractional plans so far moves towards each new one by this share of the distance."""
 
 _ROUNDING = 1e-10
@@ -405,7 +406,7 @@ class PatternSearch:
 
         patterns, rows, shares, is_best, used = self.patterns, part.rows, part.shares, False, 0
         program = PatternProgram(patterns, part.allowed, rows)
-        core_s: _Seconds | None = None
+        core_s: Seconds | None = None
         batches_s: list[float] = []
         while used < rounds and not is_best:
             used += 1
@@ -418,7 +419,7 @@ class PatternSearch:
                 break
             self._keep(shares)
             now_s = patterns.seconds(shares)
-            core_s = now_s if core_s is None else _between(core_s, now_s, _STEP)
+            core_s = now_s if core_s is None else between(core_s, now_s, STEP)
             longest_s, longer = self._longest(now_s)
             is_best = longest_s <= solution.batch_s * (1.0 + _NEAR)
             batches_s.append(solution.batch_s)
@@ -428,7 +429,7 @@ class PatternSearch:
                 is_best |= mixes and gained_s < _LITTLE * (enough_s - solution.batch_s)
             if not is_best:
                 for step in (0.0, 0.5):
-                    longer = longer.with_more(self._longest(_between(core_s, now_s, step))[1])
+                    longer = longer.with_more(self._longest(between(core_s, now_s, step))[1])
                 program.add(longer)
                 rows = rows.with_more(longer)
         self.worked += program.worked
@@ -510,7 +511,7 @@ class PatternSearch:
         if value_s < self.value_s:
             self.value_s, self.chosen = value_s, chosen
 
-    def _longest(self, seconds: _Seconds) -> tuple[float, Rows]:
+    def _longest(self, seconds: Seconds) -> tuple[float, Rows]:
         """The time of a batch, and its longest paths: two where there are several."""
         counts, rank = np.empty((2, *seconds[0].shape)), np.empty(2, np.int64)
         batch_s = float(longest_paths(self.patterns.program, *seconds, counts, rank))
@@ -535,7 +536,8 @@ def placed(in_chunks: IndexArray, kinds: LayerKinds, members: Sequence[IndexArra
     return chunk_of, choice
 
 
-def _between(one: _Seconds, other: _Seconds, step: float) -> _Seconds:
+def between(one: Seconds, other: Seconds, step: float) -> Seconds:
+    """At this part of the way from one to the other."""
     return (1.0 - step) * one[0] + step * other[0], (1.0 - step) * one[1] + step * other[1]
 
 

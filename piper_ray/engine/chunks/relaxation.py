@@ -11,9 +11,24 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from piper_ray.engine.chunks.crossings import forced_transfers_s, rank_seconds, with_transfers
+from piper_ray.engine.chunks.crossings import (
+    Transfers,
+    forced_transfers_s,
+    further_beside_hub,
+    rank_seconds,
+    transfers_beside_hub,
+    with_transfers,
+)
 from piper_ray.engine.chunks.rank_cover import RankCover, waits_s
-from piper_ray.engine.chunks.rank_patterns import LayerPositions, LayerRuns, PatternSearch, RankPatterns, placed
+from piper_ray.engine.chunks.rank_patterns import (
+    STEP,
+    LayerPositions,
+    LayerRuns,
+    PatternSearch,
+    RankPatterns,
+    between,
+    placed,
+)
 from piper_ray.engine.chunks.similar_kinds import similar
 from piper_ray.engine.chunks.tasks import Task
 from piper_ray.engine.kernels import chunk_bound
@@ -30,6 +45,10 @@ _MOST_PATHS = 200
 _SLOWER = 0.25
 _NEAR = 1e-4
 """Relative: a path that exceeds the batch by no more than this is not added; parts this near to 0 or 1 are whole."""
+
+_BETWEEN = 0.0, 0.25, 0.5, 1.0
+"""Paths are added that are long in plans at these parts of the way from the mean of all plans so far to the last
+one."""
 
 _FEW_ROUNDS = 5
 _LITTLE = 0.01
@@ -112,6 +131,7 @@ class Relaxation:
     def __post_init__(self) -> None:
         self.target_s = np.inf
         self._narrow()
+        self._count_transfers()
         self._look_up_paths()
 
     @classmethod
@@ -143,7 +163,6 @@ class Relaxation:
         may_list = kinds.layers.size <= _MOST_KINDS
         if not may_list:
             kinds, members = similar(kinds, members, max(_FEW_KINDS, _MOST_CELLS // shape.stages))
-        exact, kinds = (with_transfers(one, uncounted_s, shape.stages) for one in (exact, kinds))
         unit = TimeUnit.of(exact, task)
         none = Paths(np.zeros((0, shape.stages, PASSES)), np.zeros(0, np.int64))
         byte_each = 1.0 / np.bincount(moment_rank)[moment_rank]
@@ -208,6 +227,12 @@ class Relaxation:
     @property
     def hub_is_open(self) -> bool:
         return self.case.hub is None and len(self.hub_chunks()) > 1
+
+    @property
+    def may_settle(self) -> bool:
+        """Whether longer paths raise the bound more than cases do: where layers of few kinds have several orders,
+        without a hub."""
+        return self.may_list and self.by_rank is None and not self.hub_chunks() and not self.task.tables.order.is_chain
 
     def cases(self) -> Iterator[Case]:
         """Cases that together hold all plans of this one; none if no division helps.
@@ -284,7 +309,7 @@ class Relaxation:
             prices, lacks = program.prices, found.lacks
             self.layers_in, self.units = found.layers_in, found.units
             batches_s.append(found.batch_s)
-            if len(batches_s) > _FEW_ROUNDS:
+            if len(batches_s) > _FEW_ROUNDS and not self.may_settle:
                 missing_s, gained_s = self.target_s - found.batch_s, found.batch_s - batches_s[-1 - _FEW_ROUNDS]
                 if gained_s < _LITTLE * missing_s < np.inf:
                     break
@@ -340,21 +365,12 @@ class Relaxation:
         """The patterns of the ranks. None if there are too many, or if the hub's chunk is open."""
         if self.hub_is_open or not np.isfinite(self.target_s):
             return None
-        kinds = self.kinds
-        if not kinds.counted[-1]:  # what stands for transfers
-            options = int(kinds.option_start[-2])
-            kinds = kinds._replace(
-                layers=kinds.layers[:-1],
-                counted=kinds.counted[:-1],
-                first_chunk=kinds.first_chunk[:-1],
-                last_chunk=kinds.last_chunk[:-1],
-                side=kinds.side[:-1],
-                option_start=kinds.option_start[:-1],
-                figures=kinds.figures[:options],
-                units=kinds.units[:options],
-            )
-        members = self.members[: kinds.layers.size]
-        further_s = self.task.tables.further_s(self.program.rank_of, members)
+        kinds, members = with_transfers(self.kinds, []), self.members
+        rank_of = self.program.rank_of
+        if self._hub < 0 or self.task.shape.ranks == 1:
+            further_s = self.task.tables.further_s(rank_of, members)
+        else:
+            further_s = further_beside_hub(self.task, rank_of, kinds, members, self._hub)
         runs = LayerRuns.of(members) if self.task.tables.order.is_chain else None
         positions = LayerPositions(members, further_s, runs)
         return RankPatterns.of(self.program, self.limits, kinds, positions, self._hub, self.target_s, steps)
@@ -396,11 +412,10 @@ class Relaxation:
         if simulate_chunks(self.program, *now_s, np.empty(self.program.kind.size + 1)) <= found.batch_s * (1.0 + _NEAR):
             return False
         # Paths that are long in plans between this one and the earlier ones cut off more than this plan's own paths do.
-        core_s = program.core_s
-        program.core_s = now_s if core_s is None else (0.5 * (core_s[0] + now_s[0]), 0.5 * (core_s[1] + now_s[1]))
+        program.core_s = now_s if program.core_s is None else between(program.core_s, now_s, STEP)
         before = len(self.rank)
-        self._add_paths(*program.core_s)
-        self._add_paths(*now_s)
+        for step in _BETWEEN:
+            self._add_paths(*between(program.core_s, now_s, step))
         program.add(_some(self.paths, slice(before, None)))
         return len(self.rank) > before
 
@@ -446,7 +461,8 @@ class Relaxation:
         there_s = costs.passes[:, :2].sum(axis=1)
         most_units = np.where(prices.units > 0.0, limits.most_units, limits.least_units)
         of_units = np.where(prices.units != 0.0, prices.units * most_units, 0.0).sum()
-        fixed_s = there_s @ limits.crossing_s + self.uncounted_s * there_s.min() + prices.filled.sum() - of_units
+        fixed_s = there_s @ limits.crossing_s + prices.filled.sum() - of_units
+        fixed_s += sum(x.seconds * there_s[x.first_chunk : x.last_chunk + 1].min() for x in self._transfers)
         held_s = self.task.memory_bytes * prices.memory.sum()
         each_s = figures[:, FIGURE.forward_s : FIGURE.weight_s + 1] @ costs.passes.T - prices.filled
         for column, price in (("weights", costs.sync), ("activation", costs.activation), ("fixed", costs.fixed)):
@@ -474,6 +490,15 @@ class Relaxation:
         for kinds in (self.exact_kinds, self.kinds):
             for kind in range(kinds.layers.size):
                 kinds.first_chunk[kind], kinds.last_chunk[kind] = chunk_bound.window(kinds, kind, hub)
+
+    def _count_transfers(self) -> None:
+        """Has a layer for each of the transfers that chunks make beyond ``crossing_s``."""
+        found = [] if self._hub < 0 else transfers_beside_hub(self.task, self._hub, self.limits.crossing_s)
+        left_s = self.uncounted_s - sum(one.seconds for one in found)
+        if left_s > 0.0:
+            found.append(Transfers(left_s, 0, self.task.shape.stages - 1))
+        self._transfers = found
+        self.exact_kinds, self.kinds = (with_transfers(one, found) for one in (self.exact_kinds, self.kinds))
 
     def _add_first_paths(self) -> None:
         """For each rank the path that is the longest if this rank has more to do and all else is even."""

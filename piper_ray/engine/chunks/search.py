@@ -47,6 +47,10 @@ _REFINED = ((1.3, 32, 500), (1.1, 12, 8_000), (1.03, 4, 20_000))
 """Rounds of moves before any bound: the factor of the best plan within which plans are improved, how many plans, and
 how many moves for each."""
 
+_FURTHER, _FURTHER_PASSES, _FAR = 3 * ((1.02, 3, 100_000),), 40_000_000, 0.99
+"""Further rounds where layers have several orders, as long as the bound is not this near: of the moves that towers take
+to settle on ranks, at most as many as simulate so many passes and look at so many layers, about half a second."""
+
 _DESCENDED = 1.01, 2
 """After the first round layers are moved one by one: in plans within this factor of the best one, of this many
 nodes."""
@@ -70,11 +74,13 @@ _Turn = tuple[int, float]
 
 @dataclass(frozen=True)
 class _Phase:
-    """Turns of one kind, for a limited number of nodes."""
+    """Turns of one kind, for a limited number of nodes. passes: the most that the moves of a turn simulate, with the
+    layers that they look at."""
 
     kind: TurnKind
     moves: int
     turns: Round
+    passes: float = np.inf
 
 
 @dataclass(frozen=True)
@@ -183,6 +189,9 @@ class ChunkSearch:
             if round_ == 0:
                 within, most = _DESCENDED
                 yield from self._plan(TurnKind.DESCEND, 0, self._promising(within)[:most])
+        for within, most, moves in () if self._is_chain else _FURTHER:
+            if self._bounds.lower_s < _FAR * self._target_s < np.inf and not self._is_near():
+                yield from self._plan(TurnKind.PLAN, moves, self._promising(within)[:most], passes=_FURTHER_PASSES)
 
     def _plan(
         self,
@@ -190,10 +199,11 @@ class ChunkSearch:
         moves: int,
         indices: Sequence[int],
         ends_at: Callable[[Node], bool] = lambda _: False,
+        passes: float = np.inf,
     ) -> Generator[None, None, None]:
         """Gives each of these nodes a turn for plans. ends_at: whether neither a node nor those after it need a
         turn."""
-        phase = _Phase(kind, moves, self._next_round(len(indices)))
+        phase = _Phase(kind, moves, self._next_round(len(indices)), passes)
         turns = deque((index, self._target_s) for index in indices)
         while turns:
             index, _ = turns[0]
@@ -207,6 +217,10 @@ class ChunkSearch:
         self._recall()
         self._ready.clear()
         phase.turns.tell_of_end()
+
+    @property
+    def _is_chain(self) -> bool:
+        return all(task.tables.order.is_chain for task in self.tasks[:1])
 
     def _next_round(self, turns: int) -> Round:
         self._rounds += 1
@@ -305,8 +319,12 @@ class ChunkSearch:
         return self.memo is None or not self.memo.has(node, turn)
 
     def _turn(self, phase: _Phase, index: int, target_s: float) -> Turn:
-        bounds = phase.kind is TurnKind.BOUND
-        return Turn(phase.kind, target_s, self._nodes[index].done if bounds else phase.moves)
+        node = self._nodes[index]
+        if phase.kind is TurnKind.BOUND:
+            return Turn(phase.kind, target_s, node.done)
+        shape = node.task.shape
+        of_move = 2 * shape.microbatches * shape.stages + node.task.tables.order.size
+        return Turn(phase.kind, target_s, int(min(phase.moves, phase.passes / of_move)))
 
     def _is_left(self, node: Node) -> bool:
         """Whether there are no more efforts for the node."""
