@@ -48,8 +48,6 @@ class CellFigures(NamedTuple):
 
     time_s: FloatArray  # float64[g, f, w]: forward and backward, of layers that fit
     level_s: FloatArray  # float64[g, f, w]: the same with the weight of its cells in place of that of its vertices
-    forward_s: FloatArray  # float64[g, f, w]
-    backward_s: FloatArray  # float64[g, f, w]
     sync_s: FloatArray  # float64[g, f, w]
     least_front: IndexArray  # int64[g]
     group: IndexArray  # int64[q]: which group a position is in
@@ -66,8 +64,6 @@ class CellStages(NamedTuple):
     front: IndexArray  # int64[k]: the cell of the border in front of it, or NO_BORDER
     time_s: FloatArray  # float64[k]: the least time of such a stage, forward and backward
     level_s: FloatArray  # float64[k]: the same with the weight of its cells in place of that of its vertices
-    forward_s: FloatArray  # float64[k]: the least forward seconds
-    backward_s: FloatArray  # float64[k]: the least backward seconds
     sync_s: FloatArray  # float64[k]: the least synchronisation
 
 
@@ -207,14 +203,12 @@ def stages_within(figures: CellFigures, most_s: float, only: int) -> CellStages:
             front, inside = np.empty(found, np.int64), np.empty(found, np.int64)
     count = behind.size
     time_s, level_s, sync_s = np.empty(count), np.empty(count), np.empty(count)
-    forward_s, backward_s = np.empty(count), np.empty(count)
     for k in range(count):
         group, size = figures.group[behind[k]], inside[k]
         cell = back[k] - size - figures.least_front[group]
         time_s[k], level_s[k] = figures.time_s[group, cell, size], figures.level_s[group, cell, size]
-        forward_s[k], backward_s[k] = figures.forward_s[group, cell, size], figures.backward_s[group, cell, size]
         sync_s[k] = figures.sync_s[group, cell, size]
-    return CellStages(behind, back, front, time_s, level_s, forward_s, backward_s, sync_s)
+    return CellStages(behind, back, front, time_s, level_s, sync_s)
 
 
 @kernel
