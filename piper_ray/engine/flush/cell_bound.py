@@ -256,9 +256,10 @@ class _CellWays(NamedTuple):
         stages, at, path = self.stages, self.stages.behind, prices.path
         forward, backward = path.forward[at] - prices.of_all, path.backward[at] - prices.of_all
         sync = np.where(stages.front == NO_BORDER, np.cumsum(path.sync[::-1])[::-1][at], path.sync[at])
-        of_either = np.minimum(forward, backward) * self.passes.of_either
-        of_time = self.passes.forward * forward + self.passes.backward * backward + of_either
-        found: FloatArray = of_time * stages.time_s + sync * stages.sync_s + prices.of_all * stages.level_s
+        shares, of_either = self.passes, np.minimum(forward, backward)
+        more = shares.forward * (forward - of_either) + shares.backward * (backward - of_either)
+        found: FloatArray = of_either * stages.time_s + more * stages.quick_s
+        found += sync * stages.sync_s + prices.of_all * stages.level_s
         return found
 
     def _seconds(self, way: IndexArray, path: PassPath) -> tuple[FloatArray, float]:
@@ -268,7 +269,8 @@ class _CellWays(NamedTuple):
         stages, p = _of_stages(self.stages, way), way.size
         is_forward = path.forward[:p] < path.backward[:p]
         found = np.zeros((3, self.task.most_stages))
-        found[0, :p] = (self.passes.forward + np.where(is_forward, self.passes.of_either, 0.0)) * stages.time_s
+        forward_s, backward_s = self.passes.forward * stages.quick_s, self.passes.backward * stages.quick_s
+        found[0, :p] = np.where(is_forward, stages.time_s - backward_s, forward_s)
         found[1, :p] = stages.time_s - found[0, :p]
         found[2, :p], found[2, p:] = stages.sync_s, stages.sync_s[-1]
         return found, float(stages.level_s.sum() - found[:2].sum())

@@ -49,6 +49,9 @@ the last of them so many times, at which a stage that does not fit takes too lon
 _MORE_PRICES, _FEW_STEPS = 10, 400_000_000
 """How many more prices than the dearest are taken, where that takes no more steps: a tenth of a second or two."""
 
+_LOOKS = 3
+"""How often the stages within limits are looked at for what takes no price: times, level times and synchronisation."""
+
 _ROUNDING = 1e-9
 """Relative rounding error of sums."""
 
@@ -124,29 +127,30 @@ class StageCosts:
 
 
 class PassShares(NamedTuple):
-    """No stage's passes take less than these shares of its time; half of it at most, as edges cost the same in each
-    pass."""
+    """No stage's passes take less than these shares of the least time of its layers and edges; half of it at most, as
+    edges cost the same in each pass."""
 
     forward: float
     backward: float
 
     @classmethod
     def of(cls, choices: LayerChoices) -> PassShares:
-        passes_s = np.stack([choices.forward_s, choices.backward_s])
-        passes_s = passes_s[:, passes_s.sum(axis=0) > 0.0]
-        shares = passes_s / passes_s.sum(axis=0)
-        return cls(*shares.min(axis=1, initial=0.5).tolist())
-
-    @property
-    def of_either(self) -> float:
-        """What is left, and may be of either pass."""
-        return 1.0 - self.forward - self.backward
+        passes_s = choices.forward_s, choices.backward_s
+        forward_s, backward_s, time_s = choices.least(np.stack([*passes_s, np.add(*passes_s)]))
+        some = time_s > 0.0
+        return cls(
+            *(
+                min(0.5, float((of_pass[some] / time_s[some]).min())) if some.any() else 0.5
+                for of_pass in (forward_s, backward_s)
+            )
+        )
 
 
 class _Least(NamedTuple):
     """The least of any stages within limits, whatever memory they need: float64[f, w] each, see ``CellFigures``."""
 
     time_s: FloatArray
+    quick_s: FloatArray
     level_s: FloatArray
     sync_s: FloatArray
 
@@ -190,7 +194,7 @@ class GridFigures:
         times = {y: _LeastTimes.of(self.choices, self._time_s, self._held(y)) for y in set(held_at)}
         for more, most_steps in ((_MORE_PRICES, min(_FEW_STEPS, self.most_steps)), (0, self.most_steps)):
             groups = {(y, window): times[y].dearest(window, cells, memory, more) for y, window in positions}
-            looks = [(limits, len(_Least._fields)) for limits, _ in set(windows)]
+            looks = [(limits, _LOOKS) for limits, _ in set(windows)]
             looks += [(window.limits, 2 * len(prices)) for (_, window), prices in groups.items()]
             if sum(self._of_limits(limits).steps * often for limits, often in looks) <= most_steps:
                 break
@@ -202,7 +206,7 @@ class GridFigures:
         for (y, (limits, _)), prices in groups.items():
             if limits not in alone:
                 alone[limits] = self._alone(limits)
-            time_s, level_s, _ = alone[limits]
+            time_s, _, level_s, _ = alone[limits]
             for price_s in prices:
                 if self.stops():
                     return None
@@ -216,6 +220,7 @@ class GridFigures:
         numbers = {group: k for k, group in enumerate(groups)}
         return CellFigures(
             least.time_s,
+            least.quick_s,
             least.level_s,
             least.sync_s,
             np.array([window.limits.least_front for _, window in groups]),
@@ -224,9 +229,9 @@ class GridFigures:
         )
 
     def _alone(self, limits: CellLimits) -> _Least:
-        time_s = self._least(limits, 2.0 * self._edge_s, self._time_s)[:, :-1]
-        sync_s = self._least(limits, np.zeros_like(self._edge_s), self.choices.sync_s)[:, :-1]
-        return _Least(np.maximum(0.0, time_s), self._level(limits, self._time_s, 0.0), np.maximum(0.0, sync_s))
+        time_s = np.maximum(0.0, self._least(limits, 2.0 * self._edge_s, self._time_s)[:, :-1])
+        sync_s = np.maximum(0.0, self._least(limits, np.zeros_like(self._edge_s), self.choices.sync_s)[:, :-1])
+        return _Least(time_s, time_s, self._level(limits, self._time_s, 0.0), sync_s)
 
     def _least(self, limits: CellLimits, paid_s: FloatArray, of_choices: FloatArray, room: float = 0.0) -> FloatArray:
         """Returns the least of stages' sums over their layers, each with its least choice, beyond ``room``."""
