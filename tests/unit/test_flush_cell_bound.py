@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
 
-from piper_ray.engine.flush import cell_bound
+from piper_ray.engine.flush import cell_bound, cell_figures
 from piper_ray.engine.flush.border_bound import BorderBound, border_labelling
 from piper_ray.engine.flush.cell_bound import CellBound, _CellWays
-from piper_ray.engine.flush.cell_figures import GridFigures
+from piper_ray.engine.flush.cell_figures import GridFigures, PassShares, StageWindow
 from piper_ray.engine.flush.path_prices import LayerChoices, in_flight_at
 from piper_ray.engine.flush.tables import FlushWorkload
 from piper_ray.engine.flush.task_search import of_batch_s
 from piper_ray.engine.flush.tasks import DegreePair
-from piper_ray.engine.kernels.cell_stages import NO_BORDER, CellFigures, CellStages, cheapest_cell_ways, stages_within
-from piper_ray.engine.lattice.cells import work_with_edges
+from piper_ray.engine.kernels.cell_stages import (
+    NO_BORDER,
+    CellFigures,
+    CellLimits,
+    CellStages,
+    cheapest_cell_ways,
+    stages_within,
+)
+from piper_ray.engine.lattice.cells import every_stage, work_with_edges
 from piper_ray.engine.lattice.labelling import Labelling
 from piper_ray.engine.lattice.layer_graph import members
 from piper_ray.model.instance import Instance
@@ -86,18 +92,9 @@ def test_what_is_proved_when_asked_to_stop_holds(monkeypatch: pytest.MonkeyPatch
 
 def test_rounds_of_prices_end_when_asked_to_stop() -> None:
     task = searched(FlushSchedule.ONE_F_ONE_B)[0].task.arrays._replace(most_stages=2, stages=0, microbatches=4)
-    seconds = np.array([1.0, 1.0, 1.0, 1.0])
-    stages = CellStages(
-        np.array([0, 0, 1, 1]),
-        np.array([4, 4, 1, 3]),
-        np.array([1, 3, NO_BORDER, NO_BORDER]),
-        2.0 * seconds,
-        2.0 * seconds,
-        seconds,
-        seconds,
-        0.0 * seconds,
-    )
-    ways = _CellWays(task, stages, 5)
+    seconds = np.array([2.0, 2.0, 2.0, 2.0])
+    borders = np.array([0, 0, 1, 1]), np.array([4, 4, 1, 3]), np.array([1, 3, NO_BORDER, NO_BORDER])
+    ways = _CellWays(task, PassShares(0.5, 0.5), CellStages(*borders, seconds, seconds, seconds, 0.0 * seconds), 5)
     assert ways._within(30.0, 10, never)[1] == 10.0
     left, way_s = ways._within(30.0, 10, lambda: True)
     assert left is not None
@@ -139,7 +136,7 @@ def test_no_stage_takes_less_than_its_cells() -> None:
         figures = _figures(workload, task, bound, 20, most_s)
         unit_s = costs.weight_s.sum() / cells_of.sum()
         inside = [set(members(row)) for row in workload.lattice.arrays.bits]
-        time_s = choices.forward_s + choices.backward_s
+        time_s, passes = choices.forward_s + choices.backward_s, PassShares.of(choices)
         for outer in inside:
             for inner in inside:
                 if not inner < outer:
@@ -168,14 +165,11 @@ def test_no_stage_takes_less_than_its_cells() -> None:
                             level_s = taken_s - costs.weight_s[stage].sum() + size * unit_s
                             assert figures.level_s[group, front, size] <= level_s + 1e-12 * taken_s, seed
                             fitting += 1
-                        for known, of_choices, paid in (
-                            (figures.forward_s, choices.forward_s, paid_s),
-                            (figures.backward_s, choices.backward_s, paid_s),
-                            (figures.sync_s, choices.sync_s, 0.0),
-                        ):
-                            assert known[figures.group[q], front, size] <= (of_choices[chosen].sum() + paid) * (
-                                1.0 + 1e-12
-                            ), seed
+                        sync_s = choices.sync_s[chosen].sum()
+                        assert figures.sync_s[figures.group[q], front, size] <= sync_s * (1.0 + 1e-12), seed
+                        for share, of_pass in zip(passes, (choices.forward_s, choices.backward_s), strict=True):
+                            least_s = share * figures.quick_s[figures.group[q], front, size]
+                            assert least_s <= (of_pass[chosen].sum() + paid_s) * (1.0 + 1e-12), seed
                     compared += 1
     assert compared > 500
     assert fitting > 200
@@ -185,9 +179,9 @@ def _figures(
     workload: FlushWorkload, task: DegreePair, bound: CellBound, cells: int, most_s: float, most_steps: int = 10**12
 ) -> CellFigures:
     grid = _grid(workload, task, bound, cells, most_steps)
-    limits = grid.limits_within(most_s)
-    assert limits is not None
-    found = grid.of([limits] * task.arrays.most_stages)
+    window = grid.window_within(most_s)
+    assert window is not None
+    found = grid.of([window] * task.arrays.most_stages)
     assert found is not None
     return found
 
@@ -211,9 +205,12 @@ def test_a_finer_grid_has_the_stages_that_a_coarse_one_leaves() -> None:
         some = np.array([k for k in range(listed.behind.size) if rng.random() < 0.2], np.int64)
         left = cell_bound._of_stages(listed, some)
         coarse, grid = bound.costs.grid(9), _grid(workload, task, bound, 40)
-        limits = bound.costs.limits_on(grid.cells_of, coarse, left, positions)
-        figures, whole = grid.of(limits), _figures(workload, task, bound, 40, most_s)
+        windows = bound.costs.windows_on(grid.cells_of, coarse, left, positions)
+        widest = grid.window_within(most_s)
+        assert widest is not None
+        figures, whole = grid.of(windows), grid.of([widest._replace(shares=one.shares) for one in windows])
         assert figures is not None
+        assert whole is not None
         pairs = set(zip(left.behind.tolist(), left.back.tolist(), left.front.clip(0).tolist(), strict=True))
         inside = [set(members(row)) for row in workload.lattice.arrays.bits]
         every = set(range(workload.lattice.graph.size))
@@ -236,22 +233,55 @@ def test_a_finer_grid_has_the_stages_that_a_coarse_one_leaves() -> None:
     assert fewer > 5
 
 
-def test_fewer_prices_of_a_byte_are_tried_where_steps_are_too_many() -> None:
-    lower = 0
+def test_fewer_prices_of_a_byte_are_tried_where_steps_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = lower = 0
     for _, workload, _, task, batch_s in searched(FlushSchedule.flushed()[0])[:20]:
         bound = _bound(workload, task)
         if bound is None:
             continue
-        most_s, steps = batch_s / task.arrays.microbatches, 10**9
-        grid, every = _grid(workload, task, bound, 30), _figures(workload, task, bound, 30, most_s)
-        whole = grid.limits_within(most_s)
-        assert whole is not None
-        while (few := replace(grid, most_steps=steps).of([whole] * task.arrays.most_stages)) is not None:
-            assert (few.time_s <= every.time_s).all()
-            lower += bool((few.time_s < every.time_s).any())
-            steps //= 2
-        assert steps > 0
-    assert lower > 0
+        most_s = batch_s / task.arrays.microbatches
+        with monkeypatch.context() as patched:
+            patched.setattr(cell_figures, "_FEW_STEPS", 0)
+            few = _figures(workload, task, bound, 30, most_s)
+        every = _figures(workload, task, bound, 30, most_s)
+        assert (few.time_s <= every.time_s).all()
+        compared, lower = compared + 1, lower + bool((few.time_s < every.time_s).any())
+        grid = _grid(workload, task, bound, 30, 0)
+        assert grid.of([StageWindow(every_stage(grid.cells_of, 30), (1.0,))] * task.arrays.most_stages) is None
+    assert lower > compared / 4
+
+
+def test_the_dearest_price_of_a_byte_is_the_best_of_all() -> None:
+    """A stage with half of all work, that fits or lacks some of the memory that it likes best."""
+    rng, too_large, fitting = Random(4), 0, 0
+    for number in range(80):
+        n = rng.randint(2, 6)
+        layer = np.repeat(np.arange(n), 2)
+        figure = [np.array([rng.uniform(0.1, 1.0) for _ in layer]) for _ in range(3)]
+        choices = LayerChoices(np.arange(n), np.ones(n), layer, *figure, *figure[:2])
+        time_s, held = choices.forward_s + choices.backward_s, np.array([rng.uniform(1.0, 9.0) for _ in layer])
+        quick = [2 * v + int(np.argmin(time_s[2 * v : 2 * v + 2])) for v in range(n)]
+        memory = 0.5 * held[quick].sum() / (1.4 if number % 2 else 0.99)
+        window = StageWindow(CellLimits(0, 6, 0, 6, 3), (0.5,))
+        found = cell_figures._LeastTimes.of(choices, time_s, held).dearest(window, 6, memory, 0)
+
+        def taken_s(
+            price_s: float, n: int = n, time_s: Any = time_s, held: Any = held, memory: float = memory
+        ) -> float:
+            priced = time_s + price_s * held
+            return float(0.5 * sum(priced[2 * v : 2 * v + 2].min() for v in range(n)) - price_s * memory)
+
+        best_s = max(taken_s(price_s) for price_s in np.linspace(0.0, 2.0, 4001))
+        if number % 2 == 0:
+            assert found == []  # at no price does it take longer than with the quickest choices
+        elif 0.5 * sum(held[2 * v : 2 * v + 2].min() for v in range(n)) > memory:
+            assert taken_s(found[-1]) > 10.0 * best_s  # no such stage fits
+            too_large += 1
+        else:
+            assert taken_s(found[0]) >= 0.97 * best_s
+            fitting += 1
+    assert too_large > 2
+    assert fitting > 2
 
 
 @pytest.mark.parametrize("schedule", long_after(1, FlushSchedule.flushed()))
@@ -272,13 +302,13 @@ def test_stages_of_a_way_are_left_for_the_time_that_it_takes(schedule: FlushSche
             np.array([20, *cuts]),
             np.array([*cuts, NO_BORDER]),
             known * (seconds[0] + seconds[1]),
+            known * (seconds[0] + seconds[1]) * rng.choice((1.0, 0.9)),
             seconds[:2].sum() * share / share.sum() if share.sum() > 0.3 else seconds[:2].sum(axis=0),
-            known * seconds[0] * rng.choice((1.0, 0.5)),
-            known * seconds[1],
             seconds[2],
         )
+        shares = (seconds[:2] / seconds[:2].sum(axis=0)).min(axis=1, initial=0.5) * rng.choice((1.0, 0.5))
         batch_s = of_batch_s(one, np.ascontiguousarray(seconds[:, ::-1].T))
-        ways = _CellWays(one, stages, 21)
+        ways = _CellWays(one, PassShares(*shares), stages, 21)
         left = ways._without_slow(batch_s)
         assert left is not None
         assert left.stages.behind.size == p
@@ -309,7 +339,7 @@ def test_cheapest_ways_are_those_of_all() -> None:
             continue
         behind, back, front = np.array(found).T
         cost = np.array([rng.uniform(0.0, 1.0) for _ in found])
-        stages = CellStages(behind, back, front, cost, cost, cost, cost, cost)
+        stages = CellStages(behind, back, front, cost, cost, cost, cost)
         behind_s, ahead_s, way = cheapest_cell_ways(stages, cost, positions, cells)
         every = _all_ways(found, cells)
         through = [min((sum(cost[list(one)]) for one in every if k in one), default=np.inf) for k in range(len(found))]
@@ -348,9 +378,8 @@ def test_halves_have_each_way_once() -> None:
         if not found:
             continue
         columns, none = np.array(found).T, np.ones(len(found))
-        halves = _CellWays(
-            task, CellStages(columns[0], columns[1], columns[2], none, none, none, none, none), 4
-        )._halves()
+        stages = CellStages(columns[0], columns[1], columns[2], none, none, none, none)
+        halves = _CellWays(task, PassShares(0.0, 0.0), stages, 4)._halves()
         if len(halves) < 2:
             continue
         of_halves = []

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from piper_ray.engine.flush.cell_figures import GridFigures, StageCosts
+from piper_ray.engine.flush.cell_figures import GridFigures, PassShares, StageCosts
 from piper_ray.engine.flush.path_prices import LayerChoices
 from piper_ray.engine.flush.path_program import LevelPrices
 from piper_ray.engine.flush.paths import PassPath, longest_paths, paths_past
@@ -80,19 +80,20 @@ class CellBound:
         """Returns a time that no plan of the task is below; inf if none takes at most ``upper_s``. lower_s: a known
         bound. stops: whether to end with what is proved so far."""
         choices, most_s = LayerChoices.of(tables, task), upper_s / task.microbatches * (1.0 + _ROUNDING)
+        passes = PassShares.of(choices)
         left, found_s, coarse = None, np.inf, None
         for cells in _GRIDS:
             grid = GridFigures(self.costs, choices, task, self.costs.grid(cells), _MOST_STEPS, stops)
             if left is None or coarse is None:
-                whole = grid.limits_within(most_s)
-                limits = None if whole is None else [whole] * task.most_stages
+                whole = grid.window_within(most_s)
+                windows = None if whole is None else [whole] * task.most_stages
             else:
-                limits = self.costs.limits_on(grid.cells_of, coarse, left.stages, task.most_stages)
-            figures = None if limits is None else grid.of(limits)
+                windows = self.costs.windows_on(grid.cells_of, coarse, left.stages, task.most_stages)
+            figures = None if windows is None else grid.of(windows)
             if figures is None or _in_time(figures, most_s) > _MOST_STAGES or stops():
                 break
             stages = frozen(stages_within(frozen(figures), most_s, task.stages))
-            left, _ = _CellWays(task, stages, figures.cells)._within(upper_s, _MOST_ROUNDS, stops)
+            left, _ = _CellWays(task, passes, stages, figures.cells)._within(upper_s, _MOST_ROUNDS, stops)
             found_s = np.inf if left is None else left._least_found_s(upper_s, _FEW_PARTS, stops)[0]
             if found_s == np.inf:
                 return np.inf
@@ -112,6 +113,7 @@ class _CellWays(NamedTuple):
     """Ways over cell stages, of which plans may have the given ones. cells: of the grid."""
 
     task: FlushTask
+    passes: PassShares
     stages: CellStages
     cells: int
     prices: LevelPrices | None = None
@@ -199,23 +201,21 @@ class _CellWays(NamedTuple):
         left, m, limit_s = self, self.task.microbatches, most_s * (1.0 + _ROUNDING)
         while True:
             stages = left.stages
-            time_s = np.maximum(stages.time_s, stages.forward_s + stages.backward_s)
             last_s = np.where(stages.front == NO_BORDER, stages.sync_s, 0.0)
             behind_s, ahead_s, _ = left._cheapest(stages.time_s + last_s)
             level_behind_s, level_ahead_s, _ = left._cheapest(stages.level_s + last_s)
             level_s = level_behind_s + stages.level_s + level_ahead_s
             if self.task.schedule == GPIPE:
-                more_s, past_s = behind_s, level_s + (m - 1) * time_s
+                more_s, past_s = behind_s, level_s + (m - 1) * stages.time_s
             else:
                 further = np.minimum(m - 1, stages.behind)
-                forward_s = np.clip(0.5 * time_s, stages.forward_s, time_s - stages.backward_s)
-                passes_s = further * forward_s, further * (time_s - forward_s)
-                down_s, up_s = (np.maximum(0.0, behind_s - one_s) for one_s in passes_s)
-                more_s = np.where(further == m - 1, np.maximum(down_s, up_s), down_s + up_s)
-                past_s = level_s + (m - 1) * time_s - np.minimum(*passes_s)
-                twice_s = level_s + (m - 1 - further) * time_s + behind_s
+                passes_s = 0.5 * further * stages.time_s  # of either kind, at the least of both paths
+                down_s = np.maximum(0.0, behind_s - passes_s)
+                more_s = np.where(further == m - 1, down_s, 2.0 * down_s)
+                past_s = level_s + (m - 1) * stages.time_s - passes_s
+                twice_s = level_s + (m - 1 - further) * stages.time_s + behind_s
                 past_s = np.where(further == m - 1, past_s, np.maximum(past_s, twice_s))
-            slowest_s = np.maximum(more_s + m * time_s + ahead_s, past_s) + last_s
+            slowest_s = np.maximum(more_s + m * stages.time_s + ahead_s, past_s) + last_s
             some = left._only(slowest_s <= limit_s)
             if some is None or some.stages.behind.size > _FEWER * stages.behind.size:
                 return some
@@ -251,14 +251,15 @@ class _CellWays(NamedTuple):
         return self._replace(stages=_of_stages(self.stages, some)) if some.any() else None
 
     def _cost_s(self, prices: LevelPrices) -> FloatArray:
-        """Returns what stages cost at least by these prices. What their time exceeds their passes by belongs to the
-        passes that count less."""
+        """Returns what stages cost at least by these prices. What may be of either kind of pass is of that which counts
+        less."""
         stages, at, path = self.stages, self.stages.behind, prices.path
         forward, backward = path.forward[at] - prices.of_all, path.backward[at] - prices.of_all
         sync = np.where(stages.front == NO_BORDER, np.cumsum(path.sync[::-1])[::-1][at], path.sync[at])
-        more_s = np.maximum(0.0, stages.time_s - stages.forward_s - stages.backward_s)
-        found: FloatArray = forward * stages.forward_s + backward * stages.backward_s + sync * stages.sync_s
-        found += np.minimum(forward, backward) * more_s + prices.of_all * stages.level_s
+        shares, of_either = self.passes, np.minimum(forward, backward)
+        more = shares.forward * (forward - of_either) + shares.backward * (backward - of_either)
+        found: FloatArray = of_either * stages.time_s + more * stages.quick_s
+        found += sync * stages.sync_s + prices.of_all * stages.level_s
         return found
 
     def _seconds(self, way: IndexArray, path: PassPath) -> tuple[FloatArray, float]:
@@ -266,11 +267,11 @@ class _CellWays(NamedTuple):
         as much, and how much their level times are beyond their passes. Empty positions in front synchronise as the
         first stage does."""
         stages, p = _of_stages(self.stages, way), way.size
-        more_s = np.maximum(0.0, stages.time_s - stages.forward_s - stages.backward_s)
         is_forward = path.forward[:p] < path.backward[:p]
         found = np.zeros((3, self.task.most_stages))
-        found[0, :p] = stages.forward_s + np.where(is_forward, more_s, 0.0)
-        found[1, :p] = stages.backward_s + np.where(is_forward, 0.0, more_s)
+        forward_s, backward_s = self.passes.forward * stages.quick_s, self.passes.backward * stages.quick_s
+        found[0, :p] = np.where(is_forward, stages.time_s - backward_s, forward_s)
+        found[1, :p] = stages.time_s - found[0, :p]
         found[2, :p], found[2, p:] = stages.sync_s, stages.sync_s[-1]
         return found, float(stages.level_s.sum() - found[:2].sum())
 

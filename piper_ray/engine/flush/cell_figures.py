@@ -42,14 +42,28 @@ _MOST_FIGURES = 70_000_000
 _IN_FLIGHT = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Microbatches in flight for which there are figures. A stage holds no less than it would with fewer in flight."""
 
-_QUANTILES, _FEW_QUANTILES, _HIGH = (0.2, 0.5, 0.8), (0.5,), 1e3
-"""Prices of a byte: quantiles of the seconds that layers save by holding one byte more, fewer where steps are too many
-for all; and the last of them so many times, at which a stage that does not fit takes too long."""
+_QUANTILES, _HIGH = 65, 1e3
+"""How many quantiles of the seconds that layers save by holding one byte more are looked at as prices of a byte; and
+the last of them so many times, at which a stage that does not fit takes too long."""
+
+_MORE_PRICES, _FEW_STEPS = 10, 400_000_000
+"""How many more prices than the dearest are taken, where that takes no more steps: a tenth of a second or two."""
+
+_LOOKS = 3
+"""How often the stages within limits are looked at for what takes no price: times, level times and synchronisation."""
 
 _ROUNDING = 1e-9
 """Relative rounding error of sums."""
 
-_NO_LIMITS = CellLimits(0, -1, 0, -1, 0)
+
+class StageWindow(NamedTuple):
+    """Which stages a position may have, and some shares of all work that these have."""
+
+    limits: CellLimits
+    shares: tuple[float, ...]
+
+
+_NO_STAGES = StageWindow(CellLimits(0, -1, 0, -1, 0), (0.0,))
 
 
 @dataclass(frozen=True)
@@ -87,35 +101,57 @@ class StageCosts:
         """Returns int64[n]: the cells of each vertex."""
         return cells_along(self.graph, self.weight_s, cells)
 
-    def limits_on(self, finer: IndexArray, coarse: IndexArray, stages: CellStages, positions: int) -> list[CellLimits]:
-        """Returns limits on each position's stages on a finer grid, if they are among some on a coarse one. finer,
-        coarse: int64[n], the cells of each vertex."""
+    def windows_on(
+        self, finer: IndexArray, coarse: IndexArray, stages: CellStages, positions: int
+    ) -> list[StageWindow]:
+        """Returns each position's stages on a finer grid, if they are among some on a coarse one. finer, coarse:
+        int64[n], the cells of each vertex."""
         moves, no_charges_s = self.borders.moves, np.zeros((self.borders.label.size, 0))
         found = cheapest_borders(moves, self.borders.in_front, coarse, finer.astype(np.float64), no_charges_s)
         least, most = found[0], found[1]
         front = np.where(stages.front == NO_BORDER, 0, stages.front)
-        limits = [_NO_LIMITS] * positions
+        windows = [_NO_STAGES] * positions
         for q in np.unique(stages.behind).tolist():
             at = stages.behind == q
             fronts, backs = front[at], stages.back[at]
             inside = int((most[backs] - least[fronts]).max())
-            limits[q] = CellLimits(
+            limits = CellLimits(
                 int(least[fronts].min()),
                 int(most[fronts].max()),
                 int(least[backs].min()),
                 int(most[backs].max()),
                 inside,
             )
-        return limits
+            windows[q] = StageWindow(limits, (float(np.mean(backs - fronts) / coarse.sum()),))
+        return windows
+
+
+class PassShares(NamedTuple):
+    """No stage's passes take less than these shares of the least time of its layers and edges; half of it at most, as
+    edges cost the same in each pass."""
+
+    forward: float
+    backward: float
+
+    @classmethod
+    def of(cls, choices: LayerChoices) -> PassShares:
+        passes_s = choices.forward_s, choices.backward_s
+        forward_s, backward_s, time_s = choices.least(np.stack([*passes_s, np.add(*passes_s)]))
+        some = time_s > 0.0
+        return cls(
+            *(
+                min(0.5, float((of_pass[some] / time_s[some]).min())) if some.any() else 0.5
+                for of_pass in (forward_s, backward_s)
+            )
+        )
 
 
 class _Least(NamedTuple):
     """The least of any stages within limits, whatever memory they need: float64[f, w] each, see ``CellFigures``."""
 
     time_s: FloatArray
+    quick_s: FloatArray
     level_s: FloatArray
-    forward_s: FloatArray
-    backward_s: FloatArray
     sync_s: FloatArray
 
 
@@ -132,8 +168,8 @@ class GridFigures:
     stops: Callable[[], bool]
     _ranges: dict[CellLimits, LabelRanges] = field(default_factory=dict)
 
-    def limits_within(self, most_s: float) -> CellLimits | None:
-        """Returns limits that all stages of at most ``most_s`` are within; None if there would be too many figures."""
+    def window_within(self, most_s: float) -> StageWindow | None:
+        """Returns the window of all stages of at most ``most_s``; None if there would be too many figures."""
         cells = int(self.cells_of.sum())
         most = int(np.ceil(cells * most_s / self.costs.weight_s.sum())) + 2
         for _ in range(_MOST_WIDER):
@@ -142,67 +178,60 @@ class GridFigures:
             if ranges.figures > _MOST_FIGURES or ranges.steps > self.most_steps:
                 return None
             if most >= cells or self._least(limits, 2.0 * self._edge_s, self._time_s)[:, -1].min() > most_s:
-                return limits
+                return StageWindow(limits, (1.0 / self.task.most_stages, most / cells))
             most = int(_WIDER * most) + 1
         return None
 
-    def of(self, limits: Sequence[CellLimits]) -> CellFigures | None:
-        """Returns the figures of stages within the limits of each position; None if they would be too many, or take too
-        many steps."""
-        choices, memory = self.choices, self.task.most_memory_bytes
+    def of(self, windows: Sequence[StageWindow]) -> CellFigures | None:
+        """Returns the figures of the stages in the window of each position; None if they would be too many, or take too
+        many steps. Prices of a byte are those at which stages of a window's shares take longest, and a few more where
+        that takes few steps."""
+        memory, cells = self.task.most_memory_bytes, int(self.cells_of.sum())
         at_once = in_flight_at(self.task).astype(np.int64)
         known = np.array(sorted({*_IN_FLIGHT, int(at_once.max())}))
         held_at = known[np.searchsorted(known, at_once, side="right") - 1].tolist()
-        groups = {pair: k for k, pair in enumerate(dict.fromkeys(zip(held_at, limits, strict=True)))}
-        for quantiles in (_QUANTILES, _FEW_QUANTILES):
-            prices = {y: _prices_of_byte(choices, self._time_s, self._held(y), quantiles) for y in set(held_at)}
-            looks = [(one, len(_Least._fields)) for one in set(limits)]
-            looks += [(one, 2 * len(prices[y])) for y, one in groups]
-            if sum(self._of_limits(one).steps * often for one, often in looks) <= self.most_steps:
+        positions = list(zip(held_at, windows, strict=True))
+        times = {y: _LeastTimes.of(self.choices, self._time_s, self._held(y)) for y in set(held_at)}
+        for more, most_steps in ((_MORE_PRICES, min(_FEW_STEPS, self.most_steps)), (0, self.most_steps)):
+            groups = {(y, window): times[y].dearest(window, cells, memory, more) for y, window in positions}
+            looks = [(limits, _LOOKS) for limits, _ in set(windows)]
+            looks += [(window.limits, 2 * len(prices)) for (_, window), prices in groups.items()]
+            if sum(self._of_limits(limits).steps * often for limits, often in looks) <= most_steps:
                 break
         else:
             return None
-        if max(self._of_limits(one).figures for one in limits) > _MOST_FIGURES:
+        if max(self._of_limits(limits).figures for limits, _ in windows) > _MOST_FIGURES:
             return None
         alone, found = dict[CellLimits, _Least](), list[_Least]()
-        for y, one in groups:
-            if one not in alone:
-                alone[one] = self._alone(one)
-            time_s, level_s = alone[one][:2]
-            for price_s in prices[y]:
+        for (y, (limits, _)), prices in groups.items():
+            if limits not in alone:
+                alone[limits] = self._alone(limits)
+            time_s, _, level_s, _ = alone[limits]
+            for price_s in prices:
                 if self.stops():
                     return None
-                priced = self._time_s + price_s * self._held(y)
-                time_s = np.maximum(time_s, self._least(one, 2.0 * self._edge_s, priced, price_s * memory)[:, :-1])
-                if price_s < prices[y][-1]:
-                    level_s = np.maximum(level_s, self._level(one, priced, price_s * memory))
-            found.append(alone[one]._replace(time_s=time_s, level_s=level_s))
+                priced, room = self._time_s + price_s * self._held(y), price_s * memory
+                time_s = np.maximum(time_s, self._least(limits, 2.0 * self._edge_s, priced, room)[:, :-1])
+                if price_s < times[y].price_s[-1]:
+                    level_s = np.maximum(level_s, self._level(limits, priced, room))
+            found.append(alone[limits]._replace(time_s=time_s, level_s=level_s))
         size = tuple(max(x) for x in zip(*(least.time_s.shape for least in found), strict=True))
         least = _Least(*(np.stack([_padded(of_group, size) for of_group in kind]) for kind in zip(*found, strict=True)))
+        numbers = {group: k for k, group in enumerate(groups)}
         return CellFigures(
             least.time_s,
+            least.quick_s,
             least.level_s,
-            least.forward_s,
-            least.backward_s,
             least.sync_s,
-            np.array([one.least_front for _, one in groups]),
-            np.array([groups[pair] for pair in zip(held_at, limits, strict=True)]),
-            int(self.cells_of.sum()) + 1,
+            np.array([window.limits.least_front for _, window in groups]),
+            np.array([numbers[position] for position in positions]),
+            cells + 1,
         )
 
     def _alone(self, limits: CellLimits) -> _Least:
-        choices, none = self.choices, np.zeros_like(self._edge_s)
-        seconds = [
-            self._least(limits, paid_s, of_choices)[:, :-1]
-            for paid_s, of_choices in (
-                (2.0 * self._edge_s, self._time_s),
-                (self._edge_s, choices.forward_s),
-                (self._edge_s, choices.backward_s),
-                (none, choices.sync_s),
-            )
-        ]
-        time_s, *of_passes = (np.maximum(0.0, one) for one in seconds)
-        return _Least(time_s, self._level(limits, self._time_s, 0.0), *of_passes)
+        time_s = np.maximum(0.0, self._least(limits, 2.0 * self._edge_s, self._time_s)[:, :-1])
+        sync_s = np.maximum(0.0, self._least(limits, np.zeros_like(self._edge_s), self.choices.sync_s)[:, :-1])
+        return _Least(time_s, time_s, self._level(limits, self._time_s, 0.0), sync_s)
 
     def _least(self, limits: CellLimits, paid_s: FloatArray, of_choices: FloatArray, room: float = 0.0) -> FloatArray:
         """Returns the least of stages' sums over their layers, each with its least choice, beyond ``room``."""
@@ -247,22 +276,38 @@ def _padded(figures: FloatArray, size: tuple[int, ...]) -> FloatArray:
     return found
 
 
-def _prices_of_byte(
-    choices: LayerChoices, time_s: FloatArray, held: FloatArray, quantiles: tuple[float, ...]
-) -> list[float]:
-    """Returns prices at which layers choose differently, in s. time_s, held: float64[choices], s and bytes."""
-    first = np.flatnonzero(np.diff(choices.layer, prepend=-1))
-    quick_s, least_held = np.minimum.reduceat(time_s, first), np.minimum.reduceat(held, first)
-    of_quick, of_least = (
-        np.minimum.reduceat(np.where(one == least[choices.layer], other, np.inf), first)
-        for one, least, other in ((time_s, quick_s, held), (held, least_held, time_s))
-    )
-    saves = of_quick > least_held
-    if not saves.any():
-        whole = float(held.sum())
-        return [_HIGH * float(time_s.sum()) / whole] if whole > 0.0 else []
-    worth_s = np.repeat(
-        (of_least - quick_s)[saves] / (of_quick - least_held)[saves], choices.copies[saves].astype(np.int64)
-    )
-    found: list[float] = np.quantile(worth_s, quantiles).tolist()
-    return [*found, _HIGH * max(found[-1], float(time_s.sum() / held.sum()))]
+class _LeastTimes(NamedTuple):
+    """The least time of all layers together with what they hold, at several prices of a byte: zero, quantiles of the
+    seconds that layers save by holding one byte more, and one at which what does not fit takes too long. float64[k]
+    each."""
+
+    price_s: FloatArray
+    least_s: FloatArray
+
+    @classmethod
+    def of(cls, choices: LayerChoices, time_s: FloatArray, held: FloatArray) -> _LeastTimes:
+        """time_s, held: float64[choices], s and bytes."""
+        first = np.flatnonzero(np.diff(choices.layer, prepend=-1))
+        quick_s, least_held = np.minimum.reduceat(time_s, first), np.minimum.reduceat(held, first)
+        of_quick, of_least = (
+            np.minimum.reduceat(np.where(one == least[choices.layer], other, np.inf), first)
+            for one, least, other in ((time_s, quick_s, held), (held, least_held, time_s))
+        )
+        saves = of_quick > least_held
+        worth_s = (of_least - quick_s)[saves] / (of_quick - least_held)[saves]
+        price_s = np.append(0.0, np.quantile(worth_s, np.linspace(0.0, 1.0, _QUANTILES)) if saves.any() else ())
+        if held.any():
+            price_s = np.append(price_s, _HIGH * max(price_s[-1], time_s.sum() / held.sum()))
+        return cls(price_s, choices.least(time_s + price_s[:, None] * held) @ choices.copies)
+
+    def dearest(self, window: StageWindow, cells: int, memory_bytes: float, more: int) -> list[float]:
+        """Returns the prices other than zero at which a stage with one of the window's shares takes longest, if it
+        holds ``memory_bytes``; so many more, evenly spaced; and the last one if the largest stages may not fit."""
+        last, largest = self.price_s.size - 1, window.limits.most_inside / max(1, cells)
+        found = {self._dearest(share, memory_bytes) for share in window.shares}
+        found |= set(np.linspace(0, last, more + 2, dtype=np.int64)[1:-1].tolist())
+        found |= {last} & {self._dearest(largest, memory_bytes)}
+        return [float(self.price_s[k]) for k in sorted(found - {0})]
+
+    def _dearest(self, share: float, memory_bytes: float) -> int:
+        return int(np.argmax(share * self.least_s - self.price_s * memory_bytes))

@@ -47,9 +47,8 @@ class CellFigures(NamedTuple):
     f cells in front of a stage, from the least of the group, and w cells inside it."""
 
     time_s: FloatArray  # float64[g, f, w]: forward and backward, of layers that fit
-    level_s: FloatArray  # float64[g, f, w]: the same with the weight of its cells in place of that of its vertices
-    forward_s: FloatArray  # float64[g, f, w]
-    backward_s: FloatArray  # float64[g, f, w]
+    quick_s: FloatArray  # float64[g, f, w]: the same, whether layers fit or not
+    level_s: FloatArray  # float64[g, f, w]: as time_s, with the weight of its cells in place of that of its vertices
     sync_s: FloatArray  # float64[g, f, w]
     least_front: IndexArray  # int64[g]
     group: IndexArray  # int64[q]: which group a position is in
@@ -65,9 +64,10 @@ class CellStages(NamedTuple):
     back: IndexArray  # int64[k]: the cell of the border behind it: the work in front of that border
     front: IndexArray  # int64[k]: the cell of the border in front of it, or NO_BORDER
     time_s: FloatArray  # float64[k]: the least time of such a stage, forward and backward
-    level_s: FloatArray  # float64[k]: the same with the weight of its cells in place of that of its vertices
-    forward_s: FloatArray  # float64[k]: the least forward seconds
-    backward_s: FloatArray  # float64[k]: the least backward seconds
+    quick_s: FloatArray  # float64[k]: the same, whether layers fit or not
+    level_s: (
+        FloatArray  # float64[k]: forward and backward, with the weight of its cells in place of that of its vertices
+    )
     sync_s: FloatArray  # float64[k]: the least synchronisation
 
 
@@ -206,15 +206,14 @@ def stages_within(figures: CellFigures, most_s: float, only: int) -> CellStages:
             behind, back = np.empty(found, np.int64), np.empty(found, np.int64)
             front, inside = np.empty(found, np.int64), np.empty(found, np.int64)
     count = behind.size
-    time_s, level_s, sync_s = np.empty(count), np.empty(count), np.empty(count)
-    forward_s, backward_s = np.empty(count), np.empty(count)
+    time_s, quick_s = np.empty(count), np.empty(count)
+    level_s, sync_s = np.empty(count), np.empty(count)
     for k in range(count):
         group, size = figures.group[behind[k]], inside[k]
         cell = back[k] - size - figures.least_front[group]
-        time_s[k], level_s[k] = figures.time_s[group, cell, size], figures.level_s[group, cell, size]
-        forward_s[k], backward_s[k] = figures.forward_s[group, cell, size], figures.backward_s[group, cell, size]
-        sync_s[k] = figures.sync_s[group, cell, size]
-    return CellStages(behind, back, front, time_s, level_s, forward_s, backward_s, sync_s)
+        time_s[k], quick_s[k] = figures.time_s[group, cell, size], figures.quick_s[group, cell, size]
+        level_s[k], sync_s[k] = figures.level_s[group, cell, size], figures.sync_s[group, cell, size]
+    return CellStages(behind, back, front, time_s, quick_s, level_s, sync_s)
 
 
 @kernel
