@@ -65,9 +65,7 @@ class CellStages(NamedTuple):
     front: IndexArray  # int64[k]: the cell of the border in front of it, or NO_BORDER
     time_s: FloatArray  # float64[k]: the least time of such a stage, forward and backward
     quick_s: FloatArray  # float64[k]: the same, whether layers fit or not
-    level_s: (
-        FloatArray  # float64[k]: forward and backward, with the weight of its cells in place of that of its vertices
-    )
+    level_s: FloatArray  # float64[k]: as time_s, with the weight of its cells in place of that of its vertices
     sync_s: FloatArray  # float64[k]: the least synchronisation
 
 
