@@ -43,7 +43,7 @@ _HOPELESS = 1.15
 _HARDLY_WITHIN = 1.02
 """The same for the time that is asked for, for which another search has already found good plans."""
 
-_REFINED = ((1.3, 32, 500), (1.1, 12, 8_000), (1.03, 4, 20_000))
+_REFINED = ((1.3, 32, 500), (1.1, 12, 8_000), (1.03, 4, 60_000))
 """Rounds of moves before any bound: the factor of the best plan within which plans are improved, how many plans, and
 how many moves for each."""
 
