@@ -43,9 +43,10 @@ _HOPELESS = 1.15
 _HARDLY_WITHIN = 1.02
 """The same for the time that is asked for, for which another search has already found good plans."""
 
-_REFINED = ((1.3, 32, 500), (1.1, 12, 8_000), (1.03, 4, 60_000))
+_REFINED = ((1.3, 32, 500), (1.1, 12, 4_000), (1.03, 4, 20_000))
+_REFINED_CHAINS = ((1.3, 32, 500), (1.1, 12, 8_000), (1.03, 4, 60_000))
 """Rounds of moves before any bound: the factor of the best plan within which plans are improved, how many plans, and
-how many moves for each."""
+how many moves for each. Chains have no further rounds."""
 
 _FURTHER, _FURTHER_PASSES, _FAR = 3 * ((1.02, 3, 100_000),), 40_000_000, 0.99
 """Further rounds where layers have several orders, as long as the bound is not this near: of the moves that towers take
@@ -184,7 +185,7 @@ class ChunkSearch:
     def _plans(self, ranked: Sequence[int]) -> Generator[None, None, None]:
         """Seeks plans, of the most promising nodes first. ranked: all nodes."""
         yield from self._plan(TurnKind.PLAN, 0, [index for index in ranked if index in self._nodes], self._is_hopeless)
-        for round_, (within, most, moves) in enumerate(_REFINED):
+        for round_, (within, most, moves) in enumerate(_REFINED_CHAINS if self._is_chain else _REFINED):
             yield from self._plan(TurnKind.PLAN, moves, self._promising(within)[:most])
             if round_ == 0:
                 within, most = _DESCENDED
