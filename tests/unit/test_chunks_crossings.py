@@ -9,7 +9,7 @@ import pytest
 
 from piper_ray.engine.chunks.candidates import model_of
 from piper_ray.engine.chunks.crossings import (
-    Transfers,
+    ChunkTransfers,
     forced_transfers_s,
     further_beside_hub,
     transfers_beside_hub,
@@ -155,7 +155,9 @@ def test_what_stands_for_transfers_is_replaced_and_has_no_units() -> None:
     _, task = next(tasks_with_hubs(range(1), SCHEDULES))
     kinds, _ = task.tables.kinds(task.data_parallel_degree, task.shape.stages, merged=True)
     kinds = kinds._replace(units=kinds.units + 1.0)
-    found = with_transfers(with_transfers(kinds, [Transfers(2.0, 0, 1)]), [Transfers(3.0, 1, 2), Transfers(4.0, 0, 2)])
+    found = with_transfers(
+        with_transfers(kinds, [ChunkTransfers(2.0, 0, 1)]), [ChunkTransfers(3.0, 1, 2), ChunkTransfers(4.0, 0, 2)]
+    )
     own = kinds.layers.size
     assert found.counted.tolist() == [1] * own + [0, 0]
     assert found.units.tolist() == [*kinds.units, 0.0, 0.0]

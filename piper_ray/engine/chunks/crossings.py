@@ -57,7 +57,7 @@ def _least_between_pieces_s(layer_s: list[float], chain: _Chain, room_s: float) 
     return least_s[n]
 
 
-class Transfers(NamedTuple):
+class ChunkTransfers(NamedTuple):
     """What chunks ``first_chunk`` to ``last_chunk`` send and receive together, in either direction."""
 
     seconds: float
@@ -90,7 +90,7 @@ class _Side(NamedTuple):
         return sum(costs_s[: max(0, self.last - self.first - self.others - alike)])
 
 
-def transfers_beside_hub(task: Task, hub: int, crossing_s: FloatArray) -> list[Transfers]:
+def transfers_beside_hub(task: Task, hub: int, crossing_s: FloatArray) -> list[ChunkTransfers]:
     """Transfers beyond ``crossing_s``, as in ``ShapeLimits``, up to the hub's chunk and from there on. The hub's own
     edges are left out."""
     if task.shape.ranks == 1:
@@ -101,7 +101,7 @@ def transfers_beside_hub(task: Task, hub: int, crossing_s: FloatArray) -> list[T
         least_s = sum(x.least_s(task.shape.apart) for x in sides if first <= x.first and x.last <= last)
         least_s -= float(crossing_s[first : last + 1].sum())
         if least_s > 0.0:
-            found.append(Transfers(least_s, first, last))
+            found.append(ChunkTransfers(least_s, first, last))
     return found
 
 
@@ -147,7 +147,7 @@ def _sides(task: Task, hub: int) -> Iterator[_Side]:
                 yield _Side(chain, *ends, others, meets_hub)
 
 
-def with_transfers(kinds: LayerKinds, transfers: Sequence[Transfers]) -> LayerKinds:
+def with_transfers(kinds: LayerKinds, transfers: Sequence[ChunkTransfers]) -> LayerKinds:
     """Replaces the kinds that stand for transfers: each is one more layer, which takes as long and may be shared out
     over these chunks."""
     layers, size = int(np.count_nonzero(kinds.counted)), len(transfers)

@@ -141,11 +141,13 @@ class TurnKind(Enum):
 
 
 class Turn(NamedTuple):
-    """One turn of a node. target_s: the best time known when the turn begins. number: of moves, or of the effort."""
+    """One turn of a node. target_s: the best time known when the turn begins. number: of moves, or of the effort.
+    again: how many rounds with as many moves came before."""
 
     kind: TurnKind
     target_s: float
     number: int = 0
+    again: int = 0
 
 
 @dataclass
@@ -413,7 +415,7 @@ class TurnMemo:
 
 
 def _key(node: Node, turn: Turn) -> str:
-    return f"{node.name} {turn.kind.value} {turn.number} {float(turn.target_s).hex()}"
+    return f"{node.name} {turn.kind.value} {turn.number} {turn.again} {float(turn.target_s).hex()}"
 
 
 def _row(task: Task, found: Candidate) -> dict[str, object]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from piper_ray.engine.chunks.crossings import (
-    Transfers,
+    ChunkTransfers,
     forced_transfers_s,
     further_beside_hub,
     rank_seconds,
@@ -496,7 +496,7 @@ class Relaxation:
         found = [] if self._hub < 0 else transfers_beside_hub(self.task, self._hub, self.limits.crossing_s)
         left_s = self.uncounted_s - sum(one.seconds for one in found)
         if left_s > 0.0:
-            found.append(Transfers(left_s, 0, self.task.shape.stages - 1))
+            found.append(ChunkTransfers(left_s, 0, self.task.shape.stages - 1))
         self._transfers = found
         self.exact_kinds, self.kinds = (with_transfers(one, found) for one in (self.exact_kinds, self.kinds))
 

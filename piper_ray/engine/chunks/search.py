@@ -76,12 +76,13 @@ _Turn = tuple[int, float]
 @dataclass(frozen=True)
 class _Phase:
     """Turns of one kind, for a limited number of nodes. passes: the most that the moves of a turn simulate, with the
-    layers that they look at."""
+    layers that they look at. again: as in ``Turn``."""
 
     kind: TurnKind
     moves: int
     turns: Round
     passes: float = np.inf
+    again: int = 0
 
 
 @dataclass(frozen=True)
@@ -190,9 +191,10 @@ class ChunkSearch:
             if round_ == 0:
                 within, most = _DESCENDED
                 yield from self._plan(TurnKind.DESCEND, 0, self._promising(within)[:most])
-        for within, most, moves in () if self._is_chain else _FURTHER:
+        for again, (within, most, moves) in enumerate(() if self._is_chain else _FURTHER):
             if self._bounds.lower_s < _FAR * self._target_s < np.inf and not self._is_near():
-                yield from self._plan(TurnKind.PLAN, moves, self._promising(within)[:most], passes=_FURTHER_PASSES)
+                indices = self._promising(within)[:most]
+                yield from self._plan(TurnKind.PLAN, moves, indices, passes=_FURTHER_PASSES, again=again)
 
     def _plan(
         self,
@@ -201,10 +203,11 @@ class ChunkSearch:
         indices: Sequence[int],
         ends_at: Callable[[Node], bool] = lambda _: False,
         passes: float = np.inf,
+        again: int = 0,
     ) -> Generator[None, None, None]:
         """Gives each of these nodes a turn for plans. ends_at: whether neither a node nor those after it need a
         turn."""
-        phase = _Phase(kind, moves, self._next_round(len(indices)), passes)
+        phase = _Phase(kind, moves, self._next_round(len(indices)), passes, again)
         turns = deque((index, self._target_s) for index in indices)
         while turns:
             index, _ = turns[0]
@@ -325,7 +328,7 @@ class ChunkSearch:
             return Turn(phase.kind, target_s, node.done)
         shape = node.task.shape
         of_move = 2 * shape.microbatches * shape.stages + node.task.tables.order.size
-        return Turn(phase.kind, target_s, int(min(phase.moves, phase.passes / of_move)))
+        return Turn(phase.kind, target_s, int(min(phase.moves, phase.passes / of_move)), phase.again)
 
     def _is_left(self, node: Node) -> bool:
         """Whether there are no more efforts for the node."""

@@ -50,7 +50,7 @@ _ROUNDING = 1e-9
 """Relative rounding error of sums."""
 
 
-class _Bounds(NamedTuple):
+class _StageWorth(NamedTuple):
     """Bounds on what a stage of a kind is worth after some of its vertices."""
 
     budget_s: float
@@ -98,7 +98,7 @@ def dearest_stage(
         value = best * devices
         a_second, to_come, whole = _price_of_a_second(moves, weight_s, charge_s, budget_s, price, value, most[0])
         if whole > value:
-            bounds = _Bounds(budget_s, most, a_second, to_come)
+            bounds = _StageWorth(budget_s, most, a_second, to_come)
             value = _largest(moves, weight_s, charge_s, bounds, price, value, chosen)
         if value > best * devices:
             best, found = value / devices, kind
@@ -198,7 +198,7 @@ def _largest(
     moves: LabelMoves,
     weight_s: FloatArray,
     charge_s: FloatArray,
-    bounds: _Bounds,
+    bounds: _StageWorth,
     price: FloatArray,
     above: float,
     chosen: BoolArray,
