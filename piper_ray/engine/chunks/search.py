@@ -224,7 +224,8 @@ class ChunkSearch:
 
     @property
     def _is_chain(self) -> bool:
-        return all(task.tables.order.is_chain for task in self.tasks[:1])
+        """Whether layers have one order alone, which is the same in all tasks."""
+        return bool(self.tasks) and self.tasks[0].tables.order.is_chain
 
     def _next_round(self, turns: int) -> Round:
         self._rounds += 1

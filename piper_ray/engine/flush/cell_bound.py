@@ -209,7 +209,8 @@ class _CellWays(NamedTuple):
                 more_s, past_s = behind_s, level_s + (m - 1) * stages.time_s
             else:
                 further = np.minimum(m - 1, stages.behind)
-                passes_s = 0.5 * further * stages.time_s  # of either kind, at the least of both paths
+                # The paths through both kinds of passes take least where each kind has half of the stage's time.
+                passes_s = 0.5 * further * stages.time_s
                 down_s = np.maximum(0.0, behind_s - passes_s)
                 more_s = np.where(further == m - 1, down_s, 2.0 * down_s)
                 past_s = level_s + (m - 1) * stages.time_s - passes_s
@@ -251,8 +252,8 @@ class _CellWays(NamedTuple):
         return self._replace(stages=_of_stages(self.stages, some)) if some.any() else None
 
     def _cost_s(self, prices: LevelPrices) -> FloatArray:
-        """Returns what stages cost at least by these prices. What may be of either kind of pass is of that which counts
-        less."""
+        """Returns what stages cost at least by these prices. Seconds that may be of either kind of pass count as the
+        kind of the lower price."""
         stages, at, path = self.stages, self.stages.behind, prices.path
         forward, backward = path.forward[at] - prices.of_all, path.backward[at] - prices.of_all
         sync = np.where(stages.front == NO_BORDER, np.cumsum(path.sync[::-1])[::-1][at], path.sync[at])

@@ -127,23 +127,18 @@ class StageCosts:
 
 
 class PassShares(NamedTuple):
-    """No stage's passes take less than these shares of the least time of its layers and edges; half of it at most, as
-    edges cost the same in each pass."""
+    """Each stage's passes take at least these shares of the least time of its layers and edges. Neither is more than
+    half, because an edge costs the same in each pass."""
 
     forward: float
     backward: float
 
     @classmethod
     def of(cls, choices: LayerChoices) -> PassShares:
-        passes_s = choices.forward_s, choices.backward_s
-        forward_s, backward_s, time_s = choices.least(np.stack([*passes_s, np.add(*passes_s)]))
-        some = time_s > 0.0
-        return cls(
-            *(
-                min(0.5, float((of_pass[some] / time_s[some]).min())) if some.any() else 0.5
-                for of_pass in (forward_s, backward_s)
-            )
-        )
+        passes_s = np.stack([choices.forward_s, choices.backward_s])
+        *least_s, time_s = choices.least(np.vstack([passes_s, passes_s.sum(axis=0)]))
+        shares = np.stack(least_s)[:, time_s > 0.0] / time_s[time_s > 0.0]
+        return cls(*shares.min(axis=1, initial=0.5).tolist())
 
 
 class _Least(NamedTuple):
@@ -301,12 +296,13 @@ class _LeastTimes(NamedTuple):
         return cls(price_s, choices.least(time_s + price_s[:, None] * held) @ choices.copies)
 
     def dearest(self, window: StageWindow, cells: int, memory_bytes: float, more: int) -> list[float]:
-        """Returns the prices other than zero at which a stage with one of the window's shares takes longest, if it
-        holds ``memory_bytes``; so many more, evenly spaced; and the last one if the largest stages may not fit."""
+        """Returns the prices other than zero at which a stage that holds ``memory_bytes`` takes longest, for each share
+        of the window; ``more`` prices evenly spaced; and the last one if the largest stages may not fit."""
         last, largest = self.price_s.size - 1, window.limits.most_inside / max(1, cells)
         found = {self._dearest(share, memory_bytes) for share in window.shares}
         found |= set(np.linspace(0, last, more + 2, dtype=np.int64)[1:-1].tolist())
-        found |= {last} & {self._dearest(largest, memory_bytes)}
+        if self._dearest(largest, memory_bytes) == last:
+            found.add(last)
         return [float(self.price_s[k]) for k in sorted(found - {0})]
 
     def _dearest(self, share: float, memory_bytes: float) -> int:
