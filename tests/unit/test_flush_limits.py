@@ -214,6 +214,30 @@ def value_s(result: task_search.TaskResult) -> float | None:
     return None if result.found is None else result.found.value_s
 
 
+@pytest.mark.parametrize("schedule", FlushSchedule)
+def test_tasks_without_the_memory_for_all_layers_have_no_plan(
+    schedule: FlushSchedule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left_out = kept_with_plan = 0
+    for seed in range(100):
+        instance = random_instance(seed, most_layers=6)
+        instance = instance.replace(memory_bytes=Random(seed).uniform(0.1, 1.0) * instance.memory_bytes)
+        workload, _ = tables(instance)
+        if workload is None:
+            continue
+        with monkeypatch.context() as patch:
+            patch.setattr("piper_ray.engine.flush.tasks._is_there_memory", lambda *_: True)
+            everything = tasks_of(instance, workload, schedule)
+        kept = {task.key for task in tasks_of(instance, workload, schedule)}
+        for task in everything:
+            found = run_task(SearchSpace(workload.arrays), task, np.array([np.inf, 0.0])).found
+            assert task.key in kept or found is None
+            left_out += task.key not in kept
+            kept_with_plan += task.key in kept and found is not None
+    assert left_out >= 20
+    assert kept_with_plan >= 20
+
+
 def tables(instance: Instance) -> tuple[FlushWorkload | None, PathArrays | None]:
     variants = tuple(x for x in stage_variants(instance, Restrictions()) if x.degree <= instance.devices)
     if not variants:

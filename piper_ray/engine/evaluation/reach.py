@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from piper_ray.engine.evaluation.dual_prices import Cover, DualPrices
-from piper_ray.engine.kernels.reach import Reached, ReachKinds, ReachLimits, file_reached, reach_from
+from piper_ray.engine.kernels.reach import Reached, ReachKinds, ReachLimits, empty_path, file_reached, reach_from
 from piper_ray.engine.kernels.types import BitArray, IndexArray
 
 _FIRST_ROOM = 4096
@@ -67,6 +67,7 @@ class Reach:
         kinds = self.kinds(dual_prices)
         limits = self.limits(dual_prices, kinds, beam)
         reached = _empty_set_alone(min(room.downsets, _FIRST_ROOM), max(1, (n + 63) // 64))
+        path = empty_path(n, reached.bits.shape[1])
         kept: list[IndexArray] = []
         for size in range(n + 1):
             sources = np.flatnonzero(reached.size[: int(reached.used[0])] == size)
@@ -81,7 +82,7 @@ class Reach:
                 number = 0
                 while number < alike.size * kinds.degree.size:
                     check()
-                    number = reach_from(alike, number, _STEPS_AT_ONCE, self._paths, kinds, limits, reached)
+                    number = reach_from(alike, number, _STEPS_AT_ONCE, self._paths, kinds, limits, path, reached)
                     self.steps = int(reached.steps[0])
                     if self.steps > room.steps:
                         return None

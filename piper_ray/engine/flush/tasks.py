@@ -16,7 +16,7 @@ from piper_ray.engine.flush.path_prices import PathPrices
 from piper_ray.engine.flush.paths import room
 from piper_ray.engine.flush.tables import FlushWorkload
 from piper_ray.engine.kernels.flush_paths import empty_tail, least_batch_s
-from piper_ray.engine.kernels.flush_stages import AheadArrays, look_ahead
+from piper_ray.engine.kernels.flush_stages import AheadArrays, in_flight, look_ahead
 from piper_ray.engine.kernels.flush_types import GPIPE, ONE_F_ONE_B, SUM, TWO_BW, FlushTask
 from piper_ray.engine.kernels.types import FloatArray, IndexArray, frozen
 from piper_ray.model.constraints import Restrictions
@@ -24,6 +24,8 @@ from piper_ray.model.instance import Instance
 from piper_ray.model.schedule import Schedule, ScheduleName, StepTerms
 
 _NO_MIXES: IndexArray = np.empty((0, 0), np.int64)
+_ROUNDING = 1e-9
+"""Relative rounding error of sums of bytes."""
 TASK_CODES = {ScheduleName.GPIPE: GPIPE, ScheduleName.ONE_F_ONE_B: ONE_F_ONE_B, ScheduleName.TWO_BW: TWO_BW}
 
 
@@ -147,7 +149,7 @@ def list_tasks(
             lower_s = max(lower_s, work_s + work_s / arrays.room[-1])
         if has_kinds:
             lower_s = max(lower_s, ahead.ahead_share[0] / share_within(arrays, mixes))
-        if lower_s < np.inf:
+        if lower_s < np.inf and _is_there_memory(workload, arrays):
             task = DegreePair(0, degrees, mixes, arrays, ahead, max(0.0, float(lower_s)))
             found.append(task if has_kinds else task.with_mixes())
     found.sort(key=lambda task: (task.lower_s, task.key))
@@ -168,6 +170,22 @@ def _parts(
         if stages:
             for part in workload.border_rates.parts(instance.cluster, d, degrees, stages):
                 yield d, degrees, usable, part
+
+
+def _is_there_memory(workload: FlushWorkload, task: FlushTask) -> bool:
+    """Whether all stages together may hold what all layers hold at least: if what does not depend on microbatches in
+    flight is in the stages with most of these, activations have most room."""
+    layers = workload.values.sums[list(task.variants)]
+    shared = layers[:, :, SUM.least_shared] / task.data_parallel_degree
+    fixed_bytes = float((layers[:, :, SUM.least_fixed] + shared).min(axis=0).sum())
+    activation_bytes = float(layers[:, :, SUM.least_activation].min(axis=0).sum())
+    room_bytes = 0.0
+    for behind in reversed(range(task.most_stages)):
+        here_bytes = min(fixed_bytes, task.most_memory_bytes)
+        fixed_bytes -= here_bytes
+        y = in_flight(task.schedule, task.microbatches, behind)
+        room_bytes += (task.most_memory_bytes - here_bytes) / y
+    return fixed_bytes <= 0.0 and activation_bytes <= room_bytes * (1.0 + _ROUNDING)
 
 
 def _share_of_s(workload: FlushWorkload, variants: Sequence[int]) -> FloatArray:

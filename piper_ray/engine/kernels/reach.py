@@ -184,9 +184,10 @@ def _price_ahead(
     return ahead
 
 
-class _Path(NamedTuple):
+class UnfinishedPath(NamedTuple):
     """A path through the automaton, by the number of labelled vertices."""
 
+    labelled: IndexArray  # int64[1]: their number when a call ended within a pair; -1 if it ended between two pairs
     state: IndexArray  # int64[n + 1]
     label: IndexArray  # int64[n + 1]: the next label to try for the following vertex
     outer: BitArray  # uint64[n + 1, words]: the stage so far, with all vertices behind it
@@ -199,9 +200,11 @@ class _Path(NamedTuple):
     shared_bytes: FloatArray
 
 
-@inner_kernel
-def _empty_path(n: int, words: int) -> _Path:
-    return _Path(
+@kernel
+def empty_path(n: int, words: int) -> UnfinishedPath:
+    """Returns the path of no pair. n: vertices."""
+    return UnfinishedPath(
+        labelled=np.full(1, -1, np.int64),
         state=np.zeros(n + 1, np.int64),
         label=np.zeros(n + 1, np.int64),
         outer=np.zeros((n + 1, words), np.uint64),
@@ -223,10 +226,12 @@ def _reach_from(
     kinds: ReachKinds,
     ahead: FloatArray,
     limits: ReachLimits,
-    path: _Path,
+    path: UnfinishedPath,
+    end_steps: int,
     reached: Reached,
 ) -> bool:
-    """Records all downsets to which a stage of kind q in front of downset j leads. Returns False if there is no room.
+    """Records all downsets to which a stage of kind q in front of downset j leads, from ``path`` on if it is of this
+    pair. Returns False, with the path so far, if there is no room or ``end_steps`` are done.
 
     ahead: the result of ``_price_ahead`` for this kind.
     """
@@ -235,9 +240,12 @@ def _reach_from(
     used, later = reached.devices[j], reached.least_sum[j]
     if later + d > limits.data_parallel_sum:
         return True
+    k = path.labelled[0]
+    if k < 0:
+        k, path.label[0] = 0, 0
+        for word in range(words):
+            path.outer[0, word] = reached.bits[j, word]
     own = 0.0
-    for word in range(words):
-        path.outer[0, word] = reached.bits[j, word]
     for v in range(n):
         if has(path.outer[0], v):
             own += limits.price[v]
@@ -252,9 +260,10 @@ def _reach_from(
     most_bytes = limits.memory_bytes * (1.0 + _GUARD)
     cells = ahead.shape[1]
     per_cell = cells / budget_s
-    path.label[0] = 0
-    k = 0
     while k >= 0:
+        path.labelled[0] = k
+        if reached.steps[0] >= end_steps:
+            return False
         reached.steps[0] += 1
         if k == n:
             if path.size[k] > 0 and not _arrive(
@@ -304,6 +313,7 @@ def _reach_from(
             path.size[above] += 1
             path.outer[above, v >> 6] |= np.uint64(1) << np.uint64(v & 63)
         k = above
+    path.labelled[0] = -1
     return True
 
 
@@ -315,30 +325,29 @@ def reach_from(
     paths: StagePaths,
     kinds: ReachKinds,
     limits: ReachLimits,
+    path: UnfinishedPath,
     reached: Reached,
 ) -> int:
     """Records all downsets to which a stage in front of one of the sources leads, by kind and then by source. Starts
-    with pair number ``first``, and stops after ``most_steps`` steps or if there is no room for a pair's downsets.
+    with pair number ``first``, and stops after ``most_steps`` steps or if there is no room for a downset.
 
-    Returns the number of the next pair: that of the kinds times the sources at the end. A pair may be repeated. Similar
-    sources together take least time.
+    Returns the number of the next pair, or of the one that ``path`` is of: that of the kinds times the sources at the
+    end. Similar sources together take least time.
     """
-    n, words = paths.order.size, reached.bits.shape[1]
+    words = reached.bits.shape[1]
     meet, join = np.full(words, ~np.uint64(0)), np.zeros(words, np.uint64)
     for j in sources:
         for word in range(words):
             meet[word] &= reached.bits[j, word]
             join[word] |= reached.bits[j, word]
-    path = _empty_path(n, words)
     end_steps = reached.steps[0] + most_steps
     number = first
     while number < kinds.degree.size * sources.size:
         q = number // sources.size
         ahead = _price_ahead(q, paths, kinds, limits.price, meet, join)
         while number < (q + 1) * sources.size:
-            if not _reach_from(sources[number - q * sources.size], q, paths, kinds, ahead, limits, path, reached):
+            j = sources[number - q * sources.size]
+            if not _reach_from(j, q, paths, kinds, ahead, limits, path, end_steps, reached):
                 return number
             number += 1
-            if reached.steps[0] > end_steps:
-                return number
     return number
