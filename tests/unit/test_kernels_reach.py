@@ -167,6 +167,21 @@ def test_no_more_than_there_is_room_for() -> None:
     assert reach.downsets(dual_prices, Room(len(all_of_them), steps - 1)) is None
 
 
+def test_calls_end_within_a_stage_and_go_on_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, cover = covered(parallel_branches(3, 5))
+    reach, dual_prices = Reach(cover), cover.dual_prices(problem.lower_bound_s() * 2.0, rounds=1)
+    at_once = reach.downsets(dual_prices, AMPLE)
+    steps, calls = reach.steps, []
+    monkeypatch.setattr("piper_ray.engine.evaluation.reach._STEPS_AT_ONCE", 7)
+    by_and_by = reach.downsets(dual_prices, AMPLE, check=lambda: calls.append(reach.steps))
+    assert at_once is not None
+    assert by_and_by is not None
+    assert (by_and_by == at_once).all()
+    assert reach.steps == steps
+    assert max(np.diff(calls)) <= 7
+    assert len(calls) >= steps / 7
+
+
 def test_room_grows_as_it_is_needed() -> None:
     problem, cover = covered(parallel_branches(1, 13, devices=4))
     found = Reach(cover).downsets(cover.dual_prices(problem.lower_bound_s() * 4.0, rounds=1), AMPLE)
