@@ -28,7 +28,7 @@ def cells_of(problem: Problem, most_s: float, grids: tuple[int, ...]) -> CellCov
     cover, found = StageCover.of(problem), None
     assert cover is not None
     for grid in grids:
-        found = CellCover.of(cover, grid, most_s, found, lambda: None)
+        found = CellCover.of(cover, grid, 0.25, most_s, found, lambda: None)
     assert found is not None
     return found
 
@@ -50,9 +50,11 @@ def test_no_plan_takes_fewer_devices(bucket: int, by_lines: bool, monkeypatch: p
         optimum = best.time_per_sample_s
         for grids in ((3,), (5, 40)):
             found = cells_of(problem, float(optimum * FACTORS[-1]), grids)
-            ahead, behind = found.fewest(float(optimum))
-            assert ahead[-1] == behind[0] <= best.plan.devices
-            above_work += ahead[-1] > np.ceil(problem.workload.sums.device_work_s[-1] / float(optimum) - 1e-6)
+            for price in found.prices(instance.devices):
+                assert found.fewest(float(optimum), price)[-1] <= best.plan.devices + 1e-9
+            above_work += found.fewest(float(optimum))[-1] > np.ceil(
+                problem.workload.sums.device_work_s[-1] / float(optimum) - 1e-6
+            )
             for factor in FACTORS:
                 threshold_s = float(optimum * factor)
                 plain = evaluated(problem, threshold_s, None)
@@ -67,6 +69,17 @@ def test_no_plan_takes_fewer_devices(bucket: int, by_lines: bool, monkeypatch: p
     assert fewer >= 3
 
 
+def test_prices_of_work_count_whole_devices_on_a_coarse_grid() -> None:
+    """Without them, of eight cells, stages have less work than their cells."""
+    instance = two_towers(6, devices=8)
+    problem = tables(instance, contraction=without_contraction()).problem
+    threshold_s = 1.05 * problem.lower_bound_s()
+    found = cells_of(problem, threshold_s, (8,))
+    plain_devices, *priced = [found.fewest(threshold_s, price)[-1] for price in found.prices(instance.devices)]
+    assert max(priced) > plain_devices + 1.0
+    assert found.needs_more_than(5, threshold_s)
+
+
 @pytest.mark.parametrize("by_lines", [False, True])
 def test_no_stage_takes_less_than_its_cells(by_lines: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """By trying every choice of each stage, for one microbatch in flight."""
@@ -78,7 +91,7 @@ def test_no_stage_takes_less_than_its_cells(by_lines: bool, monkeypatch: pytest.
         cover = StageCover.of(made.problem)
         assert cover is not None
         most_s = 3.0 * made.problem.lower_bound_s()
-        found = CellCover.of(cover, 12, most_s, None, lambda: None)
+        found = CellCover.of(cover, 12, 0.25, most_s, None, lambda: None)
         kinds = dict(zip(zip(found.devices.tolist(), found.degree.tolist(), strict=True), found.spent_s, strict=True))
         budget_s = dict(zip(kinds, found.budget_s.tolist(), strict=True))
         for i, j in made.pairs():

@@ -4,14 +4,20 @@ amount of work in front of it (``kernels.cell_stages``).
 Of all stages of a kind between two cells the quickest one counts, whichever downsets its borders are. So no plan that
 keeps a threshold takes fewer devices than the cheapest way from cell to cell. Unlike dual prices, which share stages
 out, a way consists of whole stages.
+
+The quickest stage may have less work than its cells stand for. Over all stages of a plan, the work of vertices and the
+work that cells stand for have the same sum. So a second that a stage has more of the former may have a price, and one
+that it has less costs as much: the sum over a plan stays its number of devices. A stage of a kind cannot have more work
+than its budget leaves beside what its edges cost at least.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from piper_ray.engine.evaluation.completion import Completion
 from piper_ray.engine.evaluation.dual_prices import GUARD, StageCover, kept_s
@@ -29,46 +35,72 @@ _MOST_FIGURES = 60_000_000
 _SLOPES = (0.7, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1)
 """The slopes of these lines, relative to the time of all layers."""
 
-_READS = 0.25
-"""How much of what its edges cost a vertex counts in cells, if more than a few others read it."""
+_SHORT = 5
+"""How many times longer a step takes where no numbers of cells inside are told apart."""
+
+_PRICES = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""Prices of a second of work, in shares of what it costs if all devices together have all work."""
 
 _ROUNDING = 1e-11
 """Relative rounding error of sums."""
 
+_PART = 1e-6
+"""A part of a device, larger than rounding errors of sums of devices."""
+
 
 @dataclass(frozen=True)
 class CellCover:
-    """Stages between two cells, for thresholds of at most ``most_s``. cells_of: int64[n], the number of cells that each
-    vertex counts in front of a border. Kinds of stages, those of most devices first: their devices, their degrees, what
-    they may spend at ``most_s``, and what they spend at least, float64[cells in front, cells inside] each. steps: a
-    measure of the time that it took, half a billion a second.
+    """Stages between two cells, for thresholds of at most ``most_s``.
+
+    cells_of: int64[n], the number of cells that each vertex counts in front of a border. work_s: float64[n]. Kinds of
+    stages, those of most devices first: their devices, their degrees, what they may spend at ``most_s``, and a rate, of
+    what they spend to their work. spent_s, level_s: what they spend at least, and the same at that rate with the work
+    of their cells in place of their own, in seconds of work; float64[cells in front, cells inside] for each kind, with
+    no columns if no plan has such a stage. steps: a measure of the time that it took, half a billion a second.
     """
 
     most_s: float
     cells_of: IndexArray
+    work_s: FloatArray
     devices: IndexArray
     degree: IndexArray
     budget_s: FloatArray
+    rate: FloatArray
     spent_s: tuple[FloatArray, ...]
+    level_s: tuple[FloatArray, ...]
     steps: int
 
     @classmethod
     def of(
-        cls, cover: StageCover, cells: int, most_s: float, known: CellCover | None, check: Callable[[], None]
+        cls,
+        cover: StageCover,
+        cells: int,
+        reads: float,
+        most_s: float,
+        known: CellCover | None,
+        check: Callable[[], None],
     ) -> CellCover:
-        """cells: about their number. known: on a coarser grid. check: may raise."""
+        """cells: about their number. reads: how much of what its edges cost a vertex counts in cells, if more than a
+        few others read it. known: on a coarser grid. check: may raise."""
         moves, kinds = cover.stages.moves, cover.kinds_at(kept_s(most_s))
         tail = np.array([tail for tail, _, _ in cover.graph.edges], np.int64)
-        weight_s = work_with_edges(cover.replica_s, tail, cover.edge_s.min(axis=1), _READS)
-        cells_of = cells_along(cover.graph, weight_s, cells)
+        work_s = work_with_edges(cover.replica_s, tail, cover.edge_s.min(axis=1), reads)
+        cells_of = cells_along(cover.graph, work_s, cells)
         vertex, is_inside = np.repeat(moves.order, np.diff(moves.move_start)), moves.inside == 1
-        all_cells, steps, spent_s = int(cells_of.sum()), 0, list[FloatArray]()
+        all_cells, all_s, steps = int(cells_of.sum()), float(work_s.sum()), 0
+        spent_s, level_s, rates = list[FloatArray](), list[FloatArray](), list[float]()
         budget_s = kinds.budget_s / (1.0 + GUARD)
         order = np.argsort(-kinds.devices, kind="stable")
+        is_useful = [True] * order.size if known is None else known.useful_kinds(cover.limits.devices)
         for number, kind in enumerate(order):
-            weight_s, variant = kinds.weight_s[kind], kinds.variant[kind]
-            cost = cover.stages.charge_s[variant] + np.where(is_inside, weight_s[vertex], 0.0)
+            weight_s, charge_s = kinds.weight_s[kind], cover.stages.charge_s[kinds.variant[kind]]
             whole_s, most = float(weight_s[np.isfinite(weight_s)].sum()), all_cells
+            rates.append(whole_s / all_s if whole_s > 0.0 and all_s > 0.0 else 1.0)
+            if not is_useful[number]:
+                spent_s.append(np.empty((all_cells + 1, 0)))
+                level_s.append(spent_s[-1])
+                continue
+            cost = charge_s + np.where(is_inside, weight_s[vertex], 0.0)
             if known is not None:
                 most = known.spent_s[number].shape[1] * all_cells // max(1, int(known.cells_of.sum()))
             elif whole_s > budget_s[kind]:
@@ -76,62 +108,129 @@ class CellCover:
             while True:
                 check()
                 most = min(most + 2, all_cells)
-                ranges = cell_ranges(cover.labelling, cells_of, every_stage(cells_of, most - 1))
-                if ranges.figures > _MOST_FIGURES:
-                    found, taken = _along_slopes(cover.labelling, cells_of, cost, whole_s)
-                else:
-                    found, taken = least_cost(cover.labelling, cells_of, cost, ranges), ranges.steps
+                found, taken = _least(cover.labelling, cells_of, cost, most, [share * whole_s for share in _SLOPES])
                 steps += taken
                 if found.shape[1] > all_cells or found[:, most].min() > budget_s[kind]:
                     break
                 most = int(_WIDER * most)
             useful = np.flatnonzero(found.min(axis=0) <= budget_s[kind] * (1.0 + _ROUNDING))
             spent_s.append(np.ascontiguousarray(found[:, : useful[-1] + 1 if useful.size else 0]))
+            cost = charge_s + np.where(is_inside, (weight_s - rates[-1] * work_s)[vertex], 0.0)
+            beside_s, taken = _least(cover.labelling, cells_of, cost, spent_s[-1].shape[1], [0.0])
+            steps += taken
+            inside = np.arange(spent_s[-1].shape[1])
+            level_s.append(beside_s[:, : inside.size] / rates[-1] + inside * (all_s / max(1, all_cells)))
         degree = kinds.devices // cover.degree_of(kinds.variant)
-        return cls(most_s, cells_of, kinds.devices[order], degree[order], budget_s[order], tuple(spent_s), steps)
+        return cls(
+            most_s,
+            cells_of,
+            work_s,
+            kinds.devices[order],
+            degree[order],
+            budget_s[order],
+            np.array(rates),
+            tuple(spent_s),
+            tuple(level_s),
+            steps,
+        )
 
-    def fewest(self, threshold_s: float) -> tuple[FloatArray, FloatArray]:
-        """Returns float64[cells + 1] each, by the cells in front of a border: the fewest devices of stages in front of
-        it, and of those behind it, if all keep the threshold; inf if they cannot."""
+    def prices(self, devices: int) -> tuple[float, ...]:
+        """Prices of a second of work, in devices. devices: of a plan at most."""
+        work_s = float(self.work_s.sum())
+        return tuple(share * devices / work_s for share in _PRICES) if work_s > 0.0 else (0.0,)
+
+    def fewest(self, threshold_s: float, price: float = 0.0) -> FloatArray:
+        """Returns float64[cells + 1]: the fewest devices of stages in front of a border, by the cells in front of it,
+        if all keep the threshold; inf if they cannot. price: of a second of work; what stages have beyond the work of
+        their cells is subtracted."""
+        return self._along(self._costs(threshold_s, price))
+
+    def _along(self, costs: Sequence[FloatArray]) -> FloatArray:
+        """Returns the cost of the cheapest way to each cell."""
         size = int(self.cells_of.sum()) + 1
-        devices_of = np.full((size, max((spent_s.shape[1] for spent_s in self.spent_s), default=0)), np.inf)
-        budget_s = (self.budget_s - (kept_s(self.most_s) - kept_s(threshold_s)) * self.degree) * (1.0 + _ROUNDING)
-        for devices, most_s, spent_s in zip(self.devices, budget_s, self.spent_s, strict=True):
-            devices_of[:, : spent_s.shape[1]][spent_s <= most_s] = devices
-        ahead, behind = np.full(size, np.inf), np.full(size, np.inf)
-        ahead[0] = behind[-1] = 0.0
+        least = np.full((size, max((cost.shape[1] for cost in costs), default=0)), np.inf)
+        for cost in costs:
+            np.minimum(least[:, : cost.shape[1]], cost, out=least[:, : cost.shape[1]])
+        found = np.full(size, np.inf)
+        found[0] = 0.0
         for cell in range(size):
-            to = ahead[cell : cell + devices_of.shape[1]]
-            np.minimum(to, ahead[cell] + devices_of[cell, : to.size], out=to)
-        for cell in range(size - 1, -1, -1):
-            rest = behind[cell : cell + devices_of.shape[1]]
-            behind[cell] = min(behind[cell], (rest + devices_of[cell, : rest.size]).min(initial=np.inf))
-        return ahead, behind
+            to = found[cell : cell + least.shape[1]]
+            np.minimum(to, found[cell] + least[cell, : to.size], out=to)
+        return found
+
+    def _costs(self, threshold_s: float, price: float) -> list[FloatArray]:
+        """Returns what stages cost, by kind, cells in front and cells inside; inf if they do not keep the threshold."""
+        budget_s = (self.budget_s - (kept_s(self.most_s) - kept_s(threshold_s)) * self.degree) * (1.0 + _ROUNDING)
+        most_work_s = budget_s / self.rate
+        return [
+            np.where(spent_s <= most_s, devices - price * (work_s - level_s) if price > 0.0 else devices, np.inf)
+            for devices, most_s, work_s, spent_s, level_s in zip(
+                self.devices, budget_s, most_work_s, self.spent_s, self.level_s, strict=True
+            )
+        ]
 
     def needs_more_than(self, devices: int, threshold_s: float) -> bool:
         """Whether no plan that keeps the threshold has so few devices."""
-        return bool(self.fewest(threshold_s)[0][-1] > devices)
+        return any(self.fewest(threshold_s, price)[-1] > devices + _PART for price in self.prices(devices))
+
+    def useful_kinds(self, devices: int) -> list[bool]:
+        """Whether plans of at most so many devices may have stages of each kind."""
+        size, found = int(self.cells_of.sum()) + 1, [True] * len(self.devices)
+        for price in self.prices(devices):
+            costs = self._costs(self.most_s, price)
+            ahead, behind = self._along(costs), self._along([_from_behind(cost) for cost in costs])[::-1]
+            for number, cost in enumerate(costs):
+                beyond = np.append(behind, np.full(cost.shape[1], np.inf))
+                rest = sliding_window_view(beyond, cost.shape[1])[:size] if cost.size > 0 else cost
+                found[number] &= bool((ahead[:, None] + cost + rest).min(initial=np.inf) <= devices + _PART)
+        return found
 
     def completion(self, problem: Problem, threshold_s: float) -> Completion:
         """Computes the limits of downsets: what is outside takes at least as many devices as what is in front of a
-        border of the same cell."""
-        ahead, _ = self.fewest(threshold_s)
-        behind = problem.workload.lattice.sums(self.cells_of[:, None].astype(np.float64))[:, 0].astype(np.int64)
-        device_limit = np.maximum(problem.cluster.devices - ahead[ahead.size - 1 - behind], 0.0).astype(np.int64)
+        border of the same cell, and at each price as many more as its work is beyond that of its cells."""
+        of_vertex, all_cells = np.stack([self.cells_of, self.work_s], axis=1), int(self.cells_of.sum())
+        inside = problem.workload.lattice.sums(of_vertex)
+        in_front = all_cells - inside[:, 0].astype(np.int64)
+        beyond_s = self.work_s.sum() * (1.0 - in_front / max(1, all_cells)) - inside[:, 1]
+        devices = np.zeros(in_front.size)
+        for price in self.prices(problem.cluster.devices):
+            devices = np.maximum(devices, self.fewest(threshold_s, price)[in_front] + price * beyond_s)
+        device_limit = np.maximum(problem.cluster.devices - np.ceil(devices - _PART), 0.0).astype(np.int64)
         device_limit.setflags(write=False)
         return Completion(threshold_s, device_limit)
 
 
-def _along_slopes(stages: Labelling, cells_of: IndexArray, cost: FloatArray, whole_s: float) -> tuple[FloatArray, int]:
+def _from_behind(cost: FloatArray) -> FloatArray:
+    """Returns costs of stages by the cells behind them, for those by the cells in front."""
+    found = np.full_like(cost, np.inf)
+    for inside in range(cost.shape[1]):
+        found[: cost.shape[0] - inside, inside] = cost[: cost.shape[0] - inside, inside][::-1]
+    return found
+
+
+def _least(
+    stages: Labelling, cells_of: IndexArray, cost: FloatArray, most: int, slopes_s: Sequence[float]
+) -> tuple[FloatArray, int]:
+    """Returns ``least_cost`` for up to ``most`` cells, and more together, and the steps; bounds on it by lines if its
+    figures are many."""
+    ranges = cell_ranges(stages, cells_of, every_stage(cells_of, most - 1))
+    if ranges.figures > _MOST_FIGURES:
+        return _along_slopes(stages, cells_of, cost, slopes_s)
+    return least_cost(stages, cells_of, cost, ranges), ranges.steps
+
+
+def _along_slopes(
+    stages: Labelling, cells_of: IndexArray, cost: FloatArray, slopes_s: Sequence[float]
+) -> tuple[FloatArray, int]:
     """Returns bounds on ``least_cost`` for all numbers of cells, and the steps: if all stages in front of a border
-    take at least a constant beyond some seconds a cell, so does one of w cells."""
+    take at least a constant beyond some seconds a cell, so does one of w cells. slopes_s: seconds of all cells."""
     moves, size = stages.moves, int(cells_of.sum()) + 1
     joined = moves.inside * np.repeat(cells_of[moves.order], np.diff(moves.move_start))
     ranges = cell_ranges(stages, cells_of, every_stage(cells_of, -1))
     found = np.full((size, size), -np.inf)
-    for slope in _SLOPES:
-        a_cell_s = slope * whole_s / max(1, size - 1)
+    for slope_s in slopes_s:
+        a_cell_s = slope_s / max(1, size - 1)
         beyond_s = least_cost(stages, cells_of, cost - a_cell_s * joined, ranges)
         found = np.maximum(found, beyond_s + a_cell_s * np.arange(size))
     found[np.add.outer(np.arange(size), np.arange(size)) >= size] = np.inf
-    return found, len(_SLOPES) * ranges.steps
+    return found, len(slopes_s) * _SHORT * ranges.steps

@@ -9,8 +9,12 @@ from piper_ray.engine.evaluation.cell_cover import CellCover
 from piper_ray.engine.evaluation.dual_prices import StageCover
 from piper_ray.engine.search.bracket import Bracket
 
-_GRIDS, _FINER = (64, 128, 256, 512, 1024), 3
+_GRIDS, _FINER = (64, 128, 256, 512, 1024, 2048), 3
 """Numbers of cells, from coarse to fine, and how many times the steps of a grid the next one takes at least."""
+
+_READS, _OTHER_READS = 0.25, (0.0, 1.0)
+"""How much of what its edges cost a vertex with many readers counts in cells; and other shares for the finest grid, on
+which one or another may be best."""
 
 MOST_STEPS = 12_000_000_000
 """Steps for one grid: some twenty seconds."""
@@ -28,15 +32,26 @@ def bound_by_cells(
     for cells in _GRIDS:
         if bracket.upper is None or bracket.is_done(gap) or (known is not None and _FINER * known.steps > most_steps):
             break
-        known = CellCover.of(cover, cells, bracket.upper, known, check)
-        low_s, high_s = bracket.lower, bracket.upper * (1.0 - PROOF)
-        if known.needs_more_than(devices, high_s):
-            low_s = high_s
-        while high_s > low_s * (1.0 + _CLOSE):
-            middle_s = 0.5 * (low_s + high_s)
-            if known.needs_more_than(devices, middle_s):
-                low_s = middle_s
-            else:
-                high_s = middle_s
-        bracket.record_bound(low_s)
+        known = CellCover.of(cover, cells, _READS, bracket.upper, known, check)
+        _raise(bracket, known, devices)
+    for reads in _OTHER_READS:
+        if known is None or bracket.upper is None or bracket.is_done(gap) or _FINER * known.steps > most_steps:
+            break
+        other = CellCover.of(cover, int(known.cells_of.sum()), reads, bracket.upper, known, check)
+        _raise(bracket, other, devices)
     return known
+
+
+def _raise(bracket: Bracket, known: CellCover, devices: int) -> None:
+    """Raises the bound to what is known by some cells. The bracket has a plan."""
+    assert bracket.upper is not None
+    low_s, high_s = bracket.lower, bracket.upper * (1.0 - PROOF)
+    if known.needs_more_than(devices, high_s):
+        low_s = high_s
+    while high_s > low_s * (1.0 + _CLOSE):
+        middle_s = 0.5 * (low_s + high_s)
+        if known.needs_more_than(devices, middle_s):
+            low_s = middle_s
+        else:
+            high_s = middle_s
+    bracket.record_bound(low_s)
