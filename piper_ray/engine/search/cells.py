@@ -9,12 +9,12 @@ from piper_ray.engine.evaluation.cell_cover import CellCover
 from piper_ray.engine.evaluation.dual_prices import StageCover
 from piper_ray.engine.search.bracket import Bracket
 
-_GRIDS, _FINER = (64, 128, 256, 512, 1024, 2048), 3
+_GRIDS, _FINER = (64, 128, 256, 512, 1024, 2048), 5
 """Numbers of cells, from coarse to fine, and how many times the steps of a grid the next one takes at least."""
 
 _READS, _OTHER_READS = 0.25, (0.0, 1.0)
-"""How much of what its edges cost a vertex with many readers counts in cells; and other shares for the finest grid, on
-which one or another may be best."""
+"""How much of what its edges cost a vertex with many readers counts in cells; and other shares for the finest grid of
+wide graphs, on which one or another may be best."""
 
 MOST_STEPS = 12_000_000_000
 """Steps for one grid: some twenty seconds."""
@@ -34,8 +34,10 @@ def bound_by_cells(
             break
         known = CellCover.of(cover, cells, _READS, bracket.upper, known, check)
         _raise(bracket, known, devices)
-    for reads in _OTHER_READS:
-        if known is None or bracket.upper is None or bracket.is_done(gap) or _FINER * known.steps > most_steps:
+    for reads in _OTHER_READS if most_steps == MOST_STEPS else ():
+        if known is None or bracket.upper is None or bracket.is_done(gap):
+            break
+        if len(_OTHER_READS) * known.steps > most_steps:
             break
         other = CellCover.of(cover, int(known.cells_of.sum()), reads, bracket.upper, known, check)
         _raise(bracket, other, devices)

@@ -142,9 +142,6 @@ class Search:
             self._cells = bound_by_cells(cover, devices, self.bracket, self._gap, most_steps, check)
 
     def _try(self, threshold_s: float) -> None:
-        if self._cells is not None and self._cells.needs_more_than(self.problem.cluster.devices, threshold_s):
-            self.bracket.record_infeasible(threshold_s)
-            return
         bound_s = self._pricing.lower_bound_s(threshold_s)
         if bound_s is not None:
             self.bracket.record_bound(bound_s)
