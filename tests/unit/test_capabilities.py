@@ -95,7 +95,9 @@ def ctrl_c(schedule: str, folder: Path) -> None:  # noqa: ARG001 - as all of the
 def wish_to_stop(schedule: str, folder: Path) -> None:  # noqa: ARG001
     """As signals to the command line make it."""
     stop: Stop[Solution] = Stop()
-    found = piper_ray.solve(instance_of(schedule), schedule=schedule, options=ONE_THREAD, stop=stop, listener=At(stop.request))
+    found = piper_ray.solve(
+        instance_of(schedule), schedule=schedule, options=ONE_THREAD, stop=stop, listener=At(stop.request)
+    )
     assert found.plan is not None
     assert found.stopped_by in (StoppedBy.INTERRUPT, None)
     so_far = stop.answer()
@@ -111,7 +113,9 @@ def progress(schedule: str, folder: Path) -> None:  # noqa: ARG001
 
 
 def time_limit(schedule: str, folder: Path) -> None:  # noqa: ARG001
-    found = piper_ray.solve(instance_of(schedule), schedule=schedule, options=SolveOptions(threads=1, time_limit_s=1e-9))
+    found = piper_ray.solve(
+        instance_of(schedule), schedule=schedule, options=SolveOptions(threads=1, time_limit_s=1e-9)
+    )
     assert found.stopped_by is StoppedBy.TIME_LIMIT
     assert found.lower_bound_s <= solved(schedule).lower_bound_s
 
@@ -127,12 +131,16 @@ def resumed(schedule: str, folder: Path) -> None:
 
 
 def threads(schedule: str, folder: Path) -> None:  # noqa: ARG001
-    assert same(piper_ray.solve(instance_of(schedule), schedule=schedule, options=SolveOptions(threads=3)), solved(schedule))
+    assert same(
+        piper_ray.solve(instance_of(schedule), schedule=schedule, options=SolveOptions(threads=3)), solved(schedule)
+    )
 
 
 def prepared(schedule: str, folder: Path) -> None:  # noqa: ARG001
     made = prepare(instance_of(schedule), Restrictions())
-    assert same(piper_ray.solve(instance_of(schedule), schedule=schedule, options=ONE_THREAD, prepared=made), solved(schedule))
+    assert same(
+        piper_ray.solve(instance_of(schedule), schedule=schedule, options=ONE_THREAD, prepared=made), solved(schedule)
+    )
 
 
 def restrictions(schedule: str, folder: Path) -> None:  # noqa: ARG001
