@@ -52,7 +52,7 @@ def run_order(instance: Instance) -> RunOrder:
     order = topological_order(instance)
     predecessors = {layer: before for layer, (before, _) in instance.neighbours.items()}
     successors = {layer: after for layer, (_, after) in instance.neighbours.items()}
-    for kind in (_name, _figures):
+    for kind in (attrgetter("name"), _figures):
         chain = _heaviest_kind(instance, order, kind)
         if not chain or any(v not in successors[u] for u, v in pairwise(chain)):
             continue
@@ -68,7 +68,7 @@ def run_order(instance: Instance) -> RunOrder:
 
 def topological_order(instance: Instance) -> list[int]:
     """Layer ids in the order of upstream's planner: Kahn's algorithm with a stack, layers and edges in file order."""
-    last_first = [*reversed(instance.neighbours.items())]
+    last_first = [*instance.neighbours.items()][::-1]
     successors = {layer: after for layer, (_, after) in last_first}
     return blocks.topological_order(successors, {layer: before for layer, (before, _) in last_first})
 
@@ -82,10 +82,6 @@ def _heaviest_kind(instance: Instance, order: Iterable[int], kind: Callable[[Lay
     heaviest = max(members.values(), key=lambda layers: (sum(work[layer] for layer in layers), len(layers)))
     half = 2.0 * sum(work[layer] for layer in heaviest) >= sum(work.values())
     return heaviest if half and len(heaviest) > 1 else []
-
-
-def _name(layer: Layer) -> Hashable:
-    return layer.name
 
 
 def _figures(layer: Layer) -> Hashable:
