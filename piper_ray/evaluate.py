@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from math import fsum
 from typing import TYPE_CHECKING, Literal
 
+from piper_ray.model import plan_rules
 from piper_ray.model.apart import parts_of
 from piper_ray.model.cluster import Cluster, Link
 from piper_ray.model.constraints import Restrictions, SustainedRate
@@ -21,15 +22,6 @@ from piper_ray.model.errors import InvalidPlan, UsageError
 from piper_ray.model.figures import bytes_text, plural, time_text
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.plan import Plan, Stage
-from piper_ray.model.plan_rules import (
-    as_planned,
-    chosen_tmpcs,
-    device_violations,
-    edge_violations,
-    lies_in_groups,
-    partition_violations,
-    unpassed_edges,
-)
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, ScheduleName, StepTerms
 from piper_ray.simulate.borders import best_ring
 
@@ -160,12 +152,12 @@ def evaluate(
     instance.require_one_site(f"schedule {under.name.value}")
     if step != StepTerms():
         raise UsageError(f"{under.name.value} has its own terms of a step; others are for schedules with a flush")
-    given, instance = instance, as_planned(instance, plan)
-    violations = [*partition_violations(instance, plan), *edge_violations(instance, plan)]
+    given, instance = instance, plan_rules.as_planned(instance, plan)
+    violations = [*plan_rules.partition_violations(instance, plan), *plan_rules.edge_violations(instance, plan)]
     violations += [*_degree_violations(instance, plan), *_in_flight_violations(plan)]
     choices = []
     for number, stage in enumerate(plan.stages, start=1):
-        chosen, faults = chosen_tmpcs(instance, stage, number)
+        chosen, faults = plan_rules.chosen_tmpcs(instance, stage, number)
         choices.append(chosen)
         violations += faults
     in_flight = _in_flight(plan)
@@ -229,7 +221,7 @@ def evaluation_of(
     timeline, microbatches = simulation.timeline, simulation.microbatches
     devices = plan.devices // simulation.schedule.v
     factor = simulation.options.all_reduce.factor * (1.0 - simulation.options.all_reduce_overlap)
-    in_groups = lies_in_groups(instance.cluster, plan, simulation.schedule)
+    in_groups = plan_rules.lies_in_groups(instance.cluster, plan, simulation.schedule)
     kinds = [stage.kind for stage in plan.stages]
     parts: list[tuple[float, float, float]] = []
     for number, figures in enumerate(simulation.stages):
@@ -329,7 +321,7 @@ def _degree_violations(instance: Instance, plan: Plan) -> list[str]:
             )
         if t < 1:
             violations.append(f"stage {number}: tensor-parallel degree {t} is less than 1")
-    violations += device_violations(instance, plan)
+    violations += plan_rules.device_violations(instance, plan)
     if plan.data_parallel_sum > instance.data_parallel_limit:
         violations.append(
             f"the data-parallel degrees sum to {plan.data_parallel_sum}, more than {instance.data_parallel_limit}, "
@@ -438,7 +430,7 @@ def _crossing_bytes(instance: Instance, plan: Plan, choices: Sequence[dict[int, 
     """
     stage_of = {layer: number for number, chosen in enumerate(choices) for layer in chosen}
     terms: list[dict[float, list[float]]] = [defaultdict(list) for _ in choices]
-    unpassed = frozenset[tuple[int, int]]() if plan.places is None else unpassed_edges(instance)
+    unpassed = frozenset[tuple[int, int]]() if plan.places is None else plan_rules.unpassed_edges(instance)
     for edge in instance.edges:
         source, target = stage_of[edge.source], stage_of[edge.target]
         if source != target:

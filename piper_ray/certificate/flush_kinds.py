@@ -21,7 +21,7 @@ from piper_ray.certificate.kernels.downsets import Floats, Ints
 from piper_ray.certificate.tables import Vertices, crossing_tensors, edge_bytes_of
 from piper_ray.evaluate import links_holding, replicas_bytes_per_s
 from piper_ray.model.cluster import Cluster
-from piper_ray.model.instance import Instance
+from piper_ray.model.instance import Instance, reached
 from piper_ray.model.schedule import FLUSHED, Schedule
 from piper_ray.simulate.borders import border_levels, reached_bytes_per_s, whole_groups
 
@@ -152,13 +152,4 @@ def _joins_neighbours(vertices: Vertices, tail: int, head: int) -> bool:
     for u, heads in enumerate(vertices.successors):
         for v in heads:
             before[v].append(u)
-    return len(_reached(before, tail) | _reached(vertices.successors, head)) == len(vertices.layers)
-
-
-def _reached(neighbours: Sequence[Sequence[int] | frozenset[int]], start: int) -> set[int]:
-    found, left = {start}, [start]
-    while left:
-        new = set(neighbours[left.pop()]) - found
-        found |= new
-        left += new
-    return found
+    return len(reached(tail, before) | reached(head, vertices.successors)) == len(vertices.layers)

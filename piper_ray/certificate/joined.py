@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from piper_ray.certificate.certificate import StageWay
 from piper_ray.model.errors import CertificateRefused
-from piper_ray.model.instance import Instance, Tmpc
+from piper_ray.model.instance import Instance, Tmpc, reached
 
 
 def check_joined(
@@ -116,7 +116,7 @@ class _JoinedGraph:
         """Whether moving z to v's stage never costs anything; z has free configurations."""
         if not self._dear[z] <= {v} or any(z in ends and v not in ends and len(ends) > 1 for ends in self._tensors):
             return False
-        return any(v in ahead[z] and ahead[z] <= _reached(v, ahead) for ahead in (self._after, self._before))
+        return any(v in ahead[z] and ahead[z] <= reached(v, ahead) for ahead in (self._after, self._before))
 
     def join(self, z: int, v: int) -> None:
         for ahead, back in ((self._after, self._before), (self._before, self._after)):
@@ -131,13 +131,3 @@ class _JoinedGraph:
             if z in ends:
                 ends.remove(z)
                 ends.add(v)
-
-
-def _reached(v: int, ahead: Mapping[int, set[int]]) -> set[int]:
-    """Returns ``v`` and all layers that paths from it lead to."""
-    seen, pending = {v}, [v]
-    while pending:
-        for x in ahead[pending.pop()] - seen:
-            seen.add(x)
-            pending.append(x)
-    return seen

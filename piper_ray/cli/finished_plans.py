@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING
 
 import piper_ray
 from piper_ray import InFlightRule, Instance, Plan, SimulationOptions, StepTerms, Transfers
-from piper_ray.cli.certificates import (
-    CertificateInput,
-    certified_document,
-    certified_schemes,
-    certified_text,
-    checked_certificate,
-)
+from piper_ray.cli import certificates
 from piper_ray.cli.interrupts import current
 from piper_ray.cli.options import REQUIRED, argument, flag, of_options, option
 from piper_ray.cli.shared import (
@@ -54,7 +48,7 @@ def verify(
     scheduled: ScheduleOptions,
     charged: StepOptions,
     valued: VerifyOptions,
-    proved: CertificateInput,
+    proved: certificates.CertificateInput,
     told_as: JsonOption,
 ) -> None:
     """Check PLAN against INPUT and show what it costs, under the schedule that PLAN is for.
@@ -94,13 +88,13 @@ def verify(
     offered: Mapping[str, object] | None = None
     offered_lines: list[str] = []
     if certificate is not None:
-        certified = checked_certificate(certificate, instance, unrestricted=proved.unrestricted)
-        offered, offered_lines = certified_schemes(planned.source, instance)
+        certified = certificates.checked_certificate(certificate, instance, unrestricted=proved.unrestricted)
+        offered, offered_lines = certificates.certified_schemes(planned.source, instance)
         silent_on = certified.silent_on(instance, plan, time_s, valued_for, step)
     if json:
         found = verification_document(instance, plan, valued_for, evaluation, simulation, ())
         if certified is not None:
-            found |= certified_document(certified, silent_on, time_s, offered)
+            found |= certificates.certified_document(certified, silent_on, time_s, offered)
         show_document(found)
     else:
         screen = console()
@@ -114,7 +108,7 @@ def verify(
         if schemes:
             print_lines(screen, [f"schemes: {', '.join(schemes)} hold by the rule table, at the prices they state"])
         if certified is not None:
-            print_lines(screen, [*certified_text(certified, silent_on, time_s), *offered_lines])
+            print_lines(screen, [*certificates.certified_text(certified, silent_on, time_s), *offered_lines])
         if not valued_for.asynchronous:
             uneven = SameDegreesByKind().violations(instance, plan)
             print_lines(screen, (f"note: {text}: no runtime runs such a plan under a flush" for text in uneven))

@@ -33,18 +33,9 @@ from piper_ray.proposal.cells import LISTED
 from piper_ray.proposal.clusters import ClusterPlan, batches_between, plans_of
 from piper_ray.proposal.demand import PlanDemand, Proposed, figures_of
 from piper_ray.proposal.propose import FoundPlans, Help, Theirs, demand_of, priced_theirs, propose, what_would_help
+from piper_ray.report import proposal
 from piper_ray.report.apart import apart_lines
 from piper_ray.report.clusters import all_used_text, clusters_csv, print_clusters, print_spare
-from piper_ray.report.proposal import (
-    ANSWER_SIZES,
-    AnswerSize,
-    AskedOfPlan,
-    ProposalLog,
-    print_against,
-    print_plan,
-    unfinished_text,
-    verbose_lines,
-)
 from piper_ray.report.proposal_document import planned_document
 from piper_ray.report.terminal import console, print_lines, print_within
 from piper_ray.runtimes.meshes import gpus_per_node_of
@@ -70,7 +61,7 @@ class _Unfinished(Exception):
 def _tell_unfinished(known: FoundPlans, out: Path | None) -> None:
     """What is known without a plan, in a sentence; and search.json."""
     kept = [] if out is None or not known.cells.cells else [f"{write_search(known, out)} has them"]
-    current().tell(unfinished_text(known), *kept)
+    current().tell(proposal.unfinished_text(known), *kept)
 
 
 def plan_one(asked: PlanAsked, demand: PlanDemand, command: str) -> None:
@@ -80,7 +71,7 @@ def plan_one(asked: PlanAsked, demand: PlanDemand, command: str) -> None:
     facts = _refuse_at_once(demand, written.against, asked.launched.asked())
     _tell_what_is_not_written(demand)
     helps: list[Help] = []
-    with kernels_told(), ProposalLog(console(stderr=True)) as log:
+    with kernels_told(), proposal.ProposalLog(console(stderr=True)) as log:
         try:
             by_precision, unfit = _by_precision(asked, demand, log)
         except _Unfinished as unfinished:
@@ -112,7 +103,7 @@ def plan_one(asked: PlanAsked, demand: PlanDemand, command: str) -> None:
                 refused = fault  # the plan itself is shown all the same
         fewer, folders = _with_fewer_nodes(asked, found, log, command)
     price_per_hour = _price_of_gpu(asked, found.demand)
-    told = AskedOfPlan(asked.trained.train_tokens, price_per_hour, others, written.candidates, *apart)
+    told = proposal.AskedOfPlan(asked.trained.train_tokens, price_per_hour, others, written.candidates, *apart)
     files = [*_files(asked, found, launch, told, command), *folders]
     _tell(asked, found, helps, told, (theirs, fewer, files))
     if refused is not None:
@@ -146,13 +137,13 @@ def _tell(
     asked: PlanAsked,
     found: FoundPlans,
     helps: list[Help],
-    told: AskedOfPlan,
+    told: proposal.AskedOfPlan,
     more: tuple[Theirs | None, list[ClusterPlan], list[Path]],
 ) -> None:
     """The answer on stdout. more: the plan of people's own, those for fewer nodes, and the files."""
     theirs, fewer, files = more
     if asked.written.verbose:
-        for text in verbose_lines(found):
+        for text in proposal.verbose_lines(found):
             say(text)
     if asked.written.json:
         figures = figures_of(found.best, told.tokens, told.price_per_hour)
@@ -161,10 +152,10 @@ def _tell(
         return
     screen = console()
 
-    def draw(size: AnswerSize) -> None:
-        print_plan(screen, found, helps, told, size)
+    def draw(size: proposal.AnswerSize) -> None:
+        proposal.print_plan(screen, found, helps, told, size)
         if theirs is not None:
-            print_against(screen, found, theirs)
+            proposal.print_against(screen, found, theirs)
         if fewer:
             screen.print()
             print_spare(screen, fewer)
@@ -174,7 +165,7 @@ def _tell(
             begun = "; README.md has the launch command" if "README.md" in names else ""
             print_lines(screen, ["", f"written to {out}: {names}{begun}"])
 
-    print_within(screen, draw, ANSWER_SIZES)
+    print_within(screen, draw, proposal.ANSWER_SIZES)
 
 
 def _interrupted() -> bool:
@@ -212,7 +203,7 @@ def _tell_what_is_not_written(demand: PlanDemand) -> None:
 
 
 def _by_precision(
-    asked: PlanAsked, demand: PlanDemand, log: ProposalLog
+    asked: PlanAsked, demand: PlanDemand, log: proposal.ProposalLog
 ) -> tuple[dict[str, tuple[FoundPlans, Export]], dict[str, Proposed | None]]:
     """The best plan in each precision, and those in which none fits. Raises InfeasibleError where none fits in any."""
     found: dict[str, tuple[FoundPlans, Export]] = {}
@@ -234,7 +225,7 @@ def _by_precision(
     return found, unfit
 
 
-def _found(asked: PlanAsked, demand: PlanDemand, log: ProposalLog) -> tuple[FoundPlans, Export]:
+def _found(asked: PlanAsked, demand: PlanDemand, log: proposal.ProposalLog) -> tuple[FoundPlans, Export]:
     """The best plan whose launch fits. Raises InfeasibleError where there is none."""
     before: list[tuple[FoundPlans, Export]] = []
 
@@ -260,7 +251,7 @@ def _found(asked: PlanAsked, demand: PlanDemand, log: ProposalLog) -> tuple[Foun
     return found, launch
 
 
-def _files(asked: PlanAsked, found: FoundPlans, launch: Export, told: AskedOfPlan, command: str) -> list[Path]:
+def _files(asked: PlanAsked, found: FoundPlans, launch: Export, told: proposal.AskedOfPlan, command: str) -> list[Path]:
     """The files that were written; none where none were requested."""
     written, out = asked.written, asked.written.out
     if out is None:
@@ -337,7 +328,7 @@ def _as_launched(demand: PlanDemand, facts: LaunchFacts | None) -> PlanDemand:
 
 
 def _with_fewer_nodes(
-    asked: PlanAsked, found: FoundPlans, log: ProposalLog, command: str
+    asked: PlanAsked, found: FoundPlans, log: proposal.ProposalLog, command: str
 ) -> tuple[list[ClusterPlan], list[Path]]:
     """The plan, and those for each number of nodes that is left; the folders of their files, next to its own."""
     spare, plans = asked.written.spare, [ClusterPlan(found.demand, found)]
@@ -413,7 +404,7 @@ def plan_clusters(asked: PlanAsked, model: ModelConfig, hardware: Hardware) -> N
             plans.append(one)  # noqa: PERF402 - an interrupt leaves those that are known
         return plans
 
-    with kernels_told(), ProposalLog(console(stderr=True)) as log:
+    with kernels_told(), proposal.ProposalLog(console(stderr=True)) as log:
         current().run(tabled)
     tokens, prices = asked.trained.train_tokens, [of_gpu[one.demand.gpu] for one in plans]
     along = "batches" if asked.tables["--global-batch"] else "rooms" if asked.tables["--headroom"] else "clusters"

@@ -13,7 +13,7 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -679,3 +679,13 @@ def divisors(number: int) -> list[int]:
     """All positive divisors of ``number``, ascending. For N these are the possible data-parallel degrees."""
     small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
     return sorted({*small, *(number // d for d in small)})
+
+
+def reached(start: int, ahead: Mapping[int, Iterable[int]] | Sequence[Iterable[int]]) -> set[int]:
+    """``start`` and all that paths from it lead to. ahead: what each layer leads to."""
+    found, pending = {start}, [start]
+    while pending:
+        new = set(ahead[pending.pop()]) - found
+        found |= new
+        pending += new
+    return found

@@ -16,9 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from piper_ray.cost.variants import ANY_DEGREE, stage_variants
+from piper_ray.engine.lattice import blocks
 from piper_ray.engine.tables.tmpc_options import fastest
 from piper_ray.model.constraints import Recompute, Restrictions
-from piper_ray.model.instance import Instance, Layer, Tmpc
+from piper_ray.model.instance import Instance, Layer, Tmpc, reached
 from piper_ray.model.passes import passes_of
 
 
@@ -51,13 +52,13 @@ def run_order(instance: Instance) -> RunOrder:
     order = topological_order(instance)
     predecessors = {layer: before for layer, (before, _) in instance.neighbours.items()}
     successors = {layer: after for layer, (_, after) in instance.neighbours.items()}
-    for kind in (_name, _figures):
+    for kind in (attrgetter("name"), _figures):
         chain = _heaviest_kind(instance, order, kind)
         if not chain or any(v not in successors[u] for u, v in pairwise(chain)):
             continue
         members = set(chain)
-        after = _reached([chain[0]], successors) - members
-        if after & _reached([chain[-1]], predecessors):
+        after = reached(chain[0], successors) - members
+        if after & reached(chain[-1], predecessors):
             continue
         before = [layer for layer in order if layer not in after and layer not in members]
         layers = (*before, *chain, *(layer for layer in order if layer in after))
@@ -67,17 +68,9 @@ def run_order(instance: Instance) -> RunOrder:
 
 def topological_order(instance: Instance) -> list[int]:
     """Layer ids in the order of upstream's planner: Kahn's algorithm with a stack, layers and edges in file order."""
-    missing = {layer: len(before) for layer, (before, _) in instance.neighbours.items()}
-    ready = [layer for layer, count in missing.items() if count == 0]
-    order = []
-    while ready:
-        layer = ready.pop()
-        order.append(layer)
-        for head in instance.neighbours[layer][1]:
-            missing[head] -= 1
-            if missing[head] == 0:
-                ready.append(head)
-    return order
+    last_first = [*instance.neighbours.items()][::-1]
+    successors = {layer: after for layer, (_, after) in last_first}
+    return blocks.topological_order(successors, {layer: before for layer, (before, _) in last_first})
 
 
 def _heaviest_kind(instance: Instance, order: Iterable[int], kind: Callable[[Layer], Hashable]) -> list[int]:
@@ -91,10 +84,6 @@ def _heaviest_kind(instance: Instance, order: Iterable[int], kind: Callable[[Lay
     return heaviest if half and len(heaviest) > 1 else []
 
 
-def _name(layer: Layer) -> Hashable:
-    return layer.name
-
-
 def _figures(layer: Layer) -> Hashable:
     return tuple(
         (t, tmpc.id, tmpc.time_per_sample_s, tmpc.weights_bytes, tmpc.activation_bytes, tmpc.fixed_bytes)
@@ -105,17 +94,6 @@ def _figures(layer: Layer) -> Hashable:
 
 def _work_s(layer: Layer) -> float:
     return min((t * tmpc.time_per_sample_s for t, tmpcs in layer.tmpcs.items() for tmpc in tmpcs), default=0.0)
-
-
-def _reached(start: Sequence[int], heads: Mapping[int, Sequence[int]]) -> set[int]:
-    found = set(start)
-    pending = list(start)
-    while pending:
-        for head in heads[pending.pop()]:
-            if head not in found:
-                found.add(head)
-                pending.append(head)
-    return found
 
 
 @dataclass(frozen=True)

@@ -13,17 +13,9 @@ from piper_ray.model.instance import Instance
 from piper_ray.model.mode import ALL_REPLICAS, Recomputation, Sharding
 from piper_ray.report.document import workload_text
 from piper_ray.report.templates import template
-from piper_ray.workloads.estimate import memory, roofline
+from piper_ray.workloads.estimate import exchanges, memory, roofline
 from piper_ray.workloads.estimate.build import Estimate
 from piper_ray.workloads.estimate.costs import LayerCosts, edge_bytes, sync_bytes
-from piper_ray.workloads.estimate.exchanges import (
-    context_s,
-    dispatcher_for,
-    exchange_s,
-    is_all_to_all,
-    regather_s,
-    regathers,
-)
 from piper_ray.workloads.estimate.hardware import Training
 from piper_ray.workloads.estimate.modes import LayerMode
 from piper_ray.workloads.estimate.offered import attends
@@ -245,18 +237,18 @@ def _passes(result: Estimate, kind: LayerKind, mode: LayerMode) -> Iterator[str]
     if mode.context > 1 and attends(kind):
         yield (
             f"  {_CONTEXT[stack.software.context]} over {mode.context} groups: "
-            f"{time_text(context_s(kind, mode, stack), 4)} a forward pass"
+            f"{time_text(exchanges.context_s(kind, mode, stack), 4)} a forward pass"
         )
     for exchange in kind.exchanges if mode.degree > 1 or mode.experts is not None else ():
-        once = time_text(exchange_s(exchange, kind, mode, stack), 4)
+        once = time_text(exchanges.exchange_s(exchange, kind, mode, stack), 4)
         formula, how = exchange.bytes, "all-reduce"
         if mode.sequence_parallel:
             how = "reduce-scatter and all-gather"
-        if is_all_to_all(exchange, mode):
+        if exchanges.is_all_to_all(exchange, mode):
             formula, how = exchange.expert_bytes, _dispatch_text(mode, stack)
         again = ""
-        if regathers(exchange, mode):
-            again = f"; gathered again backward: {time_text(regather_s(exchange, kind, mode, stack), 4)}"
+        if exchanges.regathers(exchange, mode):
+            again = f"; gathered again backward: {time_text(exchanges.regather_s(exchange, kind, mode, stack), 4)}"
         yield (
             f"  {how}, {_term(exchange.name, formula, kind)} bytes: {once}, {exchange.forward:g} forward and "
             f"{exchange.backward:g} backward{again}"
@@ -265,7 +257,7 @@ def _passes(result: Estimate, kind: LayerKind, mode: LayerMode) -> Iterator[str]
 
 def _dispatch_text(mode: LayerMode, stack: Stack) -> str:
     """How tokens reach experts, what hides of it, and how unevenly they go."""
-    how = dispatcher_for(mode.expert_ranks, stack)
+    how = exchanges.dispatcher_for(mode.expert_ranks, stack)
     words = [f"{how.value} over {plural(mode.expert_ranks, 'rank')}, tokens x {stack.imbalance:g} on the busiest"]
     if how is TokenDispatcher.ALL_TO_ALL:
         words.append(f"{time_text(stack.gpu.sorting_s, 2)} to sort each copy of a token")

@@ -21,7 +21,7 @@ from tests.faults.machines import HEAD, LONG_S, Machines, until
 
 INCEPTION = [
     str(data.INCEPTION),
-    *("--devices", "128", "--microbatches", "256", "--memory", "16GiB", "--bandwidth", "25GiB/s"),
+    *("--devices", "32", "--microbatches", "64", "--memory", "16GiB", "--bandwidth", "25GiB/s"),
 ]
 """326 levels of 221,565 downsets. The last two of four evaluations are the larger ones."""
 

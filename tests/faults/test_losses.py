@@ -7,19 +7,24 @@ from pathlib import Path
 import pytest
 
 from tests.faults.driver import driving
-from tests.faults.machines import ACTOR, Machines, Setup
+from tests.faults.machines import ACTOR, USUAL, Machines, Setup
 
 
 @pytest.mark.long
-def test_worker_killed_then_a_raylet(cluster: Machines, local_plan: bytes, tmp_path: Path) -> None:
-    with driving(cluster, tmp_path, "--workers", "3") as driver:
-        driver.until_all_join(3)
+def test_worker_killed_then_a_raylet_where_one_machine_has_less_memory(
+    cluster: Machines, local_plan: bytes, tmp_path: Path
+) -> None:
+    cluster.run({1: USUAL, 2: USUAL, 3: Setup(ray_options="--memory=300000000")})
+    with driving(cluster, tmp_path) as driver:
+        driver.until_all_join(2)
+        assert cluster.with_worker() == [1, 2]
         cluster.kill_process(1, ACTOR)
-        driver.until_note("is lost, 2 left")
-        driver.until_workers(3)
+        driver.until_note("is lost, 1 left")
+        driver.until_workers(2)
         cluster.kill_process(2, "/raylet ")
-        driver.until_note("is lost, 2 left")
-        driver.until_workers(3)  # on the same machine, whose Ray has been started again
+        driver.until_note("is lost, 1 left")
+        driver.until_workers(2)  # on the same machine, whose Ray has been started again
+        assert cluster.with_worker() == [1, 2]
         assert driver.finish() == local_plan
 
 
@@ -37,19 +42,6 @@ def test_last_worker_lost_and_the_driver_waits(cluster: Machines, local_plan: by
         cluster.start(2)
         driver.until_workers(2)
         assert driver.finish() == local_plan
-
-
-@pytest.mark.long
-def test_machine_with_less_memory_gets_no_worker(cluster: Machines, local_plan: bytes, tmp_path: Path) -> None:
-    cluster.kill(3)
-    cluster.start(3, Setup(ray_options="--memory=300000000"))
-    cluster.wait_for_machines(1, 2, 3)
-    with driving(cluster, tmp_path) as driver:
-        driver.until_all_join(2)
-        assert cluster.with_worker() == [1, 2]
-        assert driver.finish() == local_plan
-    cluster.kill(3)
-    cluster.wait_for_machines(1, 2)
 
 
 @pytest.mark.long

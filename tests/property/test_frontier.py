@@ -112,7 +112,7 @@ def test_restrictions(restrictions: Restrictions) -> None:
 
 @pytest.mark.long
 def test_a_graph_that_is_too_wide_to_list(monkeypatch: pytest.MonkeyPatch) -> None:
-    instance = two_towers(6, devices=10, microbatches=12, memory_bytes=80.0)
+    instance = two_towers(5, devices=8, microbatches=8, memory_bytes=80.0)
     listed = frontier(instance, options=ONE_THREAD).by_devices()
     monkeypatch.setattr("piper_ray.engine.preparation._MANY", 1)
     monkeypatch.setattr("piper_ray.engine.preparation._MANY_A_LAYER", 0)

@@ -48,7 +48,7 @@ def _bound(workload: FlushWorkload, task: DegreePair) -> CellBound | None:
 @pytest.mark.parametrize("schedule", long_after(1, FlushSchedule.flushed()))
 def test_no_plan_takes_less(schedule: FlushSchedule, monkeypatch: pytest.MonkeyPatch) -> None:
     compared = ruled_out = near = 0
-    for seed, workload, _, task, batch_s in searched(schedule):
+    for seed, workload, _, task, batch_s in searched(schedule)[::2]:
         bound = _bound(workload, task)
         if bound is None:
             continue
@@ -60,7 +60,7 @@ def test_no_plan_takes_less(schedule: FlushSchedule, monkeypatch: pytest.MonkeyP
             compared += 1
             near += found_s > 0.97 * batch_s
             ruled_out += bound.least_s(workload.arrays, task.arrays, 0.0, 0.99 * batch_s, never) == np.inf
-    assert compared > 50
+    assert compared > 25
     assert near > compared / 3
     assert ruled_out > compared / 5
 
@@ -69,7 +69,7 @@ def test_what_is_proved_when_asked_to_stop_holds(monkeypatch: pytest.MonkeyPatch
     """At each of the first questions whether to stop; there is one before each round of prices."""
     monkeypatch.setattr(cell_bound, "_GRIDS", (7, 30))
     compared = later = 0
-    for seed, workload, _, task, batch_s in searched(FlushSchedule.ONE_F_ONE_B)[:40]:
+    for seed, workload, _, task, batch_s in searched(FlushSchedule.ONE_F_ONE_B)[:40:2]:
         bound = _bound(workload, task)
         if bound is None:
             continue
@@ -87,7 +87,7 @@ def test_what_is_proved_when_asked_to_stop_holds(monkeypatch: pytest.MonkeyPatch
             compared += found_s < 0.97 * batch_s
             later += asked > 30
     assert compared > 50
-    assert later > 20
+    assert later > 10
 
 
 def test_rounds_of_prices_end_when_asked_to_stop() -> None:
@@ -271,7 +271,7 @@ def test_the_dearest_price_of_a_byte_is_the_best_of_all() -> None:
             priced = time_s + price_s * held
             return float(0.5 * sum(priced[2 * v : 2 * v + 2].min() for v in range(n)) - price_s * memory)
 
-        best_s = max(taken_s(price_s) for price_s in np.linspace(0.0, 2.0, 4001))
+        best_s = max(taken_s(price_s) for price_s in np.linspace(0.0, 2.0, 801))
         if number % 2 == 0:
             assert found == []  # at no price does it take longer than with the quickest choices
         elif 0.5 * sum(held[2 * v : 2 * v + 2].min() for v in range(n)) > memory:
@@ -290,7 +290,7 @@ def test_stages_of_a_way_are_left_for_the_time_that_it_takes(schedule: FlushSche
     each for itself, and their levels are the seconds of all, however they are shared out."""
     rng, ruled_out, before, closer = Random(5), 0, 0, 0
     task = searched(schedule)[0].task.arrays
-    for number in range(100):
+    for number in range(50):
         p, m = rng.randint(1, 5), rng.randint(1, 7)
         seconds = np.array([[rng.uniform(0.1, 1.0) * rng.choice((1.0, 3.0)) for _ in range(p)] for _ in range(3)])
         one = task._replace(microbatches=m, most_stages=p + rng.randint(0, 2), stages=0)
@@ -320,8 +320,8 @@ def test_stages_of_a_way_are_left_for_the_time_that_it_takes(schedule: FlushSche
             less = ways._replace(stages=stages._replace(level_s=stages.time_s))
             closer += less.least_s(0.0, 0.9 * batch_s, 0.9 * batch_s, never) < np.inf and ruled_out > before
         before = ruled_out
-    assert closer > 5
-    assert ruled_out > 50
+    assert closer > 2
+    assert ruled_out > 25
 
 
 def test_cheapest_ways_are_those_of_all() -> None:

@@ -302,12 +302,13 @@ def test_driver_goes_on_when_all_workers_are_killed(monkeypatch: pytest.MonkeyPa
 @pytest.mark.long
 def test_chunk_that_kills_each_worker_ends_the_solve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     send_every_level_to_workers(monkeypatch)
+    monkeypatch.setattr("piper_ray.engine.backends.ray.calls.MOST_DEATHS", 2)  # each worker takes seconds to start
     workers_that_die(monkeypatch, tmp_path, deaths=10**6, downset=50)
     with backend_of(workers=1, cpus_per_worker=1, without_workers=WAIT) as backend:
-        with pytest.raises(ClusterError, match=r"downsets \d+ to \d+ ended 3 workers in turn.* MB in each worker"):
+        with pytest.raises(ClusterError, match=r"downsets \d+ to \d+ ended 2 workers in turn.* MB in each worker"):
             solve(TOWERS, backend=backend)
         processes = processes_of(backend)
-    assert len(list(tmp_path.iterdir())) in (3, 4), "the first time it may be behind another chunk"
+    assert len(list(tmp_path.iterdir())) in (2, 3), "the first time it may be behind another chunk"
     assert_gone(processes)
 
 

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from piper_ray.engine.backends.ray import machines
-from piper_ray.engine.backends.ray.coordinator import MOST_DEATHS
+from piper_ray.engine.backends.ray import calls, machines
 from piper_ray.model.errors import ClusterError
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
@@ -75,28 +74,30 @@ def test_workers_that_die_change_nothing(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_point_that_kills_every_worker_is_a_failed_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = '[workloads]\nchain = "chain.json"\n[grid]\nmemory = 40\nbandwidth = 4\ndevices = "2..9"\n'
     source = write_small(tmp_path, text)
+    monkeypatch.setattr(calls, "MOST_DEATHS", 2)  # each worker takes seconds to start
     workers_that_die(monkeypatch, tmp_path, 100, devices=5)
     told: list[str] = []
     progress = run.run_sweep(source, tmp_path / "ray", address="local", on_warning=told.append)
     assert (progress.done, progress.errors) == (8, {"WorkerLost": 1})
     (row,) = [row for row in read_dataset(tmp_path / "ray").to_pylist() if row["status"] == "error"]
-    assert (row["devices"], row["attempts"]) == (5, MOST_DEATHS)
+    assert (row["devices"], row["attempts"]) == (5, 2)
     host = re.escape(f"{socket.gethostname()} (127.0.0.1)")
     death = rf"its process on {host} was killed or crashed .*; it had asked for 0\.\d\d GB"
-    assert re.fullmatch(rf"{MOST_DEATHS} workers died with this point, the last one so: {death}", row["error"])
+    assert re.fullmatch(rf"2 workers died with this point, the last one so: {death}", row["error"])
     for text in [text for text in told if "is lost" in text]:
         assert re.fullmatch(rf"a worker on {host} is lost, \d left; what it had goes to others: {death}", text)
     deaths = len([path for path in tmp_path.iterdir() if path.name.isdigit()])
-    assert MOST_DEATHS <= deaths <= MOST_DEATHS + 1  # one more if it was first in a batch with others
+    assert deaths in (2, 3)  # one more if it was first in a batch with others
 
 
 @pytest.mark.long
 def test_a_cluster_where_every_worker_dies_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "_MOST_DEATHS", 2)
+    monkeypatch.setattr(calls, "MOST_DEATHS", 2)
     workers_that_die(monkeypatch, tmp_path, 100, devices=2)
     text = '[workloads]\nchain = "chain.json"\n[grid]\nmemory = [40, 41]\nbandwidth = 4\ndevices = 2\n'
     source = write_small(tmp_path, text)
-    with pytest.raises(ClusterError, match="3 workers in a row died"):
+    with pytest.raises(ClusterError, match="2 workers in a row died"):
         run.run_sweep(source, tmp_path / "ray", address="local")
     assert read_dataset(tmp_path / "ray").num_rows == 0
 

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 
 from piper_ray.cost.bounds import ceiling_bytes
 from piper_ray.cost.variants import Variant
-from piper_ray.model.instance import Instance, Tmpc
+from piper_ray.model.instance import Instance, Tmpc, reached
 
 
 @dataclass(frozen=True)
@@ -174,24 +174,13 @@ def _nearest(candidates: Iterable[int], ahead: Mapping[int, set[int]]) -> int | 
     if len(listed) == 1:
         return listed[0]
     nearest: int | None = None
-    reached: set[int] = set()
+    behind: set[int] = set()
     for v in listed:
         # A candidate behind another is not the nearest. One that is not must have all earlier ones behind it, or there
         # is none.
-        if v not in reached:
-            nearest, reached = v, _reached_from(v, ahead)
-    return nearest if all(v in reached for v in listed) else None
-
-
-def _reached_from(v: int, ahead: Mapping[int, set[int]]) -> set[int]:
-    """Returns ``v`` and all that paths from it lead to."""
-    seen, pending = {v}, [v]
-    while pending:
-        for x in ahead[pending.pop()]:
-            if x not in seen:
-                seen.add(x)
-                pending.append(x)
-    return seen
+        if v not in behind:
+            nearest, behind = v, reached(v, ahead)
+    return nearest if all(v in behind for v in listed) else None
 
 
 def _dear_edges(instance: Instance) -> Iterable[tuple[int, int]]:

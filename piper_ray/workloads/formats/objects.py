@@ -21,17 +21,9 @@ from piper_ray.model.instance import Batch, Edge, Instance, Layer, MovedRows, Te
 from piper_ray.model.mode import Mode
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.workloads.formats import fields, graph
+from piper_ray.workloads.formats import fields, graph, surroundings
 from piper_ray.workloads.formats.documents import is_printable
 from piper_ray.workloads.formats.faults import Faults, path_of, quoted, shown
-from piper_ray.workloads.formats.surroundings import (
-    CLUSTER_RULES,
-    check_node_devices,
-    check_sites,
-    read_schemes,
-    read_trained_model,
-    trained_model_table,
-)
 
 T = TypeVar("T")
 
@@ -205,8 +197,8 @@ def check_instance(instance: Instance) -> None:
         names = ", ".join(name.value for name in ScheduleName)
         _is_a(Schedule, instance.schedule, "schedule", faults, f", None or one of {names}")
     if instance.model is not None and _is_a(TrainedModel, instance.model, "model", faults, " or None"):
-        read_trained_model(trained_model_table(instance.model), "model", faults)
-    read_schemes(instance.schemes, faults)
+        surroundings.read_trained_model(surroundings.trained_model_table(instance.model), "model", faults)
+    surroundings.read_schemes(instance.schemes, faults)
     if instance.measured_threads is not None:
         _COUNT_OR_NONE.note(instance.measured_threads, "measured_threads", faults)
     layers = _objects(instance.layers, Layer, "layers", faults)
@@ -244,7 +236,7 @@ def _check_cluster(cluster: Cluster, faults: Faults) -> None:
         return
     rate = cluster.between_bytes_per_s
     if _as_given(cluster.sites) != ():
-        check_sites(cluster.devices, cluster.sites, "cluster.sites", faults)
+        surroundings.check_sites(cluster.devices, cluster.sites, "cluster.sites", faults)
         _check_quantity("bandwidth_bytes_per_s", rate, "cluster.between_bytes_per_s", faults)
     elif rate is not None:
         between = f"{shown(rate)}, a rate between kinds of devices or sites"
@@ -278,7 +270,7 @@ def _check_cluster(cluster: Cluster, faults: Faults) -> None:
             smaller = link.devices
     node, inner = cluster.node_devices, [link for link in links[:-1] if link is not None and _is_degree(link.devices)]
     if _is_degree(node):
-        check_node_devices(node, inner, "cluster.node_devices", faults)
+        surroundings.check_node_devices(node, inner, "cluster.node_devices", faults)
     elif node is not None:
         _COUNT_OR_NONE.note(node, "cluster.node_devices", faults)
 
@@ -307,7 +299,7 @@ def _check_kinds(cluster: Cluster, faults: Faults) -> None:
 
 
 def _check_quantity(quantity: str, value: object, path: str, faults: Faults) -> None:
-    rule, _, expected, _ = CLUSTER_RULES[quantity]
+    rule, _, expected, _ = surroundings.CLUSTER_RULES[quantity]
     if faults.value(rule, value, path, expected) is not None and not isinstance(value, (int, float)):
         faults.at(path, f"not a number ({shown(value)}); expected {expected}")
 

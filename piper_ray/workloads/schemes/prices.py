@@ -13,16 +13,8 @@ from enum import Enum
 from typing import Protocol
 
 from piper_ray.model.figures import time_text
+from piper_ray.workloads.estimate import exchanges
 from piper_ray.workloads.estimate.costs import Setting, is_captured, routing_host_s
-from piper_ray.workloads.estimate.exchanges import (
-    Group,
-    Reduced,
-    all_gather_s,
-    all_reduce_s,
-    all_to_all_s,
-    context_s,
-    exchange_s,
-)
 from piper_ray.workloads.estimate.modes import LayerMode
 from piper_ray.workloads.estimate.operators import Operator
 from piper_ray.workloads.estimate.roofline import (
@@ -107,23 +99,23 @@ class StackPrices:
         if target.axis and not (source.axis or source.partial):
             return 0.0
         stack, degree = self.setting.stack, self.degree
-        software, group = stack.software, Group(degree)
+        software, group = stack.software, exchanges.Group(degree)
         if source.partial and not target.axis:
-            once_s = software.tensor_slowdown * all_reduce_s(value.bytes, group, stack.gpu, stack.domain)
+            once_s = software.tensor_slowdown * exchanges.all_reduce_s(value.bytes, group, stack.gpu, stack.domain)
         elif source.axis and target.axis:
-            once_s = all_to_all_s(value.bytes / degree, group, stack.gpu, stack.domain)
+            once_s = exchanges.all_to_all_s(value.bytes / degree, group, stack.gpu, stack.domain)
         else:
-            once_s = software.tensor_slowdown * all_gather_s(value.bytes, group, stack.gpu, stack.domain)
+            once_s = software.tensor_slowdown * exchanges.all_gather_s(value.bytes, group, stack.gpu, stack.domain)
         if phase is PassPhase.FORWARD:
             return (once_s + software.message_s) * (1.0 - software.forward_overlap)
         if phase is PassPhase.KEPT and not target.axis:
             # Asked for before the product that needs it, during another one, as sequence parallelism does.
-            once_s = all_gather_s(value.bytes, group, stack.gpu, stack.domain) - software.message_s
+            once_s = exchanges.all_gather_s(value.bytes, group, stack.gpu, stack.domain) - software.message_s
         return (once_s + software.message_s) * (1.0 - software.backward_overlap)
 
     def once_s(self, value: Value) -> float:
         """As of context parallelism's replicas."""
-        reduced = Reduced(value.parameters * self.weight.synchronised, self.degree, 1)
+        reduced = exchanges.Reduced(value.parameters * self.weight.synchronised, self.degree, 1)
         return reduced.ring_s(1, self.setting.stack) / self.setting.microbatches
 
 
@@ -172,7 +164,7 @@ class EstimatedPrices(StackPrices):
     def _ring_s(self, operator: Operator) -> tuple[float, float]:
         """What does not hide behind attention of keys and values that go around, and of their gradients."""
         kind, stack, mode = self.of.kind, self.setting.stack, LayerMode(context=self.of.degree)
-        moved_s, hiding_s = context_s(kind, mode, stack), forward_s(operator, kind, mode, stack)
+        moved_s, hiding_s = exchanges.context_s(kind, mode, stack), forward_s(operator, kind, mode, stack)
         return max(0.0, moved_s - hiding_s), max(0.0, 2.0 * moved_s - 2.0 * hiding_s)
 
     def move_s(self, value: Value, source: TensorPlacement, target: TensorPlacement, phase: PassPhase) -> float | None:
@@ -189,7 +181,7 @@ class EstimatedPrices(StackPrices):
         mode = LayerMode(degree=degree, sequence_parallel=True)
         if expert_tensor > 1:
             mode = replace(mode, experts=degree // expert_tensor, expert_tensor=expert_tensor)
-        return 0.5 * exchange_s(exchange, self.of.kind, mode, self.setting.stack)
+        return 0.5 * exchanges.exchange_s(exchange, self.of.kind, mode, self.setting.stack)
 
 
 _ATTENTION_BACK = 2.5
