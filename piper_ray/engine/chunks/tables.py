@@ -13,13 +13,14 @@ import numpy as np
 
 from piper_ray.cost.shares import HeldLayers
 from piper_ray.cost.variants import Variant, fastest_first, least_by_passes
+from piper_ray.engine.chunks.rank_transfers import RankTransfers
 from piper_ray.engine.chunks.stage_transfers import EdgeCosts, least_of_ways_s
 from piper_ray.engine.kernels.chunk_bound import APART, BEFORE_HUB, BEHIND_HUB, COLUMNS, FIGURE, HUB, LayerKinds
 from piper_ray.engine.kernels.chunk_stages import OrderedLayers
 from piper_ray.engine.kernels.types import FloatArray, IndexArray, frozen
 from piper_ray.engine.lattice.contraction import without_contraction
 from piper_ray.engine.lattice.downsets import Lattice, build_lattice
-from piper_ray.engine.lattice.labelling import Labelling
+from piper_ray.engine.lattice.labelling import SET_LABELS, Labelling
 from piper_ray.engine.lattice.layer_graph import (
     LayerGraph,
     ancestors,
@@ -214,6 +215,11 @@ class ModelOrder:
         return Labelling.of(self.graph)
 
     @cached_property
+    def sets(self) -> Labelling | None:
+        """Any sets of layers as labels; None if there are too many moves."""
+        return Labelling.of(self.graph, SET_LABELS)
+
+    @cached_property
     def least_of_ways_s(self) -> dict[bytes, FloatArray]:
         """``least_of_ways_s`` by the costs of edges, as far as it was asked for."""
         return {}
@@ -353,6 +359,22 @@ class DegreeTables:
     @cached_property
     def _least_of_ways_s(self) -> dict[int, FloatArray]:
         """By the layers that may be between an edge's ends, as far as it was asked for."""
+        return {}
+
+    def rank_transfers(self, *, of_hub: bool) -> RankTransfers | None:
+        """What ranks send and receive, with the hub's edges or without them; None for a chain, whose pieces tell more,
+        and where that takes too long."""
+        if of_hub not in self._rank_transfers:
+            order, n = self.order, self.order.size
+            counted = np.array([of_hub or order.graph.layer_ids[tail] != order.hub for tail, *_ in order.graph.edges])
+            work_s = np.array([sum(self.passes[n - 1 - v][0]) for v in range(n)])
+            sets = None if order.is_chain else order.sets
+            edge_s = [of_edge_s * counted for of_edge_s in self._graph_edge_s]
+            self._rank_transfers[of_hub] = None if sets is None else RankTransfers.of(order.graph, sets, work_s, *edge_s)
+        return self._rank_transfers[of_hub]
+
+    @cached_property
+    def _rank_transfers(self) -> dict[bool, RankTransfers | None]:
         return {}
 
     @cached_property
