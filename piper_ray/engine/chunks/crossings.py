@@ -186,7 +186,7 @@ def _chains(tables: DegreeTables) -> list[_Chain]:
     order = tables.order
     after: dict[int, tuple[int, float, float]] = {}
     heads: set[int] = set()
-    edges = tables.edge_seconds()
+    edges = tables.edge_seconds
     for edge in sorted(edges, key=lambda edge: (-edge.sent_s - edge.received_s, edge.tail, edge.head)):
         if order.layers[edge.tail] != order.hub and edge.tail not in after and edge.head not in heads:
             after[edge.tail] = edge.head, edge.sent_s, edge.received_s

@@ -261,7 +261,7 @@ class Node:
         if self.part is not None:
             return self._divide(self.part, target_s)
         if self.relaxation is None:
-            if (lower_s := mean_of_ranks_s(self.task, target_s)) >= target_s:
+            if (lower_s := max(self.lower_s, mean_of_ranks_s(self.task, target_s))) >= target_s:
                 return TurnOutcome(max(self.lower_s, target_s))
             if self.program is None and (program := self.task.shape.program()) is not None:
                 self.program = program

@@ -27,7 +27,7 @@ from piper_ray.engine.lattice.layer_graph import LayerGraph
 _CELLS = 512
 """About the number of cells: many for each rank, few enough for sums over pairs of them in a millisecond."""
 
-_PRICES = (0.0, 0.0625, 1.0)
+_PRICES = (0.0, 0.0625, 1.0, 16.0)
 """Prices of a second beyond a rank's time. High ones forbid too much work, but make it pay to leave out small layers
 with whole cells; low ones do not."""
 

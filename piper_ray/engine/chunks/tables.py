@@ -112,6 +112,9 @@ _MOST_DOWNSETS = 100_000
 _MOST_MOVES = 300_000_000
 """Limit on moves of labels times layers, for all costs of edges together: about two seconds before the first plan."""
 
+_MOST_MOVES_OF_SETS = 500_000
+"""Limit on the moves of labels of sets, which take about three seconds to list."""
+
 _MOST_ORDERS = 64
 
 _MOST_VARIANTS = 62
@@ -217,7 +220,7 @@ class ModelOrder:
     @cached_property
     def sets(self) -> Labelling | None:
         """Any sets of layers as labels; None if there are too many moves."""
-        return Labelling.of(self.graph, SET_LABELS)
+        return Labelling.of(self.graph, SET_LABELS, _MOST_MOVES_OF_SETS)
 
     @cached_property
     def least_of_ways_s(self) -> dict[bytes, FloatArray]:
@@ -399,7 +402,7 @@ class DegreeTables:
     def _along_order(self) -> tuple[IndexArray, IndexArray, FloatArray, FloatArray]:
         """The positions of the edges' ends, and what both ranks pay, and float64[n], what they pay for all edges across
         the border in front of each position."""
-        edges = self.edge_seconds()
+        edges = self.edge_seconds
         tail, head = _integers(edge.tail for edge in edges), _integers(edge.head for edge in edges)
         paid_s = np.array([edge.sent_s + edge.received_s for edge in edges], np.float64)
         n = self.order.size
@@ -497,6 +500,7 @@ class DegreeTables:
         row = self.tmpcs[self.order.position[edge.target]]
         return [edge.communication_bytes + tmpc.forward_sync_bytes.get(edge.source, 0.0) for tmpc in row]
 
+    @cached_property
     def edge_seconds(self) -> list[EdgeSeconds]:
         """The seconds of the edges that cost something."""
         position, bandwidth = self.order.position, self.order.instance.bandwidth_bytes_per_s
@@ -590,7 +594,7 @@ class DegreeTables:
         members = list[IndexArray]()
         for (side, options), listed in self._alike(data_parallel_degree).items():
             positions = np.array(listed, np.int64)
-            if merged:
+            if merged or positions.size == 1:
                 first, last = windows[positions].T
                 parts = [(positions, int(first.min()), int(last.max()))]
             else:

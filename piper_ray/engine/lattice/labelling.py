@@ -75,7 +75,9 @@ class Labelling:
         return found
 
     @classmethod
-    def of(cls, graph: LayerGraph, labels: Sequence[int] = STAGE_LABELS) -> Labelling | None:
+    def of(
+        cls, graph: LayerGraph, labels: Sequence[int] = STAGE_LABELS, most_moves: int = _MOST_MOVES
+    ) -> Labelling | None:
         """Returns the labelling with the fewest moves of a few orders; None if all have too many moves."""
         neighbours = [sorted({*graph.successors[v], *graph.predecessors[v]}) for v in range(graph.size)]
         few = sorted(range(graph.size), key=lambda v: (len(neighbours[v]), v))[:2]
@@ -90,7 +92,7 @@ class Labelling:
         best: Labelling | None = None
         for cost, order in sorted(found):
             if cost <= _MOST_COST:
-                most = _MOST_MOVES if best is None else best.label.size
+                most = most_moves if best is None else best.label.size
                 best = _moves(graph, order, neighbours, labels, most) or best
         return best
 
