@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from random import Random
 
 import numpy as np
@@ -75,7 +76,7 @@ def test_every_plan_that_is_better_than_the_target_makes_them() -> None:
 def test_ranks_of_every_plan_that_is_better_than_the_target_make_them(seed: int) -> None:
     """With the hub's edges, or without them."""
     rng, found = Random(seed), 0
-    for instance, task in some_tasks(range(10 * seed, 10 * seed + 10), SCHEDULES):
+    for instance, task in _tasks_of_quick_links(rng, 10):
         program = task.shape.program()
         assert program is not None
         for _ in range(20):
@@ -88,6 +89,17 @@ def test_ranks_of_every_plan_that_is_better_than_the_target_make_them(seed: int)
             assert mean_of_ranks_s(task, batch_s) <= batch_s * (1 + 1e-9)
             found += least_s > 0.0
     assert found > 5
+
+
+def _tasks_of_quick_links(rng: Random, count: int) -> Iterator[tuple[Instance, Task]]:
+    """Where plans with some work on each rank are the best ones."""
+    for _ in range(count):
+        n = rng.randint(4, 8)
+        edges = {(u, v): rng.randint(0, 8) for u in range(n) for v in range(u + 1, n) if rng.random() < 0.4}
+        layers = {v: {1: [tmpc(rng.randint(0, 9))]} for v in range(n)}
+        instance = with_passes(build(layers, edges, devices=3, microbatches=6, bandwidth_bytes_per_s=16.0))
+        tasks = ChunkProblem.of(instance, Restrictions(data_parallelism=False), [rng.choice(SCHEDULES)]).tasks(instance)
+        yield from ((instance, task) for task in tasks if task.shape.ranks > 1)
 
 
 @pytest.mark.parametrize(("room_s", "expected_s"), [(16.1, 0.0), (15.0, 1.5), (13.6, 1.5), (13.0, 4.5)])

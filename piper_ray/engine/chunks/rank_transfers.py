@@ -72,4 +72,4 @@ class RankTransfers:
         beyond_s = np.multiply(_PRICES, rank_s * _A_LITTLE_MORE)[:, None]
         costs_s = (self.least_s - beyond_s).max(axis=1)
         each_s = [least_of_parts(cost_s, ranks) - once_s for cost_s, once_s in zip(costs_s, self.once_s, strict=True)]
-        return 0.5 * max(0.0, *each_s) * _A_LITTLE_LESS
+        return 0.5 * max(0.0, *map(float, each_s)) * _A_LITTLE_LESS

@@ -137,8 +137,8 @@ class Relaxation:
 
     @classmethod
     def of(cls, task: Task, program: ChunkProgram, target_s: float, lower_s: float = 0.0) -> Relaxation | None:
-        """The relaxation of all plans of a task that take less than ``target_s``. None if no plan fits. lower_s: a known
-        bound."""
+        """The relaxation of all plans of a task that take less than ``target_s``. None if no plan fits. lower_s: a
+        bound that is known."""
         shape, d = task.shape, task.data_parallel_degree
         held, moment_rank = chunk_bound.moments(program, _MOST_MOMENTS)
         crossing_s = task.tables.crossing_s(program.rank_of).sum(axis=0)

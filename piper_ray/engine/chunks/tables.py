@@ -371,9 +371,10 @@ class DegreeTables:
             order, n = self.order, self.order.size
             counted = np.array([of_hub or order.graph.layer_ids[tail] != order.hub for tail, *_ in order.graph.edges])
             work_s = np.array([sum(self.passes[n - 1 - v][0]) for v in range(n)])
-            sets = None if order.is_chain else order.sets
             edge_s = [of_edge_s * counted for of_edge_s in self._graph_edge_s]
-            self._rank_transfers[of_hub] = None if sets is None else RankTransfers.of(order.graph, sets, work_s, *edge_s)
+            sets = None if order.is_chain else order.sets
+            found = None if sets is None else RankTransfers.of(order.graph, sets, work_s, *edge_s)
+            self._rank_transfers[of_hub] = found
         return self._rank_transfers[of_hub]
 
     @cached_property

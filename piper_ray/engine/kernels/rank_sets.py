@@ -28,7 +28,8 @@ def least_of_sets(moves: LabelMoves, cells_of: IndexArray, cost: FloatArray) -> 
             for inside in range(most + 1):
                 after[inside + joins] = min(after[inside + joins], before[inside] + more)
         most += size
-    return kept[n & 1, 0].copy()
+    found: FloatArray = kept[n & 1, 0].copy()
+    return found
 
 
 @kernel

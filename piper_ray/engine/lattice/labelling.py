@@ -26,7 +26,7 @@ from piper_ray.engine.lattice.layer_graph import LayerGraph, offsets
 BEHIND, INSIDE, IN_FRONT, OUTSIDE = 0, 1, 2, 3
 
 STAGE_LABELS, BORDER_LABELS, SET_LABELS = (BEHIND, INSIDE, IN_FRONT), (BEHIND, IN_FRONT), (INSIDE, OUTSIDE)
-"""With the second a labelling is a single border, and its paths are all downsets; with the third, any set of vertices."""
+"""With the second a labelling is a single border, and its paths are all downsets; with the third, any vertices."""
 
 _MUCH, _SOME, _LITTLE = 1_000_000, 64, 4
 """Weights of the frontier's growth in the choice of an order."""
@@ -76,7 +76,7 @@ class Labelling:
 
     @classmethod
     def of(
-        cls, graph: LayerGraph, labels: Sequence[int] = STAGE_LABELS, most_moves: int = _MOST_MOVES
+        cls, graph: LayerGraph, labels: Sequence[int] = STAGE_LABELS, most_moves: int | None = None
     ) -> Labelling | None:
         """Returns the labelling with the fewest moves of a few orders; None if all have too many moves."""
         neighbours = [sorted({*graph.successors[v], *graph.predecessors[v]}) for v in range(graph.size)]
@@ -92,7 +92,7 @@ class Labelling:
         best: Labelling | None = None
         for cost, order in sorted(found):
             if cost <= _MOST_COST:
-                most = most_moves if best is None else best.label.size
+                most = (most_moves or _MOST_MOVES) if best is None else best.label.size
                 best = _moves(graph, order, neighbours, labels, most) or best
         return best
 
