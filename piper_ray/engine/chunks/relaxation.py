@@ -15,7 +15,6 @@ from piper_ray.engine.chunks.crossings import (
     ChunkTransfers,
     forced_transfers_s,
     further_beside_hub,
-    least_of_ranks_s,
     rank_seconds,
     transfers_beside_hub,
     with_transfers,
@@ -159,7 +158,7 @@ class Relaxation:
         forced_s = forced_transfers_s(task, target_s) if lower_s < target_s else 0.0
         if np.isinf(forced_s):
             forced_s, lower_s = 0.0, target_s  # no plan is quick enough
-        forced_s = max(forced_s, task.transfers_s, least_of_ranks_s(task, target_s, of_hub=False))
+        forced_s = max(forced_s, task.transfers_s)
         # All transfers together are as many as are forced, and those of each chunk as its borders make them.
         uncounted_s = max(0.0, forced_s - float(crossing_s.sum()))
         may_list = kinds.layers.size <= _MOST_KINDS

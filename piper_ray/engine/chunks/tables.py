@@ -461,6 +461,12 @@ class DegreeTables:
         return found, np.array([tmpc.shared_bytes for tmpc in row])
 
     def layers(self, data_parallel_degree: int) -> OrderedLayers:
+        """The layers with the figures of this degree."""
+        return frozen(self._layers._replace(figures=self.figures(data_parallel_degree)))
+
+    @cached_property
+    def _layers(self) -> OrderedLayers:
+        """``layers`` without what replicas share."""
         instance, position = self.order.instance, self.order.position
         bandwidth = instance.bandwidth_bytes_per_s
         edges = [edge for edge in instance.edges if self._costs(edge)]
@@ -477,7 +483,7 @@ class DegreeTables:
                 self.option_start,
                 *runs(self.order.successors),
                 *runs(self.order.predecessors),
-                self.figures(data_parallel_degree),
+                self._own_figures[0],
                 _integers(position[edge.source] for edge in edges),
                 _integers(position[edge.target] for edge in edges),
                 _integers(tail_charge),
@@ -618,12 +624,18 @@ class DegreeTables:
 
     def _alike(self, data_parallel_degree: int) -> dict[tuple[int, bytes], list[int]]:
         """By side and options, the positions, which ascend."""
-        found: dict[tuple[int, bytes], list[int]] = {}
-        for (side, options, shared_bytes), positions in self._alike_of_any.items():
-            figures = np.frombuffer(options).reshape(-1, len(FIGURE)).copy()
-            figures[:, FIGURE.fixed] += np.frombuffer(shared_bytes) / data_parallel_degree
-            found.setdefault((side, figures.tobytes()), []).extend(positions)
-        return {key: sorted(positions) for key, positions in found.items()}
+        if data_parallel_degree not in self._alike_of:
+            found: dict[tuple[int, bytes], list[int]] = {}
+            for (side, options, shared_bytes), positions in self._alike_of_any.items():
+                figures = np.frombuffer(options).reshape(-1, len(FIGURE)).copy()
+                figures[:, FIGURE.fixed] += np.frombuffer(shared_bytes) / data_parallel_degree
+                found.setdefault((side, figures.tobytes()), []).extend(positions)
+            self._alike_of[data_parallel_degree] = {key: sorted(positions) for key, positions in found.items()}
+        return self._alike_of[data_parallel_degree]
+
+    @cached_property
+    def _alike_of(self) -> dict[int, dict[tuple[int, bytes], list[int]]]:
+        return {}
 
     @cached_property
     def _alike_of_any(self) -> dict[tuple[int, bytes, bytes], list[int]]:
