@@ -73,8 +73,11 @@ def test_every_plan_that_is_better_than_the_target_makes_them() -> None:
 
 
 @pytest.mark.parametrize("seed", long_after(2, range(12)))
-def test_ranks_of_every_plan_that_is_better_than_the_target_make_them(seed: int) -> None:
+def test_ranks_of_every_plan_that_is_better_than_the_target_make_them(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With the hub's edges, or without them."""
+    monkeypatch.setattr("piper_ray.engine.chunks.tables._MOST_DOWNSETS", 0)
     rng, found = Random(seed), 0
     for instance, task in _tasks_of_quick_links(rng, 10):
         program = task.shape.program()
@@ -84,7 +87,7 @@ def test_ranks_of_every_plan_that_is_better_than_the_target_make_them(seed: int)
             end_s = np.empty(program.kind.size + 1)
             batch_s = batch_seconds(model_of(task, task.tables, program), chunk_of, choice, end_s)
             least_s = least_of_ranks_s(task, batch_s, of_hub=True)
-            assert least_of_ranks_s(task, batch_s, of_hub=False) <= least_s * (1 + 1e-9)
+            assert forced_transfers_s(task, batch_s) == least_of_ranks_s(task, batch_s, of_hub=False) <= least_s
             assert least_s <= transfers_s(instance, task, chunk_of, choice) * (1 + 1e-9)
             assert mean_of_ranks_s(task, batch_s) <= batch_s * (1 + 1e-9)
             found += least_s > 0.0
@@ -136,7 +139,7 @@ def test_the_hubs_edges_are_left_out() -> None:
     instance = build({v: {1: [tmpc(2)]} for v in range(4)}, {(0, 1): 8, (0, 2): 8, (0, 3): 8}, devices=2)
     (task,) = two_ranks(instance)
     assert task.tables.order.hub == 0
-    assert forced_transfers_s(task, 2.1 * task.shape.microbatches) == 0.0
+    assert forced_transfers_s(task, 4.1 * task.shape.microbatches) == 0.0
 
 
 def chunks_transfers_s(task: Task, chunk_of: IndexArray) -> FloatArray:
@@ -231,19 +234,3 @@ def two_ranks(instance: Instance) -> list[Task]:
     passed = with_passes(instance)
     restrictions = Restrictions(data_parallelism=False, constraints=[StageCount(2)])
     return ChunkProblem.of(passed, restrictions, [Schedule(ScheduleName.ZB_H1)]).tasks(passed)
-
-
-@pytest.mark.parametrize("schedule", [*SCHEDULES, Schedule(ScheduleName.LOOPED_BFS, 3)], ids=str)
-def test_without_a_lattice_no_plan_makes_less_of_them(schedule: Schedule, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("piper_ray.engine.chunks.tables._MOST_DOWNSETS", 0)
-    monkeypatch.setattr("piper_ray.engine.chunks.stage_transfers._MOST_INSIDE", 4)
-    monkeypatch.setattr("piper_ray.engine.chunks.stage_transfers._FEW_INSIDE", 1)
-    rng, some, met = Random(6), 0, 0
-    for instance, task in some_tasks(range(60), [schedule]):
-        some += task.transfers_s > 0.0
-        least_s = min(
-            transfers_s(instance, task, random_chunks(task, rng), random_choice(task, rng)) for _ in range(30)
-        )
-        assert task.transfers_s <= least_s * (1 + 1e-9)
-        met += 0.0 < least_s * (1 - 1e-6) <= task.transfers_s
-    assert schedule.v > 1 or min(some, met) > 3

@@ -158,7 +158,6 @@ class Relaxation:
         forced_s = forced_transfers_s(task, target_s) if lower_s < target_s else 0.0
         if np.isinf(forced_s):
             forced_s, lower_s = 0.0, target_s  # no plan is quick enough
-        forced_s = max(forced_s, task.transfers_s)
         # All transfers together are as many as are forced, and those of each chunk as its borders make them.
         uncounted_s = max(0.0, forced_s - float(crossing_s.sum()))
         may_list = kinds.layers.size <= _MOST_KINDS

@@ -14,7 +14,6 @@ import numpy as np
 from piper_ray.cost.shares import HeldLayers
 from piper_ray.cost.variants import Variant, fastest_first, least_by_passes
 from piper_ray.engine.chunks.rank_transfers import RankTransfers
-from piper_ray.engine.chunks.stage_transfers import EdgeCosts, least_of_ways_s
 from piper_ray.engine.kernels.chunk_bound import APART, BEFORE_HUB, BEHIND_HUB, COLUMNS, FIGURE, HUB, LayerKinds
 from piper_ray.engine.kernels.chunk_stages import OrderedLayers
 from piper_ray.engine.kernels.types import FloatArray, IndexArray, frozen
@@ -108,9 +107,6 @@ def _side_by_side(predecessors: Sequence[Sequence[int]], seconds: Sequence[float
 
 _MOST_DOWNSETS = 100_000
 """Larger lattices are not searched for borders; transfers across their borders count as nothing in bounds."""
-
-_MOST_MOVES = 300_000_000
-"""Limit on moves of labels times layers, for all costs of edges together: about two seconds before the first plan."""
 
 _MOST_MOVES_OF_SETS = 500_000
 """Limit on the moves of labels of sets, which take about three seconds to list."""
@@ -213,25 +209,9 @@ class ModelOrder:
         return build_lattice(self.graph, count, count) if count is not None and count <= _MOST_DOWNSETS else None
 
     @cached_property
-    def labelling(self) -> Labelling | None:
-        """Stages as labels of layers; None if there are too many moves."""
-        return Labelling.of(self.graph)
-
-    @cached_property
     def sets(self) -> Labelling | None:
         """Any sets of layers as labels; None if there are too many moves."""
         return Labelling.of(self.graph, SET_LABELS, _MOST_MOVES_OF_SETS)
-
-    @cached_property
-    def least_of_ways_s(self) -> dict[bytes, FloatArray]:
-        """``least_of_ways_s`` by the costs of edges, as far as it was asked for."""
-        return {}
-
-    @cached_property
-    def most_ways(self) -> int:
-        """For how many costs of edges ``least_of_ways_s`` is asked for; no transfers are known for others."""
-        moves = 0 if self.labelling is None else self.labelling.label.size
-        return max(1, _MOST_MOVES // max(1, moves * self.size))
 
     @cached_property
     def between(self) -> IndexArray:
@@ -335,34 +315,6 @@ class DegreeTables:
             chunk_of = np.searchsorted(cuts, np.arange(self.order.size), side="right")
             self._mean_border_s[stages] = 2.0 * float(paid_s[chunk_of[tail] != chunk_of[head]].sum()) / (stages - 1)
         return self._mean_border_s[stages]
-
-    def least_transfers_s(self, stages: int, apart: int | None) -> float:
-        """The least that all chunks send and receive together, in either direction, without the hub's edges; 0 if there
-        is a lattice, by which borders are bounded. apart: how far apart chunks of one rank are at least; None: each
-        rank has one."""
-        order = self.order
-        if order.lattice is not None or (apart is not None and apart < 2):
-            return 0.0
-        fine = 0 if apart is None else max(0, apart.bit_length() - 2)
-        most = order.size if apart is None else (apart >> fine << fine) - 1  # few numbers, each up to the next one
-        if most not in self._least_of_ways_s:
-            counted = order.between < most
-            counted &= np.array([order.graph.layer_ids[tail] != order.hub for tail, *_ in order.graph.edges], np.bool_)
-            out_s, in_s = (of_edge_s * counted for of_edge_s in self._graph_edge_s)
-            key = out_s.tobytes() + in_s.tobytes()
-            if key not in order.least_of_ways_s:
-                found_s = np.zeros(order.size + 1)
-                if counted.any() and order.labelling is not None and len(order.least_of_ways_s) < order.most_ways:
-                    ends = np.array([ends[:2] for ends in order.graph.edges], np.int64).T
-                    found_s = least_of_ways_s(order.labelling, EdgeCosts(ends[0], ends[1], out_s, in_s))
-                order.least_of_ways_s[key] = found_s
-            self._least_of_ways_s[most] = order.least_of_ways_s[key]
-        return float(self._least_of_ways_s[most][stages])
-
-    @cached_property
-    def _least_of_ways_s(self) -> dict[int, FloatArray]:
-        """By the layers that may be between an edge's ends, as far as it was asked for."""
-        return {}
 
     def rank_transfers(self, *, of_hub: bool) -> RankTransfers | None:
         """What ranks send and receive, with the hub's edges or without them; None for a chain, whose pieces tell more,
