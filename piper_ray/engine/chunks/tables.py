@@ -553,7 +553,9 @@ class DegreeTables:
         members = list[IndexArray]()
         for (side, options), listed in self._alike(data_parallel_degree).items():
             positions = np.array(listed, np.int64)
-            if merged or positions.size == 1:
+            if positions.size == 1:
+                parts = [(positions, *windows[listed[0]].tolist())]
+            elif merged:
                 first, last = windows[positions].T
                 parts = [(positions, int(first.min()), int(last.max()))]
             else:
