@@ -305,7 +305,7 @@ class DegreeTables:
         if self.order.lattice is not None:
             return self._median_border_s
         if stages not in self._mean_border_s:
-            tail, head, paid_s, crossing_s = self._along_order
+            tail, head, paid_s, crossing_s = self.along_order
             first = np.maximum(1, (2 * np.arange(stages - 1) + 1) * self.order.size // (2 * stages))
             least_s = np.minimum.reduceat(crossing_s, first)
             cheapest = np.flatnonzero(
@@ -352,7 +352,7 @@ class DegreeTables:
         return {}
 
     @cached_property
-    def _along_order(self) -> tuple[IndexArray, IndexArray, FloatArray, FloatArray]:
+    def along_order(self) -> tuple[IndexArray, IndexArray, FloatArray, FloatArray]:
         """The positions of the edges' ends, and what both ranks pay, and float64[n], what they pay for all edges across
         the border in front of each position."""
         edges = self.edge_seconds
