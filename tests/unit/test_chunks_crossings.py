@@ -74,10 +74,9 @@ def test_every_plan_that_is_better_than_the_target_makes_them() -> None:
 
 @pytest.mark.parametrize("seed", long_after(2, range(12)))
 def test_ranks_of_every_plan_that_is_better_than_the_target_make_them(
-    seed: int, monkeypatch: pytest.MonkeyPatch
+    seed: int,
 ) -> None:
     """With the hub's edges, or without them."""
-    monkeypatch.setattr("piper_ray.engine.chunks.tables._MOST_DOWNSETS", 0)
     rng, found = Random(seed), 0
     for instance, task in _tasks_of_quick_links(rng, 10):
         program = task.shape.program()
@@ -87,7 +86,7 @@ def test_ranks_of_every_plan_that_is_better_than_the_target_make_them(
             end_s = np.empty(program.kind.size + 1)
             batch_s = batch_seconds(model_of(task, task.tables, program), chunk_of, choice, end_s)
             least_s = least_of_ranks_s(task, batch_s, of_hub=True)
-            assert forced_transfers_s(task, batch_s) == least_of_ranks_s(task, batch_s, of_hub=False) <= least_s
+            assert least_of_ranks_s(task, batch_s, of_hub=False) <= least_s
             assert least_s <= transfers_s(instance, task, chunk_of, choice) * (1 + 1e-9)
             assert mean_of_ranks_s(task, batch_s) <= batch_s * (1 + 1e-9)
             found += least_s > 0.0
@@ -139,7 +138,7 @@ def test_the_hubs_edges_are_left_out() -> None:
     instance = build({v: {1: [tmpc(2)]} for v in range(4)}, {(0, 1): 8, (0, 2): 8, (0, 3): 8}, devices=2)
     (task,) = two_ranks(instance)
     assert task.tables.order.hub == 0
-    assert forced_transfers_s(task, 4.1 * task.shape.microbatches) == 0.0
+    assert forced_transfers_s(task, 2.1 * task.shape.microbatches) == 0.0
 
 
 def chunks_transfers_s(task: Task, chunk_of: IndexArray) -> FloatArray:

@@ -29,19 +29,15 @@ def forced_transfers_s(task: Task, target_s: float) -> float:
 
     Chains are paths through the graph; no layer is in two of them. Consecutive layers of a chain on one rank take no
     longer, with what they receive and send, than that rank's part of a batch. So a chain is in pieces, and an edge
-    between two pieces is sent from one rank to another. Any set of layers pays too (``RankTransfers``); on graphs with
-    too many downsets to be listed, only these are looked at. The hub's edges are left out.
+    between two pieces is sent from one rank to another. The hub's edges are left out.
     """
     if not np.isfinite(target_s):
         return 0.0
-    tables, ranks_s = task.tables, least_of_ranks_s(task, target_s, of_hub=False)
-    if tables.order.lattice is None and tables.rank_transfers(of_hub=False) is not None:
-        return ranks_s
+    tables = task.tables
     layer_s = rank_seconds(tables.figures(task.data_parallel_degree), task)
     least_s = np.minimum.reduceat(layer_s, tables.option_start[:-1])
     room_s = target_s / task.shape.microbatches * _A_LITTLE_MORE
-    pieces_s = (_least_between_pieces_s([least_s[x] for x in one.layers], one, room_s) for one in _chains(tables))
-    return max(ranks_s, sum(pieces_s))
+    return sum(_least_between_pieces_s([least_s[x] for x in chain.layers], chain, room_s) for chain in _chains(tables))
 
 
 def _least_between_pieces_s(layer_s: list[float], chain: _Chain, room_s: float) -> float:
