@@ -68,7 +68,11 @@ class RankTransfers:
 
     def least_together_s(self, ranks: int, rank_s: float) -> float:
         """Returns what all ranks send and receive at least, in either direction, if none takes more than ``rank_s`` for
-        a microbatch."""
+        a microbatch.
+
+        What a set takes beyond that is then at most 0, so at any price it may be added. Each layer is in one set, so
+        the prices of ends are paid once.
+        """
         beyond_s = np.multiply(_PRICES, rank_s * _A_LITTLE_MORE)[:, None]
         costs_s = (self.least_s - beyond_s).max(axis=1)
         each_s = [least_of_parts(cost_s, ranks) - once_s for cost_s, once_s in zip(costs_s, self.once_s, strict=True)]
