@@ -214,20 +214,14 @@ class ModelOrder:
         return Labelling.of(self.graph, SET_LABELS, _MOST_MOVES_OF_SETS)
 
     @cached_property
-    def between(self) -> IndexArray:
-        """For each edge of the graph, the most layers in chunks between those of its ends: by the edges all others come
-        before its tail or behind its head."""
-        before, behind = ancestors(self.graph.successors), descendants(self.graph.successors)
-        around = (before[tail] | behind[head] | 1 << tail | 1 << head for tail, head, _ in self.graph.edges)
-        return _integers(self.graph.size - mask.bit_count() for mask in around)
-
-    @cached_property
     def neighbouring(self) -> tuple[bool, ...]:
         """For each edge of the graph, whether it is not the hub's and no chunk can lie between the chunks of its ends,
-        since chunks are not empty."""
-        tails = (self.graph.layer_ids[tail] for tail, *_ in self.graph.edges)
+        since chunks are not empty: by the edges all others come before its tail or behind its head."""
+        graph, before, behind = self.graph, ancestors(self.graph.successors), descendants(self.graph.successors)
         return tuple(
-            layers == 0 and tail != self.hub for layers, tail in zip(self.between.tolist(), tails, strict=True)
+            graph.layer_ids[tail] != self.hub
+            and (before[tail] | behind[head] | 1 << tail | 1 << head).bit_count() == graph.size
+            for tail, head, _ in graph.edges
         )
 
 
