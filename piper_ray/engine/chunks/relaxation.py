@@ -158,8 +158,7 @@ class Relaxation:
         lower_s = RankCover.of(kinds, limits, program, waits).least_s(max(task.lower_s, lower_s), target_s)
         may_list, forced_s = kinds.layers.size <= _MOST_KINDS, 0.0
         if lower_s < target_s:
-            few = may_list and task.tables.order.lattice is not None
-            by_sets = not few and task.tables.rank_transfers(of_hub=False) is not None
+            by_sets = not may_list and task.tables.rank_transfers(of_hub=False) is not None
             forced_s = least_of_ranks_s(task, target_s, of_hub=False) if by_sets else forced_transfers_s(task, target_s)
         if np.isinf(forced_s):
             forced_s, lower_s = 0.0, target_s  # no plan is quick enough
