@@ -138,8 +138,8 @@ def _wide_graphs() -> None:
 def _chunks() -> None:
     import piper_ray
 
-    for layers in (8, 30):  # all plans are gone through, or some of them
-        piper_ray.solve(_chain(layers), threads=1, schedule="interleaved", time_limit=1.0)
+    for layers, chains in ((8, 1), (30, 1), (8, 2)):  # all plans are gone through, or some of them; and sets of layers
+        piper_ray.solve(_chain(layers, chains=chains), threads=1, schedule="interleaved", time_limit=1.0)
 
 
 def _certificates() -> None:

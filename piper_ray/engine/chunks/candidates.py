@@ -45,6 +45,10 @@ _FIRST_ORDERS = 4
 _SMALL = 0.1
 """A share of the mean layer's time. Layers that take less are not counted when layers are shared out."""
 
+_DISTANCES = 0.05, 0.15, 0.4
+"""How far from equal work chunks are cut for cheap borders, in chunks: little where they are long, and up to where all
+borders between layers of the model are reached, where they are short."""
+
 _NEARLY = 1.003
 """Plans within this factor of the best one are improved layer by layer."""
 
@@ -140,6 +144,8 @@ class Candidates:
             for wanted in _patterns(shape, int(large.sum())):
                 self._cut(index, order, large + 1e-6, wanted)
         self._cut_orders(self._orders[:_FIRST_ORDERS])
+        if not self._task.tables.order.is_chain:
+            self._cut_cheaply()
         for index, found in enumerate(self._best[:-1]):
             if found is not None and not np.array_equal(found.choice, found.tables.option_start[:-1]):
                 self._prefer_turns(index, found)
@@ -165,9 +171,7 @@ class Candidates:
         reads."""
         order = self._orders[0]
         cut = np.empty(order.size, np.int64)
-        cut[order] = np.repeat(
-            np.arange(layers_in.size), np.diff(_cuts(np.ones(order.size), layers_in, layers_in.size))
-        )
+        cut[order] = np.repeat(np.arange(layers_in.size), np.diff(_cuts(np.ones(order.size), layers_in)))
         by_kind = _filled(self._ordered(chunk_of), layers_in.size)
         found = {}
         for index in range(len(self._models)):
@@ -216,6 +220,19 @@ class Candidates:
         """Keeps those that are the best of their choice."""
         for index, plan in found.items():
             self._take(index, plan)
+
+    def _cut_cheaply(self) -> None:
+        """Plans of about equal work, cut where the fewest seconds of edges cross within a distance."""
+        stages, order = self._task.shape.stages, self._orders[0]
+        for index, fastest_s in enumerate(self._fastest_s):
+            *_, crossing_s = self._task.choices[index].along_order
+            ends_s = np.cumsum(fastest_s)
+            each_s = ends_s[-1] / stages
+            for distance in _DISTANCES:
+                wanted_s = each_s * (np.arange(1, stages)[:, None] + (-distance, distance))
+                first, last = np.minimum(np.searchsorted(ends_s, wanted_s) + 1, order.size - 1).T
+                cheapest = [a + int(crossing_s[a : b + 1].argmin()) for a, b in zip(first, last, strict=True)]
+                self._cut_at(index, order, _apart([0, *cheapest, order.size]))
 
     def _cut_orders(self, orders: Sequence[IndexArray]) -> None:
         """Plans of equal work."""
@@ -304,7 +321,7 @@ class Candidates:
     def _cut(self, index: int, order: IndexArray, size: FloatArray, wanted: FloatArray) -> None:
         """Tries chunks that are runs of an order. The work of the runs, for layers of these sizes, is close to the
         wanted shares."""
-        self._cut_at(index, order, _cuts(size[order], wanted, self._task.shape.stages))
+        self._cut_at(index, order, _cuts(size[order], wanted))
 
     def _cut_at(self, index: int, order: IndexArray, cuts: IndexArray) -> None:
         chunk_of = np.empty(order.size, np.int64)
@@ -456,14 +473,19 @@ def _patterns(shape: PipelineShape, layers: int) -> Iterator[FloatArray]:
                 yield np.repeat(np.diff((0, *inner, each)).astype(np.float64), p)
 
 
-def _cuts(size: FloatArray, wanted: FloatArray, chunks: int) -> IndexArray:
+def _cuts(size: FloatArray, wanted: FloatArray) -> IndexArray:
     """int64[chunks + 1]: runs of layers of given sizes whose sums are close to the wanted shares; no run is empty."""
     ends = np.cumsum(size)
     middles = ends - size / 2.0
     targets = np.cumsum(wanted)[:-1] / wanted.sum() * ends[-1]
-    cuts = np.concatenate([[0], np.searchsorted(middles, targets), [size.size]]).astype(np.int64)
-    for k in range(1, chunks):
-        cuts[k] = max(cuts[k], cuts[k - 1] + 1)
-    for k in range(chunks - 1, 0, -1):
-        cuts[k] = min(cuts[k], cuts[k + 1] - 1)
-    return cuts
+    return _apart([0, *np.searchsorted(middles, targets).tolist(), size.size])
+
+
+def _apart(cuts: Sequence[int]) -> IndexArray:
+    """Moves ascending cuts so that no run between two of them is empty."""
+    found = np.array(cuts, np.int64)
+    for k in range(1, found.size - 1):
+        found[k] = max(found[k], found[k - 1] + 1)
+    for k in range(found.size - 2, 0, -1):
+        found[k] = min(found[k], found[k + 1] - 1)
+    return found

@@ -57,6 +57,20 @@ def _least_between_pieces_s(layer_s: list[float], chain: _Chain, room_s: float) 
     return least_s[n]
 
 
+def least_of_ranks_s(task: Task, target_s: float, *, of_hub: bool) -> float:
+    """What all ranks send and receive at least, in either direction, in plans that take less than ``target_s``. of_hub:
+    with the hub's edges."""
+    known = task.tables.rank_transfers(of_hub=of_hub) if task.shape.ranks > 1 and np.isfinite(target_s) else None
+    return 0.0 if known is None else known.least_together_s(task.shape.ranks, target_s / task.shape.microbatches)
+
+
+def mean_of_ranks_s(task: Task, target_s: float) -> float:
+    """A bound on plans that take less than ``target_s``: the mean of what ranks do for a batch."""
+    work_s = task.tables.least_s + 2.0 * least_of_ranks_s(task, target_s, of_hub=True)
+    sync_s = task.sync_s_per_byte * task.tables.least_weights_bytes
+    return (task.shape.microbatches * work_s + sync_s) / task.shape.ranks
+
+
 class ChunkTransfers(NamedTuple):
     """What chunks ``first_chunk`` to ``last_chunk`` send and receive together, in either direction."""
 
@@ -172,7 +186,7 @@ def _chains(tables: DegreeTables) -> list[_Chain]:
     order = tables.order
     after: dict[int, tuple[int, float, float]] = {}
     heads: set[int] = set()
-    edges = tables.edge_seconds()
+    edges = tables.edge_seconds
     for edge in sorted(edges, key=lambda edge: (-edge.sent_s - edge.received_s, edge.tail, edge.head)):
         if order.layers[edge.tail] != order.hub and edge.tail not in after and edge.head not in heads:
             after[edge.tail] = edge.head, edge.sent_s, edge.received_s

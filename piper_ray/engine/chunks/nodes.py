@@ -18,6 +18,7 @@ import numpy as np
 from piper_ray.cost.tolerances import PROOF
 from piper_ray.engine.checkpoint import Checkpoint
 from piper_ray.engine.chunks.candidates import Candidate, Candidates, walk_bounds
+from piper_ray.engine.chunks.crossings import mean_of_ranks_s
 from piper_ray.engine.chunks.rank_patterns import PatternSearch
 from piper_ray.engine.chunks.relaxation import Relaxation
 from piper_ray.engine.chunks.tasks import Task, TaskKey
@@ -260,11 +261,13 @@ class Node:
         if self.part is not None:
             return self._divide(self.part, target_s)
         if self.relaxation is None:
+            if (lower_s := max(self.lower_s, mean_of_ranks_s(self.task, target_s))) >= target_s:
+                return TurnOutcome(max(self.lower_s, target_s))
             if self.program is None and (program := self.task.shape.program()) is not None:
                 self.program = program
                 self.passes += _PASSES_TO_BUILD * program.kind.size
             if self.program is not None:
-                self.relaxation = Relaxation.of(self.task, self.program, target_s)
+                self.relaxation = Relaxation.of(self.task, self.program, target_s, lower_s)
             if self.relaxation is None:
                 return TurnOutcome(np.inf)
         relaxation = self.relaxation

@@ -15,6 +15,7 @@ from piper_ray.engine.chunks.crossings import (
     ChunkTransfers,
     forced_transfers_s,
     further_beside_hub,
+    least_of_ranks_s,
     rank_seconds,
     transfers_beside_hub,
     with_transfers,
@@ -135,8 +136,9 @@ class Relaxation:
         self._look_up_paths()
 
     @classmethod
-    def of(cls, task: Task, program: ChunkProgram, target_s: float) -> Relaxation | None:
-        """The relaxation of all plans of a task that take less than ``target_s``. None if no plan fits."""
+    def of(cls, task: Task, program: ChunkProgram, target_s: float, lower_s: float = 0.0) -> Relaxation | None:
+        """The relaxation of all plans of a task that take less than ``target_s``. None if no plan fits. lower_s: a
+        bound that is known."""
         shape, d = task.shape, task.data_parallel_degree
         held, moment_rank = chunk_bound.moments(program, _MOST_MOMENTS)
         crossing_s = task.tables.crossing_s(program.rank_of).sum(axis=0)
@@ -153,14 +155,15 @@ class Relaxation:
         stages = shape.stages
         (exact, _), (kinds, members) = (task.tables.kinds(d, stages, merged=merged) for merged in (False, True))
         waits = waits_s(kinds, limits, program)
-        lower_s = RankCover.of(kinds, limits, program, waits).least_s(task.lower_s, target_s)
-        forced_s = forced_transfers_s(task, target_s) if lower_s < target_s else 0.0
+        lower_s = RankCover.of(kinds, limits, program, waits).least_s(max(task.lower_s, lower_s), target_s)
+        may_list, forced_s = kinds.layers.size <= _MOST_KINDS, 0.0
+        if lower_s < target_s:
+            by_sets = not may_list and task.tables.rank_transfers(of_hub=False) is not None
+            forced_s = least_of_ranks_s(task, target_s, of_hub=False) if by_sets else forced_transfers_s(task, target_s)
         if np.isinf(forced_s):
             forced_s, lower_s = 0.0, target_s  # no plan is quick enough
-        forced_s = max(forced_s, task.transfers_s)
         # All transfers together are as many as are forced, and those of each chunk as its borders make them.
         uncounted_s = max(0.0, forced_s - float(crossing_s.sum()))
-        may_list = kinds.layers.size <= _MOST_KINDS
         if not may_list:
             kinds, members = similar(kinds, members, max(_FEW_KINDS, _MOST_CELLS // shape.stages))
         unit = TimeUnit.of(exact, task)

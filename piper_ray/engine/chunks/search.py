@@ -20,6 +20,7 @@ import numpy as np
 
 from piper_ray.engine.backends.calls import Call, Finished, Workers
 from piper_ray.engine.chunks.candidates import Candidate
+from piper_ray.engine.chunks.crossings import mean_of_ranks_s
 from piper_ray.engine.chunks.nodes import (
     EFFORTS,
     MOST_ROUNDS,
@@ -178,10 +179,18 @@ class ChunkSearch:
         if self.ledger.within_s == np.inf:
             yield from self._plan(TurnKind.PLAN, 0, ranked[:_FIRST_PLANS], self._is_hopeless)
         if self._target_s < np.inf and self.seeks is not Sought.PLAN:
+            self._bound_by_means()
             yield from self._bound(1)
         if self.seeks is not Sought.BOUND:
             yield from self._plans(ranked)
         yield from self._bound(len(EFFORTS) if self.seeks is Sought.PLAN else None)
+
+    def _bound_by_means(self) -> None:
+        """Raises all bounds by the means of ranks: in a millisecond each, before the bounds that take longer."""
+        for node in self._nodes.values():
+            before_s = node.lower_s
+            node.lower_s = max(before_s, min(mean_of_ranks_s(node.task, self._target_s), self._target_s))
+            self._bounds.replace(before_s, [node])
 
     def _plans(self, ranked: Sequence[int]) -> Generator[None, None, None]:
         """Seeks plans, of the most promising nodes first. ranked: all nodes."""

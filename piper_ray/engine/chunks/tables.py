@@ -13,13 +13,13 @@ import numpy as np
 
 from piper_ray.cost.shares import HeldLayers
 from piper_ray.cost.variants import Variant, fastest_first, least_by_passes
-from piper_ray.engine.chunks.stage_transfers import EdgeCosts, least_of_ways_s
+from piper_ray.engine.chunks.rank_transfers import RankTransfers
 from piper_ray.engine.kernels.chunk_bound import APART, BEFORE_HUB, BEHIND_HUB, COLUMNS, FIGURE, HUB, LayerKinds
 from piper_ray.engine.kernels.chunk_stages import OrderedLayers
 from piper_ray.engine.kernels.types import FloatArray, IndexArray, frozen
 from piper_ray.engine.lattice.contraction import without_contraction
 from piper_ray.engine.lattice.downsets import Lattice, build_lattice
-from piper_ray.engine.lattice.labelling import Labelling
+from piper_ray.engine.lattice.labelling import SET_LABELS, Labelling
 from piper_ray.engine.lattice.layer_graph import (
     LayerGraph,
     ancestors,
@@ -108,8 +108,8 @@ def _side_by_side(predecessors: Sequence[Sequence[int]], seconds: Sequence[float
 _MOST_DOWNSETS = 100_000
 """Larger lattices are not searched for borders; transfers across their borders count as nothing in bounds."""
 
-_MOST_MOVES = 300_000_000
-"""Limit on moves of labels times layers, for all costs of edges together: about two seconds before the first plan."""
+_MOST_MOVES_OF_SETS = 500_000
+"""Limit on the moves of labels of sets, which take about three seconds to list."""
 
 _MOST_ORDERS = 64
 
@@ -209,36 +209,19 @@ class ModelOrder:
         return build_lattice(self.graph, count, count) if count is not None and count <= _MOST_DOWNSETS else None
 
     @cached_property
-    def labelling(self) -> Labelling | None:
-        """Stages as labels of layers; None if there are too many moves."""
-        return Labelling.of(self.graph)
-
-    @cached_property
-    def least_of_ways_s(self) -> dict[bytes, FloatArray]:
-        """``least_of_ways_s`` by the costs of edges, as far as it was asked for."""
-        return {}
-
-    @cached_property
-    def most_ways(self) -> int:
-        """For how many costs of edges ``least_of_ways_s`` is asked for; no transfers are known for others."""
-        moves = 0 if self.labelling is None else self.labelling.label.size
-        return max(1, _MOST_MOVES // max(1, moves * self.size))
-
-    @cached_property
-    def between(self) -> IndexArray:
-        """For each edge of the graph, the most layers in chunks between those of its ends: by the edges all others come
-        before its tail or behind its head."""
-        before, behind = ancestors(self.graph.successors), descendants(self.graph.successors)
-        around = (before[tail] | behind[head] | 1 << tail | 1 << head for tail, head, _ in self.graph.edges)
-        return _integers(self.graph.size - mask.bit_count() for mask in around)
+    def sets(self) -> Labelling | None:
+        """Any sets of layers as labels; None if there are too many moves."""
+        return Labelling.of(self.graph, SET_LABELS, _MOST_MOVES_OF_SETS)
 
     @cached_property
     def neighbouring(self) -> tuple[bool, ...]:
         """For each edge of the graph, whether it is not the hub's and no chunk can lie between the chunks of its ends,
-        since chunks are not empty."""
-        tails = (self.graph.layer_ids[tail] for tail, *_ in self.graph.edges)
+        since chunks are not empty: by the edges all others come before its tail or behind its head."""
+        graph, before, behind = self.graph, ancestors(self.graph.successors), descendants(self.graph.successors)
         return tuple(
-            layers == 0 and tail != self.hub for layers, tail in zip(self.between.tolist(), tails, strict=True)
+            graph.layer_ids[tail] != self.hub
+            and (before[tail] | behind[head] | 1 << tail | 1 << head).bit_count() == graph.size
+            for tail, head, _ in graph.edges
         )
 
 
@@ -316,7 +299,7 @@ class DegreeTables:
         if self.order.lattice is not None:
             return self._median_border_s
         if stages not in self._mean_border_s:
-            tail, head, paid_s, crossing_s = self._along_order
+            tail, head, paid_s, crossing_s = self.along_order
             first = np.maximum(1, (2 * np.arange(stages - 1) + 1) * self.order.size // (2 * stages))
             least_s = np.minimum.reduceat(crossing_s, first)
             cheapest = np.flatnonzero(
@@ -327,32 +310,21 @@ class DegreeTables:
             self._mean_border_s[stages] = 2.0 * float(paid_s[chunk_of[tail] != chunk_of[head]].sum()) / (stages - 1)
         return self._mean_border_s[stages]
 
-    def least_transfers_s(self, stages: int, apart: int | None) -> float:
-        """The least that all chunks send and receive together, in either direction, without the hub's edges; 0 if there
-        is a lattice, by which borders are bounded. apart: how far apart chunks of one rank are at least; None: each
-        rank has one."""
-        order = self.order
-        if order.lattice is not None or (apart is not None and apart < 2):
-            return 0.0
-        fine = 0 if apart is None else max(0, apart.bit_length() - 2)
-        most = order.size if apart is None else (apart >> fine << fine) - 1  # few numbers, each up to the next one
-        if most not in self._least_of_ways_s:
-            counted = order.between < most
-            counted &= np.array([order.graph.layer_ids[tail] != order.hub for tail, *_ in order.graph.edges], np.bool_)
-            out_s, in_s = (of_edge_s * counted for of_edge_s in self._graph_edge_s)
-            key = out_s.tobytes() + in_s.tobytes()
-            if key not in order.least_of_ways_s:
-                found_s = np.zeros(order.size + 1)
-                if counted.any() and order.labelling is not None and len(order.least_of_ways_s) < order.most_ways:
-                    ends = np.array([ends[:2] for ends in order.graph.edges], np.int64).T
-                    found_s = least_of_ways_s(order.labelling, EdgeCosts(ends[0], ends[1], out_s, in_s))
-                order.least_of_ways_s[key] = found_s
-            self._least_of_ways_s[most] = order.least_of_ways_s[key]
-        return float(self._least_of_ways_s[most][stages])
+    def rank_transfers(self, *, of_hub: bool) -> RankTransfers | None:
+        """What ranks send and receive, with the hub's edges or without them; None for a chain, whose pieces tell more,
+        and where that takes too long."""
+        if of_hub not in self._rank_transfers:
+            order, n = self.order, self.order.size
+            counted = np.array([of_hub or order.graph.layer_ids[tail] != order.hub for tail, *_ in order.graph.edges])
+            work_s = np.array([sum(self.passes[n - 1 - v][0]) for v in range(n)])
+            edge_s = [of_edge_s * counted for of_edge_s in self._graph_edge_s]
+            sets = None if order.is_chain else order.sets
+            found = None if sets is None else RankTransfers.of(order.graph, sets, work_s, *edge_s)
+            self._rank_transfers[of_hub] = found
+        return self._rank_transfers[of_hub]
 
     @cached_property
-    def _least_of_ways_s(self) -> dict[int, FloatArray]:
-        """By the layers that may be between an edge's ends, as far as it was asked for."""
+    def _rank_transfers(self) -> dict[bool, RankTransfers | None]:
         return {}
 
     @cached_property
@@ -374,10 +346,10 @@ class DegreeTables:
         return {}
 
     @cached_property
-    def _along_order(self) -> tuple[IndexArray, IndexArray, FloatArray, FloatArray]:
+    def along_order(self) -> tuple[IndexArray, IndexArray, FloatArray, FloatArray]:
         """The positions of the edges' ends, and what both ranks pay, and float64[n], what they pay for all edges across
         the border in front of each position."""
-        edges = self.edge_seconds()
+        edges = self.edge_seconds
         tail, head = _integers(edge.tail for edge in edges), _integers(edge.head for edge in edges)
         paid_s = np.array([edge.sent_s + edge.received_s for edge in edges], np.float64)
         n = self.order.size
@@ -435,6 +407,12 @@ class DegreeTables:
         return found, np.array([tmpc.shared_bytes for tmpc in row])
 
     def layers(self, data_parallel_degree: int) -> OrderedLayers:
+        """The layers with the figures of this degree."""
+        return frozen(self._layers._replace(figures=self.figures(data_parallel_degree)))
+
+    @cached_property
+    def _layers(self) -> OrderedLayers:
+        """``layers`` without what replicas share."""
         instance, position = self.order.instance, self.order.position
         bandwidth = instance.bandwidth_bytes_per_s
         edges = [edge for edge in instance.edges if self._costs(edge)]
@@ -451,7 +429,7 @@ class DegreeTables:
                 self.option_start,
                 *runs(self.order.successors),
                 *runs(self.order.predecessors),
-                self.figures(data_parallel_degree),
+                self._own_figures[0],
                 _integers(position[edge.source] for edge in edges),
                 _integers(position[edge.target] for edge in edges),
                 _integers(tail_charge),
@@ -475,6 +453,7 @@ class DegreeTables:
         row = self.tmpcs[self.order.position[edge.target]]
         return [edge.communication_bytes + tmpc.forward_sync_bytes.get(edge.source, 0.0) for tmpc in row]
 
+    @cached_property
     def edge_seconds(self) -> list[EdgeSeconds]:
         """The seconds of the edges that cost something."""
         position, bandwidth = self.order.position, self.order.instance.bandwidth_bytes_per_s
@@ -568,7 +547,9 @@ class DegreeTables:
         members = list[IndexArray]()
         for (side, options), listed in self._alike(data_parallel_degree).items():
             positions = np.array(listed, np.int64)
-            if merged:
+            if positions.size == 1:
+                parts = [(positions, *windows[listed[0]].tolist())]
+            elif merged:
                 first, last = windows[positions].T
                 parts = [(positions, int(first.min()), int(last.max()))]
             else:
@@ -591,12 +572,18 @@ class DegreeTables:
 
     def _alike(self, data_parallel_degree: int) -> dict[tuple[int, bytes], list[int]]:
         """By side and options, the positions, which ascend."""
-        found: dict[tuple[int, bytes], list[int]] = {}
-        for (side, options, shared_bytes), positions in self._alike_of_any.items():
-            figures = np.frombuffer(options).reshape(-1, len(FIGURE)).copy()
-            figures[:, FIGURE.fixed] += np.frombuffer(shared_bytes) / data_parallel_degree
-            found.setdefault((side, figures.tobytes()), []).extend(positions)
-        return {key: sorted(positions) for key, positions in found.items()}
+        if data_parallel_degree not in self._alike_of:
+            found: dict[tuple[int, bytes], list[int]] = {}
+            for (side, options, shared_bytes), positions in self._alike_of_any.items():
+                figures = np.frombuffer(options).reshape(-1, len(FIGURE)).copy()
+                figures[:, FIGURE.fixed] += np.frombuffer(shared_bytes) / data_parallel_degree
+                found.setdefault((side, figures.tobytes()), []).extend(positions)
+            self._alike_of[data_parallel_degree] = {key: sorted(positions) for key, positions in found.items()}
+        return self._alike_of[data_parallel_degree]
+
+    @cached_property
+    def _alike_of(self) -> dict[int, dict[tuple[int, bytes], list[int]]]:
+        return {}
 
     @cached_property
     def _alike_of_any(self) -> dict[tuple[int, bytes, bytes], list[int]]:

@@ -139,7 +139,7 @@ class Task:
     """All plans of one shape with one d and t. tables: the best of what any layer may run; mixed: everything that a
     layer may run; choices: what layers may run that all choose together, where those of a chunk have to. lower_s: no
     batch of such a plan takes less. about_s: the time of a plan whose ranks are equal, inf if that does not fit; it
-    says where to search first. transfers_s: as in ``DegreeTables.least_transfers_s``.
+    says where to search first.
     """
 
     shape: PipelineShape
@@ -151,7 +151,6 @@ class Task:
     memory_bytes: float
     lower_s: float
     about_s: float
-    transfers_s: float
 
     @property
     def tensor_parallel_degree(self) -> int:
@@ -250,13 +249,11 @@ class ChunkProblem:
                 if restrictions.has(PipelinedChunks) and _is_run_otherwise(schedule, p):
                     continue
                 # The ranks' work and synchronisation on average; and one microbatch there and back.
-                transfers_s = tables.least_transfers_s(shape.stages, shape.apart)
-                work_s = tables.least_s + 2.0 * transfers_s
-                lower_s = (m * work_s + sync_of_byte_s * tables.least_weights_bytes) / p
+                lower_s = (m * tables.least_s + sync_of_byte_s * tables.least_weights_bytes) / p
                 there_s = tables.least_s if schedule.name in _WHOLE_BACKWARD else tables.least_there_and_back_s
-                lower_s = max(lower_s, there_s + 2.0 * transfers_s, held_s, whole_s)
+                lower_s = max(lower_s, there_s, held_s, whole_s)
                 about_s = min(_about_s(shape, x, held, sync_of_byte_s, memory_bytes) for x, held in choices)
-                found.append(Task(shape, d, *known, sync_of_byte_s, memory_bytes, lower_s, about_s, transfers_s))
+                found.append(Task(shape, d, *known, sync_of_byte_s, memory_bytes, lower_s, about_s))
         return found
 
 

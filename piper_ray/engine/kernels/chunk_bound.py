@@ -157,19 +157,40 @@ def least_priced_s(kinds: LayerKinds, limits: ShapeLimits, paths: Paths, prices:
     for c in range(kinds.layers.size):
         if kinds.side[c] == HUB:
             first_hub, last_hub = kinds.first_chunk[c], kinds.last_chunk[c]
+    total_s = np.full(last_hub - first_hub + 1, fixed_s)  # by the hub's chunk
+    least_s, up_to_s, from_s = np.empty(s), np.empty(s), np.empty(s)
+    for c in range(kinds.layers.size):
+        pays_hub = False
+        for o in range(kinds.option_start[c], kinds.option_start[c + 1]):
+            pays_hub = pays_hub or kinds.figures[o, FIGURE.from_hub_s] > 0.0 or kinds.figures[o, FIGURE.to_hub_s] > 0.0
+        for hub in range(first_hub, last_hub + 1):
+            if pays_hub or hub == first_hub:
+                # The least of each chunk; of all chunks up to it, and of all from it on, wherever the hub is.
+                for k in range(kinds.first_chunk[c], kinds.last_chunk[c] + 1):
+                    least_s[k] = np.inf
+                    for o in range(kinds.option_start[c], kinds.option_start[c + 1]):
+                        cost_s = priced_s(kinds, o, k, hub, costs, prices, limits) - prices.filled[k] * kinds.counted[c]
+                        least_s[k] = min(least_s[k], cost_s)
+                of_all_s = np.inf
+                for k in range(kinds.first_chunk[c], kinds.last_chunk[c] + 1):
+                    of_all_s = min(of_all_s, least_s[k])
+                    up_to_s[k] = of_all_s
+                of_all_s = np.inf
+                for k in range(kinds.last_chunk[c], kinds.first_chunk[c] - 1, -1):
+                    of_all_s = min(of_all_s, least_s[k])
+                    from_s[k] = of_all_s
+            first, last = window(kinds, c, hub)
+            if first > last:
+                found_s = np.inf
+            elif first == last:
+                found_s = least_s[first]
+            else:  # not the hub itself, so that one end is that of all chunks
+                found_s = up_to_s[last] if first == kinds.first_chunk[c] else from_s[first]
+            total_s[hub - first_hub] += kinds.layers[c] * found_s
     best_s, best_hub = np.inf, first_hub
     for hub in range(first_hub, last_hub + 1):
-        total_s = fixed_s
-        for c in range(kinds.layers.size):
-            first, last = window(kinds, c, hub)
-            least_s = np.inf
-            for k in range(first, last + 1):
-                for o in range(kinds.option_start[c], kinds.option_start[c + 1]):
-                    cost_s = priced_s(kinds, o, k, hub, costs, prices, limits) - prices.filled[k] * kinds.counted[c]
-                    least_s = min(least_s, cost_s)
-            total_s += kinds.layers[c] * least_s
-        if total_s < best_s:
-            best_s, best_hub = total_s, hub
+        if total_s[hub - first_hub] < best_s:
+            best_s, best_hub = total_s[hub - first_hub], hub
     return float(best_s), int(best_hub)
 
 

@@ -5,6 +5,8 @@ every edge the label does not rise from tail to head. What the stage pays for an
 ends. Both conditions concern single edges. So all stages are the paths through a small automaton that labels the
 vertices in some order and remembers the labels of the frontier: the vertices with neighbours still to come. Chains have
 frontiers of one vertex, forks with their joins of two more.
+
+Sets of vertices that need not be stages, as a rank with several chunks has them, label each vertex INSIDE or OUTSIDE.
 """
 
 from __future__ import annotations
@@ -21,10 +23,10 @@ from piper_ray.engine.kernels.cover import LabelMoves
 from piper_ray.engine.kernels.types import FloatArray, IndexArray, frozen
 from piper_ray.engine.lattice.layer_graph import LayerGraph, offsets
 
-BEHIND, INSIDE, IN_FRONT = 0, 1, 2
+BEHIND, INSIDE, IN_FRONT, OUTSIDE = 0, 1, 2, 3
 
-STAGE_LABELS, BORDER_LABELS = (BEHIND, INSIDE, IN_FRONT), (BEHIND, IN_FRONT)
-"""With the latter a labelling is a single border, and its paths are all downsets."""
+STAGE_LABELS, BORDER_LABELS, SET_LABELS = (BEHIND, INSIDE, IN_FRONT), (BEHIND, IN_FRONT), (INSIDE, OUTSIDE)
+"""With the second a labelling is a single border, and its paths are all downsets; with the third, any vertices."""
 
 _MUCH, _SOME, _LITTLE = 1_000_000, 64, 4
 """Weights of the frontier's growth in the choice of an order."""
@@ -73,7 +75,9 @@ class Labelling:
         return found
 
     @classmethod
-    def of(cls, graph: LayerGraph, labels: Sequence[int] = STAGE_LABELS) -> Labelling | None:
+    def of(
+        cls, graph: LayerGraph, labels: Sequence[int] = STAGE_LABELS, most_moves: int | None = None
+    ) -> Labelling | None:
         """Returns the labelling with the fewest moves of a few orders; None if all have too many moves."""
         neighbours = [sorted({*graph.successors[v], *graph.predecessors[v]}) for v in range(graph.size)]
         few = sorted(range(graph.size), key=lambda v: (len(neighbours[v]), v))[:2]
@@ -88,7 +92,7 @@ class Labelling:
         best: Labelling | None = None
         for cost, order in sorted(found):
             if cost <= _MOST_COST:
-                most = _MOST_MOVES if best is None else best.label.size
+                most = (most_moves or _MOST_MOVES) if best is None else best.label.size
                 best = _moves(graph, order, neighbours, labels, most) or best
         return best
 
@@ -202,11 +206,11 @@ def _paid(
             edge, tail, head = edge_of[v, w], label, other
         else:
             edge, tail, head = edge_of[w, v], other, label
-        if tail < head:
+        if tail < head != OUTSIDE:
             return None
-        if tail == INSIDE and head == BEHIND:
+        if tail == INSIDE and head in (BEHIND, OUTSIDE):
             paid.append(2 * edge + 1)
-        elif tail == IN_FRONT and head == INSIDE:
+        elif tail in (IN_FRONT, OUTSIDE) and head == INSIDE:
             paid.append(2 * edge)
         if tail == IN_FRONT and head != IN_FRONT:
             front.append(2 * edge + 1)
