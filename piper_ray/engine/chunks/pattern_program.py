@@ -65,7 +65,7 @@ class PatternProgram:
         self._highs.addRows(fixed_s.size, fixed_s, upper, row.size, start, column.astype(np.int32), values)
 
     def solve(self) -> PatternShares | None:
-        """Solves the program; None if no solution is found."""
+        """Solves the program; None if no solution is found, or no path takes any time in it."""
         self._highs.run()
         self.worked += int(self._highs.getInfo().simplex_iteration_count) * self._highs.getNumRow() + _ROUND
         if self._highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
@@ -74,5 +74,7 @@ class PatternProgram:
         values = np.array(solution.col_value)
         duals = np.array(solution.row_dual)
         layer, path = duals[self._ranks : self._fixed_rows], np.maximum(0.0, duals[self._fixed_rows :])
+        if not path.any():
+            return None
         self.prices = PatternPrices(path / path.sum(), layer * (self._scale_s / path.sum()))
         return PatternShares(float(values[-1]) * self._scale_s, values[:-1])
