@@ -45,6 +45,22 @@ def _bound(workload: FlushWorkload, task: DegreePair) -> CellBound | None:
     return None if found is None else found.by_stages
 
 
+def test_no_choice_of_a_layer_has_a_smaller_share_in_a_pass() -> None:
+    """Of the least time of any choice. Some layer has the share itself."""
+    uneven = 0
+    for _, workload, _, task, _ in searched(FlushSchedule.ONE_F_ONE_B):
+        choices = LayerChoices.of(workload.arrays, task.arrays)
+        time_s = choices.forward_s + choices.backward_s
+        least_s = np.array([time_s[choices.layer == layer].min() for layer in range(choices.copies.size)])
+        counted = least_s[choices.layer] > 0.0
+        shares = PassShares.of(choices)
+        for share, passes_s in zip(shares, (choices.forward_s, choices.backward_s), strict=True):
+            of_choices = passes_s[counted] / least_s[choices.layer][counted]
+            assert share == pytest.approx(min(0.5, of_choices.min(initial=0.5)), rel=1e-12)
+            uneven += of_choices.size > 0 and share < np.minimum(0.5, of_choices).mean() - 1e-3
+    assert uneven >= 5
+
+
 @pytest.mark.parametrize("schedule", long_after(1, FlushSchedule.flushed()))
 def test_no_plan_takes_less(schedule: FlushSchedule, monkeypatch: pytest.MonkeyPatch) -> None:
     compared = ruled_out = near = 0
