@@ -6,6 +6,8 @@ from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +17,8 @@ import piper_ray
 from piper_ray.engine.chunks import nodes
 from piper_ray.engine.chunks.candidates import model_of
 from piper_ray.engine.chunks.nodes import Node, Turn, TurnOutcome
-from piper_ray.engine.chunks.rank_patterns import LayerRuns
+from piper_ray.engine.chunks.pattern_program import PatternProgram
+from piper_ray.engine.chunks.rank_patterns import LayerRuns, Rows
 from piper_ray.engine.chunks.relaxation import Case, Relaxation
 from piper_ray.engine.chunks.share_program import ShareProgram
 from piper_ray.engine.kernels.chunk_bound import FIGURE
@@ -92,6 +95,23 @@ def test_each_rank_of_a_plan_has_a_pattern_that_is_no_worse_and_the_bound_is_not
     assert of_hubs >= 20
     assert proved >= 5
     assert divided >= 3
+
+
+def test_a_program_in_which_no_path_takes_time_has_no_prices() -> None:
+    """Two ranks of one layer each. A pattern of a rank takes no time, the other one takes 5 s."""
+    kinds = SimpleNamespace(layers=np.array([2]))
+    patterns: Any = SimpleNamespace(
+        rank=np.array([0, 0, 1, 1]), first=np.array([0, 2]), of_kinds=np.ones((4, 1), np.int64), kinds=kinds
+    )
+    rows = Rows(np.array([[0.0, 5.0, 0.0, 5.0]]), np.zeros(1))
+    free = PatternProgram(patterns, np.ones(4, np.bool_), rows)
+    assert free.solve() is None
+    assert free.prices is None
+    paid = PatternProgram(patterns, np.array([False, True, True, True]), rows)
+    found = paid.solve()
+    assert found is not None
+    assert found.batch_s == pytest.approx(5.0)
+    assert paid.prices is not None
 
 
 def test_parts_of_plans_end_in_the_best_plan_whoever_takes_their_turns(
