@@ -15,13 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 
 from piper_ray.engine.evaluation.completion import Completion
 from piper_ray.engine.evaluation.dual_prices import GUARD, StageCover, kept_s
-from piper_ray.engine.kernels.types import FloatArray, IndexArray
+from piper_ray.engine.kernels.cell_stages import KindFigures, KindLimits, cheapest_in_front, cheapest_with_each_kind
+from piper_ray.engine.kernels.types import FloatArray, IndexArray, frozen
 from piper_ray.engine.lattice.cells import cell_ranges, cells_along, every_stage, least_cost, work_with_edges
 from piper_ray.engine.lattice.labelling import Labelling
 from piper_ray.engine.tables.problem import Problem
@@ -38,8 +39,9 @@ _SLOPES = (0.7, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1)
 _SHORT = 5
 """How many times longer a step takes where no numbers of cells inside are told apart."""
 
-_PRICES = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""Prices of a second of work, in shares of what it costs if all devices together have all work."""
+_PRICES = (0.0, 0.25, 0.5, 0.75)
+"""Prices of a second of work, in shares of what it costs if all devices together have all work. At that cost itself,
+stages without cells would cost less than nothing."""
 
 _ROUNDING = 1e-11
 """Relative rounding error of sums."""
@@ -143,31 +145,29 @@ class CellCover:
         """Returns float64[cells + 1]: the fewest devices of stages in front of a border, by the cells in front of it,
         if all keep the threshold; inf if they cannot. price: of a second of work; what stages have beyond the work of
         their cells is subtracted."""
-        return self._along(self._costs(threshold_s, price))
-
-    def _along(self, costs: Sequence[FloatArray]) -> FloatArray:
-        """Returns the cost of the cheapest way to each cell."""
-        size = int(self.cells_of.sum()) + 1
-        least = np.full((size, max((cost.shape[1] for cost in costs), default=0)), np.inf)
-        for cost in costs:
-            np.minimum(least[:, : cost.shape[1]], cost, out=least[:, : cost.shape[1]])
-        found = np.full(size, np.inf)
-        found[0] = 0.0
-        for cell in range(size):
-            to = found[cell : cell + least.shape[1]]
-            np.minimum(to, found[cell] + least[cell, : to.size], out=to)
+        found: FloatArray = cheapest_in_front(self._figures, self._limits(threshold_s, price), self._size)
         return found
 
-    def _costs(self, threshold_s: float, price: float) -> list[FloatArray]:
-        """Returns what stages cost, by kind, cells in front and cells inside; inf if they do not keep the threshold."""
+    @property
+    def _size(self) -> int:
+        return int(self.cells_of.sum()) + 1
+
+    def _limits(self, threshold_s: float, price: float) -> KindLimits:
         budget_s = (self.budget_s - (kept_s(self.most_s) - kept_s(threshold_s)) * self.degree) * (1.0 + _ROUNDING)
-        most_work_s = budget_s / self.rate
-        return [
-            np.where(spent_s <= most_s, devices - price * (work_s - level_s) if price > 0.0 else devices, np.inf)
-            for devices, most_s, work_s, spent_s, level_s in zip(
-                self.devices, budget_s, most_work_s, self.spent_s, self.level_s, strict=True
+        return frozen(KindLimits(budget_s, budget_s / self.rate, price))
+
+    @cached_property
+    def _figures(self) -> KindFigures:
+        sizes = [spent_s.size for spent_s in self.spent_s]
+        return frozen(
+            KindFigures(
+                np.concatenate([spent_s.ravel() for spent_s in self.spent_s]),
+                np.concatenate([level_s.ravel() for level_s in self.level_s]),
+                self.devices.astype(np.float64),
+                np.array([spent_s.shape[1] for spent_s in self.spent_s], np.int64),
+                np.cumsum([0, *sizes[:-1]]),
             )
-        ]
+        )
 
     def needs_more_than(self, devices: int, threshold_s: float) -> bool:
         """Whether no plan that keeps the threshold has so few devices."""
@@ -175,15 +175,9 @@ class CellCover:
 
     def useful_kinds(self, devices: int) -> list[bool]:
         """Whether plans of at most so many devices may have stages of each kind."""
-        size, found = int(self.cells_of.sum()) + 1, [True] * len(self.devices)
-        for price in self.prices(devices):
-            costs = self._costs(self.most_s, price)
-            ahead, behind = self._along(costs), self._along([_from_behind(cost) for cost in costs])[::-1]
-            for number, cost in enumerate(costs):
-                beyond = np.append(behind, np.full(cost.shape[1], np.inf))
-                rest = sliding_window_view(beyond, cost.shape[1])[:size] if cost.size > 0 else cost
-                found[number] &= bool((ahead[:, None] + cost + rest).min(initial=np.inf) <= devices + _PART)
-        return found
+        limits = [self._limits(self.most_s, price) for price in self.prices(devices)]
+        costs = [cheapest_with_each_kind(self._figures, one, self._size) for one in limits]
+        return [bool(cost <= devices + _PART) for cost in np.max(costs, axis=0)]
 
     def completion(self, problem: Problem, threshold_s: float) -> Completion:
         """Computes the limits of downsets: what is outside takes at least as many devices as what is in front of a
@@ -198,14 +192,6 @@ class CellCover:
         device_limit = np.maximum(problem.cluster.devices - np.ceil(devices - _PART), 0.0).astype(np.int64)
         device_limit.setflags(write=False)
         return Completion(threshold_s, device_limit)
-
-
-def _from_behind(cost: FloatArray) -> FloatArray:
-    """Returns costs of stages by the cells behind them, for those by the cells in front."""
-    found = np.full_like(cost, np.inf)
-    for inside in range(cost.shape[1]):
-        found[: cost.shape[0] - inside, inside] = cost[: cost.shape[0] - inside, inside][::-1]
-    return found
 
 
 def _least(

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from piper_ray.compiled.jit import kernel
+from piper_ray.compiled.jit import inlined_kernel, kernel
 from piper_ray.engine.kernels.cover import LabelMoves
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
 
@@ -67,6 +67,17 @@ class CellStages(NamedTuple):
     quick_s: FloatArray  # float64[k]: the same, whether layers fit or not
     level_s: FloatArray  # float64[k]: as time_s, with the weight of its cells in place of that of its vertices
     sync_s: FloatArray  # float64[k]: the least synchronisation
+
+
+class KindFigures(NamedTuple):
+    """Figures of cell stages by kind, cells in front and cells inside, one after the other. devices, width, start: of
+    each kind, the devices of a stage, the numbers of cells inside, and where its figures begin."""
+
+    spent_s: FloatArray
+    level_s: FloatArray
+    devices: FloatArray
+    width: IndexArray
+    start: IndexArray
 
 
 @kernel
@@ -244,3 +255,78 @@ def cheapest_cell_ways(
         way[position] = last
         last = came_from[position, stages.back[last]]
     return behind_s, ahead_s, way
+
+
+class KindLimits(NamedTuple):
+    """What a stage of each kind may spend, in seconds and in seconds of work, float64[kinds] each; and the price of a
+    second of work."""
+
+    budget_s: FloatArray
+    work_s: FloatArray
+    price: float
+
+
+@inlined_kernel
+def _cost_of_stage(k: int, at: int, kinds: KindFigures, limits: KindLimits) -> float:
+    """Returns the devices of a stage, less the price of the work that it has beyond that of its cells at most; inf if
+    it does not keep the limits."""
+    if kinds.spent_s[at] > limits.budget_s[k]:
+        return np.inf
+    if limits.price == 0.0:
+        return float(kinds.devices[k])
+    return float(kinds.devices[k] - limits.price * (limits.work_s[k] - kinds.level_s[at]))
+
+
+@inlined_kernel
+def _gains_without_cells(cell: int, kinds: KindFigures, limits: KindLimits) -> bool:
+    """Whether a stage without cells costs less than nothing. A plan may have any number of these."""
+    for k in range(kinds.width.size):
+        at = kinds.start[k] + cell * kinds.width[k]
+        if kinds.width[k] > 0 and _cost_of_stage(k, at, kinds, limits) < 0.0:
+            return True
+    return False
+
+
+@kernel
+def cheapest_in_front(kinds: KindFigures, limits: KindLimits, size: int) -> FloatArray:
+    """Returns float64[size]: the least cost of stages in front of a border, by the cells in front of it; inf if there
+    are none, -inf if any number of them may cost less than nothing."""
+    found = np.full(size, np.inf)
+    found[0] = 0.0
+    for cell in range(size):
+        if found[cell] == np.inf:
+            continue
+        if _gains_without_cells(cell, kinds, limits):
+            found[cell] = -np.inf
+        for k in range(kinds.width.size):
+            at = kinds.start[k] + cell * kinds.width[k]
+            for inside in range(1, min(kinds.width[k], size - cell)):
+                cost = _cost_of_stage(k, at + inside, kinds, limits)
+                if cost < np.inf:
+                    found[cell + inside] = min(found[cell + inside], found[cell] + cost)
+    return found
+
+
+@kernel
+def cheapest_with_each_kind(kinds: KindFigures, limits: KindLimits, size: int) -> FloatArray:
+    """Returns float64[kinds]: the least cost of all stages of a plan that has a stage of the kind; as above."""
+    ahead, behind = cheapest_in_front(kinds, limits, size), np.full(size, np.inf)
+    behind[size - 1] = 0.0
+    found = np.full(kinds.width.size, np.inf)
+    for cell in range(size - 1, -1, -1):
+        for k in range(kinds.width.size):
+            at = kinds.start[k] + cell * kinds.width[k]
+            for inside in range(1, min(kinds.width[k], size - cell)):
+                cost = _cost_of_stage(k, at + inside, kinds, limits)
+                if cost < np.inf and behind[cell + inside] < np.inf:
+                    behind[cell] = min(behind[cell], cost + behind[cell + inside])
+                    if ahead[cell] < np.inf:
+                        found[k] = min(found[k], ahead[cell] + cost + behind[cell + inside])
+        if behind[cell] < np.inf and _gains_without_cells(cell, kinds, limits):
+            behind[cell] = -np.inf
+        for k in range(kinds.width.size):
+            if kinds.width[k] > 0 and ahead[cell] < np.inf and behind[cell] < np.inf:
+                cost = _cost_of_stage(k, kinds.start[k] + cell * kinds.width[k], kinds, limits)
+                if cost < np.inf:
+                    found[k] = min(found[k], ahead[cell] + cost + behind[cell])
+    return found

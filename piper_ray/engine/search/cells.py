@@ -12,6 +12,9 @@ from piper_ray.engine.search.bracket import Bracket
 _GRIDS, _FINER = (64, 128, 256, 512, 1024, 2048), 5
 """Numbers of cells, from coarse to fine, and how many times the steps of a grid the next one takes at least."""
 
+_CELLS_OF_A_VERTEX = 8
+"""Where a grid has more, hardly any of a vertex's work is rounded."""
+
 _READS, _OTHER_READS = 0.25, (0.0, 1.0)
 """How much of what its edges cost a vertex with many readers counts in cells; and other shares for the finest grid of
 wide graphs, on which one or another may be best."""
@@ -26,10 +29,10 @@ _CLOSE = 1e-4
 def bound_by_cells(
     cover: StageCover, devices: int, bracket: Bracket, gap: float, most_steps: float, check: Callable[[], None]
 ) -> CellCover | None:
-    """Raises the bound of a bracket that has a plan, until it is as narrow as the gap or the next grid would take more
-    than ``most_steps``. Returns the finest cells."""
+    """Raises the bound of a bracket that has a plan, until it is as narrow as the gap or the next grid would take
+    longer than ``most_steps``. Returns the finest cells."""
     known: CellCover | None = None
-    for cells in _GRIDS:
+    for cells in (x for x in _GRIDS if x == _GRIDS[0] or x <= _CELLS_OF_A_VERTEX * cover.graph.size):
         if bracket.upper is None or bracket.is_done(gap) or (known is not None and _FINER * known.steps > most_steps):
             break
         known = CellCover.of(cover, cells, _READS, bracket.upper, known, check)
