@@ -33,7 +33,7 @@ QUICK = [
 """One of each kind of search, and the one that is restated as another."""
 
 SCHEDULES = long_after(len(QUICK), sorted((name.value for name in ScheduleName), key=lambda name: name not in QUICK))
-LARGER = two_towers(3, devices=4, microbatches=8, memory_bytes=50.0, bandwidth_bytes_per_s=8.0)
+LARGER = two_towers(3, devices=4, microbatches=8, memory_bytes=60.0, bandwidth_bytes_per_s=8.0)
 SMALLER = two_towers(2, devices=4, microbatches=8, memory_bytes=40.0, bandwidth_bytes_per_s=8.0)
 """Of which a search with chunks has more than one plan in a twentieth of the other one's time."""
 
