@@ -15,12 +15,12 @@ _GRIDS, _FINER = (64, 128, 256, 512, 1024, 2048), 5
 _CELLS_OF_A_VERTEX = 8
 """Where a grid has more, hardly any of a vertex's work is rounded."""
 
-_READS, _OTHER_READS = 0.25, (0.0, 1.0)
+_READS, _OTHER_READS, _SMALL = 0.25, (0.0, 1.0), 0.25
 """How much of what its edges cost a vertex with many readers counts in cells; and other shares for the finest grid of
-wide graphs, on which one or another may be best."""
+wide graphs, on which one or another may be best, if it took no larger part of the steps that are allowed."""
 
-MOST_STEPS = 12_000_000_000
-"""Steps for one grid: some twenty seconds."""
+MOST_STEPS = 20_000_000_000
+"""Steps for one grid at most, as estimated from the one before: it mostly takes half of them, some twenty seconds."""
 
 _CLOSE = 1e-4
 """Relative distance of two thresholds between which none is tried."""
@@ -40,7 +40,7 @@ def bound_by_cells(
     for reads in _OTHER_READS if most_steps == MOST_STEPS else ():
         if known is None or bracket.upper is None or bracket.is_done(gap):
             break
-        if len(_OTHER_READS) * known.steps > most_steps:
+        if known.steps > _SMALL * most_steps:
             break
         other = CellCover.of(cover, int(known.cells_of.sum()), reads, bracket.upper, known, check)
         _raise(bracket, other, devices)
