@@ -11,6 +11,7 @@ import piper_ray
 from piper_ray.engine.evaluation import cell_cover
 from piper_ray.engine.evaluation.cell_cover import CellCover
 from piper_ray.engine.evaluation.dual_prices import StageCover, kept_s
+from piper_ray.engine.kernels.cell_stages import KindFigures, KindLimits, cheapest_in_front, cheapest_with_each_kind
 from piper_ray.engine.lattice.cells import cells_along
 from piper_ray.engine.lattice.contraction import without_contraction
 from piper_ray.engine.search import cells, search
@@ -78,6 +79,15 @@ def test_prices_of_work_count_whole_devices_on_a_coarse_grid() -> None:
     plain_devices, *priced = [found.fewest(threshold_s, price)[-1] for price in found.prices(instance.devices)]
     assert max(priced) > plain_devices + 1.0
     assert found.needs_more_than(5, threshold_s)
+
+
+def test_stages_without_cells_that_gain_leave_no_bound() -> None:
+    """A stage of one device, with up to one cell of 1 s, may have work of 2 s. A plan may have several of these."""
+    kinds = KindFigures(np.zeros(4), np.array([0.0, 1.0, 0.0, 1.0]), np.ones(1), np.array([2]), np.zeros(1, np.int64))
+    for price, expected in ((0.0, [0.0, 1.0]), (0.4, [0.0, 0.6]), (0.6, [-np.inf, -np.inf])):
+        limits = KindLimits(np.full(1, 2.0), np.full(1, 2.0), price)
+        assert cheapest_in_front(kinds, limits, 2) == pytest.approx(expected)
+        assert cheapest_with_each_kind(kinds, limits, 2) == pytest.approx(expected[1])
 
 
 @pytest.mark.parametrize("by_lines", [False, True])
