@@ -18,10 +18,11 @@ import numpy as np
 
 from piper_ray.certificate.certificate import StageWay
 from piper_ray.certificate.kernels.downsets import Floats, Ints
+from piper_ray.certificate.paths import reached
 from piper_ray.certificate.tables import Vertices, crossing_tensors, edge_bytes_of
 from piper_ray.evaluate import links_holding, replicas_bytes_per_s
 from piper_ray.model.cluster import Cluster
-from piper_ray.model.instance import Instance, reached
+from piper_ray.model.instance import Instance
 from piper_ray.model.schedule import FLUSHED, Schedule
 from piper_ray.simulate.borders import border_levels, reached_bytes_per_s, whole_groups
 

@@ -18,8 +18,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from piper_ray.certificate.certificate import StageWay
+from piper_ray.certificate.paths import reached
 from piper_ray.model.errors import CertificateRefused
-from piper_ray.model.instance import Instance, Tmpc, reached
+from piper_ray.model.instance import Instance, Tmpc
 
 
 def check_joined(

@@ -53,16 +53,21 @@ def transfers_s(instance: Instance, task: Task, chunk_of: IndexArray, choice: In
     return total / instance.bandwidth_bytes_per_s
 
 
+def _random_plans(task: Task, rng: Random) -> Iterator[tuple[IndexArray, IndexArray, float]]:
+    """The chunk and the choice of each layer, and the time of a batch."""
+    program = task.shape.program()
+    assert program is not None
+    for _ in range(20):
+        chunk_of, choice = random_chunks(task, rng), random_choice(task, rng)
+        end_s = np.empty(program.kind.size + 1)
+        yield chunk_of, choice, batch_seconds(model_of(task, task.tables, program), chunk_of, choice, end_s)
+
+
 @pytest.mark.long
 def test_every_plan_that_is_better_than_the_target_makes_them() -> None:
     rng, forced, met = Random(5), 0, 0
     for instance, task in some_tasks(range(60), SCHEDULES):
-        program = task.shape.program()
-        assert program is not None
-        for _ in range(20):
-            chunk_of, choice = random_chunks(task, rng), random_choice(task, rng)
-            end_s = np.empty(program.kind.size + 1)
-            batch_s = batch_seconds(model_of(task, task.tables, program), chunk_of, choice, end_s)
+        for chunk_of, choice, batch_s in _random_plans(task, rng):
             least_s = forced_transfers_s(task, batch_s)
             plans_s = transfers_s(instance, task, chunk_of, choice)
             assert least_s <= plans_s * (1 + 1e-9)
@@ -73,18 +78,11 @@ def test_every_plan_that_is_better_than_the_target_makes_them() -> None:
 
 
 @pytest.mark.parametrize("seed", long_after(2, range(12)))
-def test_ranks_of_every_plan_that_is_better_than_the_target_make_them(
-    seed: int,
-) -> None:
+def test_ranks_of_every_plan_that_is_better_than_the_target_make_them(seed: int) -> None:
     """With the hub's edges, or without them."""
     rng, found = Random(seed), 0
     for instance, task in _tasks_of_quick_links(rng, 10):
-        program = task.shape.program()
-        assert program is not None
-        for _ in range(20):
-            chunk_of, choice = random_chunks(task, rng), random_choice(task, rng)
-            end_s = np.empty(program.kind.size + 1)
-            batch_s = batch_seconds(model_of(task, task.tables, program), chunk_of, choice, end_s)
+        for chunk_of, choice, batch_s in _random_plans(task, rng):
             least_s = least_of_ranks_s(task, batch_s, of_hub=True)
             assert least_of_ranks_s(task, batch_s, of_hub=False) <= least_s
             assert least_s <= transfers_s(instance, task, chunk_of, choice) * (1 + 1e-9)

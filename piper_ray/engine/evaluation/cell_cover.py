@@ -1,5 +1,5 @@
-"""The fewest devices that stages take in front of a border and behind it, where only the cell of a border is known: the
-amount of work in front of it (``kernels.cell_stages``).
+"""The fewest devices that stages take in front of a border of which only the cell is known: the amount of work in front
+of it (``kernels.cell_stages``).
 
 Of all stages of a kind between two cells the quickest one counts, whichever downsets its borders are. So no plan that
 keeps a threshold takes fewer devices than the cheapest way from cell to cell. Unlike dual prices, which share stages
@@ -7,8 +7,8 @@ out, a way consists of whole stages.
 
 The quickest stage may have less work than its cells stand for. Over all stages of a plan, the work of vertices and the
 work that cells stand for have the same sum. So a second that a stage has more of the former may have a price, and one
-that it has less costs as much: the sum over a plan stays its number of devices. A stage of a kind cannot have more work
-than its budget leaves beside what its edges cost at least.
+that it has less costs as much: the sum over a plan stays its number of devices. A stage has at most the work
+for which its budget suffices after the least that its edges cost.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SLOPES = (0.7, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1)
 """The slopes of these lines, relative to the time of all layers."""
 
 _SHORT = 5
-"""How many times longer a step takes where no numbers of cells inside are told apart."""
+"""How many times longer a step takes for lines, which do not tell stages apart by their cells."""
 
 _PRICES = (0.0, 0.25, 0.5, 0.75)
 """Prices of a second of work, in shares of what it costs if all devices together have all work. At that cost itself,

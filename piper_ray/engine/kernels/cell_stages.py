@@ -80,6 +80,15 @@ class KindFigures(NamedTuple):
     start: IndexArray
 
 
+class KindLimits(NamedTuple):
+    """What a stage of each kind may spend, in seconds and in seconds of work, float64[kinds] each; and the price of a
+    second of work."""
+
+    budget_s: FloatArray
+    work_s: FloatArray
+    price: float
+
+
 @kernel
 def label_ranges(moves: LabelMoves, in_front: IndexArray, cells_of: IndexArray, limits: CellLimits) -> LabelRanges:
     """Returns the ranges from which stages within limits are reached. moves: of the labels of stages. in_front:
@@ -255,15 +264,6 @@ def cheapest_cell_ways(
         way[position] = last
         last = came_from[position, stages.back[last]]
     return behind_s, ahead_s, way
-
-
-class KindLimits(NamedTuple):
-    """What a stage of each kind may spend, in seconds and in seconds of work, float64[kinds] each; and the price of a
-    second of work."""
-
-    budget_s: FloatArray
-    work_s: FloatArray
-    price: float
 
 
 @inlined_kernel

@@ -38,9 +38,7 @@ def bound_by_cells(
         known = CellCover.of(cover, cells, _READS, bracket.upper, known, check)
         _raise(bracket, known, devices)
     for reads in _OTHER_READS if most_steps == MOST_STEPS else ():
-        if known is None or bracket.upper is None or bracket.is_done(gap):
-            break
-        if known.steps > _SMALL * most_steps:
+        if known is None or known.steps > _SMALL * most_steps or bracket.upper is None or bracket.is_done(gap):
             break
         other = CellCover.of(cover, int(known.cells_of.sum()), reads, bracket.upper, known, check)
         _raise(bracket, other, devices)
