@@ -149,7 +149,7 @@ class ClusterWorkers:
             return max(1, 0 if self._dispatcher is None else self._dispatcher.workers_asked_for)
         if self._began_s is None or time.perf_counter() - self._began_s < _ALONE_S:
             return self._here.width
-        return self._here.width + _IN_FLIGHT * max(1, self.workers)
+        return _IN_FLIGHT * self.workers if self.workers else self._here.width + _IN_FLIGHT
 
     def start(self, memory_bytes: float, within_s: float) -> Overview:
         """Requests workers with ``memory_bytes`` each. Waits until all machines have answered; from
@@ -171,7 +171,7 @@ class ClusterWorkers:
     def give(self, call: Call) -> None:
         if self._began_s is None:
             self._began_s = time.perf_counter()
-        if not self._guarded and not self._here.busy:
+        if not self._guarded and not self.workers and not self._here.busy:
             self._here.give(call)
             return
         if self._dispatcher is None:

@@ -334,8 +334,8 @@ class Dispatcher:
                 self.publisher.sent(node, one.stored)
                 fetched[one.key] = [one.stored.ref]
         in_use = tuple(sorted(one.key for one in self._shared))
-        known |= fetched.keys()
-        known &= {OF_WORKER, *in_use}
+        known.update(fetched)
+        known.intersection_update({OF_WORKER, *in_use})
         shared = tuple(one.key for one in given.shared)
         order = CallOrder(call.function, shared, fetched, call.arguments, given.turn, given.bound_s, in_use)
         self._pool.call(command.worker, command.chunk, order, time.monotonic())
