@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
@@ -15,6 +16,7 @@ import pytest
 from piper_ray.engine.backends.calls import ThreadWorkers
 from piper_ray.engine.backends.local import LocalBackend
 from piper_ray.engine.backends.ray import RayBackend, calls
+from piper_ray.engine.backends.ray.publication import Publisher, Stored
 from piper_ray.engine.solve import solve
 from piper_ray.model.errors import UsageError
 from piper_ray.model.events import DegreesAdvanced, Event
@@ -73,6 +75,23 @@ def test_the_answer_is_that_of_threads(backend: RayBackend, instance: Instance, 
     assert figures(found) == figures(solve(instance, schedule=schedule, options=replace(ENOUGH, threads=1)))
     assert found.stats.cluster is not None
     assert found.stats.cluster.chunks > 0
+
+
+@pytest.mark.usefixtures("_workers_alone")
+def test_a_worker_fetches_what_calls_share_once(monkeypatch: pytest.MonkeyPatch, backend: RayBackend) -> None:
+    fetched: Counter[Stored] = Counter()
+
+    def sent(publisher: Publisher, node: str, stored: Stored) -> None:
+        fetched[stored] += 1
+        as_it_is(publisher, node, stored)
+
+    as_it_is = Publisher.sent
+    monkeypatch.setattr(Publisher, "sent", sent)
+    until_workers_are_there(backend, 2, lambda: solve(uneven_layers(3), schedule="interleaved", backend=backend))
+    fetched.clear()
+    found = solve(uneven_layers(3), schedule="interleaved", options=ENOUGH, backend=backend).stats.cluster
+    assert found is not None
+    assert max(fetched.values()) <= found.workers < found.chunks
 
 
 @pytest.mark.usefixtures("_workers_alone")

@@ -123,8 +123,8 @@ def array_bytes(value: object) -> int:
 @final
 class ClusterWorkers:
     """guarded: calls run only in workers, never in this process, which a call must not be able to end; a call that ends
-    several workers is answered as lost. Otherwise a thread of this process takes calls too, and such a call ends the
-    search.
+    several workers is answered as lost. Otherwise a thread of this process takes calls as long as there are no workers,
+    and such a call ends the search.
     """
 
     def __init__(self, backend: RayBackend, *, guarded: bool = False) -> None:
