@@ -304,7 +304,7 @@ class RayBackend:
         bucket_bytes = sum(array.nbytes for array in states.buckets) / states.buckets.least_tally.size
         member_bytes = sum(array.nbytes for array in states.members)
         own_bytes = member_bytes + 4 * (64.0 * downsets + bucket_bytes * downsets / 32)
-        return WorkerSize(self._cpus_per_worker, PROCESS_BYTES + own_bytes)
+        return WorkerSize(self._cpus_per_worker, PROCESS_BYTES + own_bytes, for_levels=True)
 
     def _started(self, size: WorkerSize) -> Dispatcher:
         """Waits for the connection, but not for workers."""

@@ -15,16 +15,19 @@ if TYPE_CHECKING:
 class WorkerSize:
     """What each worker requests. cpus: None: the cores of its machine, shared among the workers there.
 
-    guarded: the driver's process does none of their work: a further worker on its machine does it instead.
+    guarded: the driver's process does none of their work: a further worker on its machine does it instead. for_levels:
+    they take chunks of levels, and load the kernels of these before they are ready.
     """
 
     cpus: int | None
     memory_bytes: float
     guarded: bool = False
+    for_levels: bool = False
 
     def serves(self, wanted: WorkerSize) -> bool:
         """Whether such workers suffice for a request for the others. Only for guarded ones the memory must be equal."""
         alike = (self.cpus, self.guarded) == (wanted.cpus, wanted.guarded)
+        alike &= self.for_levels or not wanted.for_levels
         return alike and (self.memory_bytes == wanted.memory_bytes or not self.guarded)
 
 

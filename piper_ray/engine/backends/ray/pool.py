@@ -127,7 +127,8 @@ class Pool:
         where = {}
         if place.node is not None:
             where["scheduling_strategy"] = NodeAffinitySchedulingStrategy(place.node, soft=False)
-        actor = remote_worker(place.cpus, self._size.memory_bytes, where).remote(place.cpus)
+        worker = remote_worker(place.cpus, self._size.memory_bytes, where)
+        actor = worker.remote(place.cpus, for_levels=self._size.for_levels)
         self._actors[name] = _Actor(actor, place, now)
         if name != HERE:
             _when_done(actor.hello.remote(), lambda hello: self._on_started(name, hello))

@@ -156,7 +156,7 @@ def _local_ray(cpus: int | None) -> Iterator[str]:
         env={
             **environment,
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-            "RAY_prestart_worker_first_driver": "false",  # ours have an environment of their own
+            "RAY_prestart_worker_first_driver": "false",  # one for each core, before it is known how many there will be
         },
         start_new_session=True,
     )

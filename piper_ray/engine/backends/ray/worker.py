@@ -59,10 +59,11 @@ class Reply(NamedTuple):
 
 
 class Worker:
-    """One actor, with ``threads`` threads for chunks of levels."""
+    """One actor, with ``threads`` threads for chunks of levels. for_levels: see ``WorkerSize``."""
 
-    def __init__(self, threads: int) -> None:
-        compile_kernels()
+    def __init__(self, threads: int, *, for_levels: bool) -> None:
+        if for_levels:
+            compile_kernels()
         self._shared: dict[int, Any] = {OF_WORKER: ChunkThreads(threads)}
         self._told = (-1, np.inf, 0.0)  # the newest turn that ``tell`` received: its bound, and the request to stop
         self._control = (-1, np.zeros(2))  # of the current call: its turn, and the array that its function reads
@@ -108,7 +109,8 @@ def compile_kernels() -> None:
 
 
 def remote_worker(cpus: int, memory_bytes: float, placement: Mapping[str, Any]) -> Any:
-    """Returns the actor class. Ray never restarts it and retries no call: the driver handles failures.
+    """Returns the actor class. Ray never restarts it and retries no call: the driver handles failures. It has no
+    environment of its own, so a process that Ray has at hand becomes the actor.
 
     placement: Ray's options for its place.
     """
@@ -118,6 +120,5 @@ def remote_worker(cpus: int, memory_bytes: float, placement: Mapping[str, Any]) 
         memory=int(memory_bytes),
         max_restarts=0,
         max_task_retries=0,
-        runtime_env={"env_vars": {"NUMBA_NUM_THREADS": str(max(1, cpus))}},
         **placement,
     )
