@@ -7,13 +7,16 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
 
-from piper_ray.engine.backends.calls import ThreadWorkers
+from piper_ray.compiled.jit import is_loaded
+from piper_ray.engine.backends.calls import Call, ThreadWorkers
 from piper_ray.engine.backends.local import LocalBackend
 from piper_ray.engine.backends.ray import RayBackend, calls
 from piper_ray.engine.backends.ray.publication import Publisher, Stored
@@ -92,6 +95,25 @@ def test_a_worker_fetches_what_calls_share_once(monkeypatch: pytest.MonkeyPatch,
     found = solve(uneven_layers(3), schedule="interleaved", options=ENOUGH, backend=backend).stats.cluster
     assert found is not None
     assert max(fetched.values()) <= found.workers < found.chunks
+
+
+def test_a_worker_for_calls_may_be_any_process_and_has_no_kernels_of_levels() -> None:
+    import ray
+
+    def environment() -> str:
+        return str(ray.get_runtime_context().get_runtime_env_string())
+
+    def about_itself(_: object) -> tuple[str, bool]:
+        from piper_ray.engine.kernels.level import evaluate_runs
+
+        return environment(), is_loaded(evaluate_runs)
+
+    task: Any = ray.remote(environment)
+    with backend_of(workers=1) as fresh, closing(fresh.open_workers(guarded=True)) as opened:
+        opened.give(Call(0, about_itself, (), (), "a call"))
+        while not (found := opened.done(1.0)):
+            pass
+    assert found[0].result == (ray.get(task.remote()), False), "processes of other environments serve no worker"
 
 
 @pytest.mark.usefixtures("_workers_alone")

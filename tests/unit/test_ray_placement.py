@@ -63,6 +63,11 @@ def test_guarded_workers_serve_who_asks_for_the_same_alone() -> None:
     assert not WorkerSize(None, 1e9).serves(WorkerSize(1, 1e9))
 
 
+def test_workers_for_levels_serve_calls_but_not_the_other_way_round() -> None:
+    assert WorkerSize(1, 1e9, for_levels=True).serves(WorkerSize(1, 1e9))
+    assert not WorkerSize(1, 1e9).serves(WorkerSize(1, 1e9, for_levels=True))
+
+
 def test_a_machine_without_the_memory_gets_none() -> None:
     assert places([node("a", 8, memory_bytes=5e8), node("b", 2)]) == [("b", 2)]
 
