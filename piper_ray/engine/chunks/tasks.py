@@ -118,8 +118,8 @@ class _Programs:
         return found
 
 
-_PROGRAMS = _Programs(most_passes=4_000_000)
-"""A pass takes 32 bytes."""
+_PROGRAMS = _Programs(most_passes=8_000_000)
+"""A pass takes 16 bytes."""
 
 _WHOLE_BACKWARD = (ScheduleName.INTERLEAVED, ScheduleName.LOOPED_BFS)
 """Schedules that do not split the backward pass."""

@@ -6,9 +6,10 @@ simulated in one run through them.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from piper_ray.compiled.jit import inner_kernel, kernel, leaf_kernel
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
@@ -24,6 +25,9 @@ PASSES = 3
 """Columns of durations and of counts: forward, gradients of inputs, gradients of weights. A whole backward pass takes
 the sum of the last two."""
 
+PassArray: TypeAlias = npt.NDArray[np.int32]
+"""Of each pass, in half the bytes of other indices: a simulation reads them all."""
+
 
 class ChunkProgram(NamedTuple):
     """The passes of one pipeline of p ranks and s = p v stages, each after those for which it waits.
@@ -33,10 +37,10 @@ class ChunkProgram(NamedTuple):
     """
 
     microbatches: int
-    kind: IndexArray  # int64[passes]
-    stage: IndexArray  # int64[passes]
-    before: IndexArray  # int64[passes]: the previous pass on the rank; -1: none
-    awaited: IndexArray  # int64[passes]: the pass whose output it needs; -1: none
+    kind: PassArray  # int32[passes]
+    stage: PassArray  # int32[passes]
+    before: PassArray  # int32[passes]: the previous pass on the rank; -1: none
+    awaited: PassArray  # int32[passes]: the pass whose output it needs; -1: none
     last: IndexArray  # int64[p]: the rank's last pass
     rank_of: IndexArray  # int64[s]
     turn_of: IndexArray  # int64[s]: the number of a stage among its rank's chunks
@@ -61,8 +65,8 @@ def build_program(
         for chunk in range(v):
             rank_of[stage_of[r, chunk]], turn_of[stage_of[r, chunk]] = r, chunk
     total = start[p]
-    kind, stage = np.empty(total, np.int64), np.empty(total, np.int64)
-    before, awaited = np.empty(total, np.int64), np.empty(total, np.int64)
+    kind, stage = np.empty(total, np.int32), np.empty(total, np.int32)
+    before, awaited = np.empty(total, np.int32), np.empty(total, np.int32)
     last = np.full(p, -1, np.int64)
     ran = np.full((2, s, m), -1, np.int64)
     position = start[:-1].copy()
@@ -126,7 +130,7 @@ def _held(listed: IndexArray, start: IndexArray, v: int) -> tuple[IndexArray, In
     for r in range(p):
         now[:] = 0
         grew = False
-        first = used
+        first = nearest = used
         for a in range(start[r], start[r + 1]):
             if listed[a, 0] == FORWARD:
                 now[listed[a, 1]] += 1
@@ -134,11 +138,13 @@ def _held(listed: IndexArray, start: IndexArray, v: int) -> tuple[IndexArray, In
             if listed[a, 0] == FORWARD or listed[a, 0] == INPUTS:
                 continue
             if grew:
-                kept, beaten = first, False
-                for n in range(first, used):
+                # Vectors come again in the same order, so the one that beat the last vector, or the next, beats this.
+                kept, beaten, n = first, False, nearest
+                for _ in range(first, used):
                     if _at_most(now, held[n]):
-                        beaten = True
+                        beaten, nearest = True, n
                         break
+                    n = n + 1 if n + 1 < used else first
                 if not beaten:
                     for n in range(first, used):
                         if not _at_most(held[n], now):
@@ -151,6 +157,7 @@ def _held(listed: IndexArray, start: IndexArray, v: int) -> tuple[IndexArray, In
                             copy_into(more[n], held[n])
                         held = more
                     copy_into(held[used], now)
+                    nearest = used
                     used += 1
             now[listed[a, 1]] -= 1
             grew = False
