@@ -58,6 +58,27 @@ def shapes() -> Iterator[PipelineShape]:
                     yield shape
 
 
+def test_vectors_in_flight_are_the_undominated_ones_of_all_moments() -> None:
+    for shape in shapes():
+        program, lists = shape.program(), flush_lists(shape.schedule, shape.ranks, shape.microbatches)
+        assert program is not None
+        for actions, (first, end) in zip(lists, pairwise(program.held_start.tolist()), strict=True):
+            now, moments_ = [0] * shape.chunks, set[tuple[int, ...]]()
+            for kind, chunk, _ in actions.tolist():
+                now[chunk] += kind == ActionKind.F
+                moments_.add(tuple(now))
+                now[chunk] -= kind in (ActionKind.B, ActionKind.W)
+            most = {x for x in moments_ if not any(x != y and all(map(int.__le__, x, y)) for y in moments_)}
+            assert sorted(most) == sorted(map(tuple, program.held[first:end].tolist()))
+
+
+def test_a_pass_takes_as_many_bytes_as_the_limit_of_kept_programs_supposes() -> None:
+    program = PipelineShape(Schedule(ScheduleName.ZB_V), 2, 4).program()
+    assert program is not None
+    of_passes = (program.kind, program.stage, program.before, program.awaited)
+    assert sum(array.nbytes for array in of_passes) == 16 * program.kind.size
+
+
 def test_a_batch_takes_what_its_lists_take_and_the_critical_path_has_that_length() -> None:
     rng = np.random.default_rng(0)
     for shape in shapes():
