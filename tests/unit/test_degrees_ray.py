@@ -97,7 +97,8 @@ def test_a_worker_fetches_what_calls_share_once(monkeypatch: pytest.MonkeyPatch,
     assert max(fetched.values()) <= found.workers < found.chunks
 
 
-def test_a_worker_for_calls_may_be_any_process_and_has_no_kernels_of_levels() -> None:
+@pytest.mark.usefixtures("_workers_alone")
+def test_a_worker_for_calls_may_be_any_process_and_has_no_kernels_of_levels(backend: RayBackend) -> None:
     import ray
 
     def environment() -> str:
@@ -108,8 +109,9 @@ def test_a_worker_for_calls_may_be_any_process_and_has_no_kernels_of_levels() ->
 
         return environment(), is_loaded(evaluate_runs)
 
-    task: Any = ray.remote(environment)
-    with backend_of(workers=1) as fresh, closing(fresh.open_workers(guarded=True)) as opened:
+    until_workers_are_there(backend, 2, lambda: solve(uneven_layers(3), schedule="interleaved", backend=backend))
+    task: Any = ray.remote(num_cpus=0)(environment)
+    with closing(backend.open_workers()) as opened:
         opened.give(Call(0, about_itself, (), (), "a call"))
         while not (found := opened.done(1.0)):
             pass
