@@ -24,7 +24,7 @@ RAY_ENVIRONMENT = {
     "RAY_AUTH_MODE": "disabled",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # else it takes the machine's own address for 127.0.0.1
-    "RAY_prestart_worker_first_driver": "false",  # ours have an environment of their own
+    "RAY_prestart_worker_first_driver": "false",  # none before it is needed
     "RAY_worker_niceness": "0",  # tests wait for them: below the other tests of a busy machine they would starve
     "RAY_num_workers_soft_limit": "8",  # a process that has answered a question stays for the next one
 }
