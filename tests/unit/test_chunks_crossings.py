@@ -83,8 +83,7 @@ def test_ranks_of_every_plan_that_is_better_than_the_target_make_them(seed: int)
     rng, found = Random(seed), 0
     for instance, task in _tasks_of_quick_links(rng, 10):
         for chunk_of, choice, batch_s in _random_plans(task, rng):
-            least_s = least_of_ranks_s(task, batch_s, of_hub=True)
-            assert least_of_ranks_s(task, batch_s, of_hub=False) <= least_s
+            least_s = least_of_ranks_s(task, batch_s)
             assert least_s <= transfers_s(instance, task, chunk_of, choice) * (1 + 1e-9)
             assert mean_of_ranks_s(task, batch_s) <= batch_s * (1 + 1e-9)
             found += least_s > 0.0
@@ -108,7 +107,7 @@ def test_two_ranks_cut_a_diamond_where_that_costs_least(room_s: float, expected_
     edges = {(0, 1): 8, (0, 2): 8, (1, 3): 1, (2, 3): 2}
     instance = build({v: {1: [tmpc(4)]} for v in range(4)}, edges, devices=2)
     (task,) = two_ranks(instance)
-    found_s = least_of_ranks_s(task, room_s * task.shape.microbatches, of_hub=True)
+    found_s = least_of_ranks_s(task, room_s * task.shape.microbatches)
     assert found_s == pytest.approx(expected_s, rel=1e-6)
 
 
