@@ -119,7 +119,7 @@ MOST_ROUNDS = sum(effort.rounds for effort in LAST_EFFORTS)
 _ROUNDS_BEFORE_HUB = 4
 """The rounds of an effort while the hub may be in any chunk."""
 
-_FIRST_ROUNDS = 10
+_FIRST_ROUNDS = 6
 """The rounds of the first effort where layers are of many kinds: they gain most of what there is to gain."""
 
 _STEPS_OF_PATTERNS, _STEPS_BY_HUB = (1_000_000, 10_000_000, 10_000_000), (0, 1_000_000, 10_000_000)

@@ -90,9 +90,8 @@ def _received_s(graph: LayerGraph, in_s: FloatArray) -> tuple[FloatArray, FloatA
     """float64[n] each: what vertices receive from those that many others read, one way; and what the others receive
     from such a vertex.
 
-    Where a reader, such as a projection, serves one other vertex alone, the first is that of the first vertex on its way
-    that reads several. Else a set with the vertex that all read would have all readers, and get their prices for
-    little.
+    Where a reader, such as a projection, serves one other vertex alone, the first vertex on its way that reads several
+    stands for it. Else a set with the vertex that all read would have all readers, and get their prices for little.
     """
     received_s, read_s = np.zeros((2, graph.size))
     for (tail, head, _), edge_s in zip(graph.edges, in_s.tolist(), strict=True):
