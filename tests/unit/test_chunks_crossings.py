@@ -8,6 +8,7 @@ from random import Random
 import numpy as np
 import pytest
 
+from piper_ray.engine.chunks import rank_transfers
 from piper_ray.engine.chunks.candidates import model_of
 from piper_ray.engine.chunks.crossings import (
     ChunkTransfers,
@@ -77,14 +78,17 @@ def test_every_plan_that_is_better_than_the_target_makes_them() -> None:
     assert met > 2
 
 
+@pytest.mark.parametrize("few", [0, 1, rank_transfers.FEW_READERS])
 @pytest.mark.parametrize("seed", long_after(2, range(12)))
-def test_ranks_of_every_plan_that_is_better_than_the_target_make_them(seed: int) -> None:
-    """With the hub's edges, or without them."""
+def test_ranks_of_every_plan_that_is_better_than_the_target_make_them(
+    seed: int, few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With prices of all readers, of those that are not alone, and of many."""
+    monkeypatch.setattr(rank_transfers, "FEW_READERS", few)
     rng, found = Random(seed), 0
     for instance, task in _tasks_of_quick_links(rng, 10):
         for chunk_of, choice, batch_s in _random_plans(task, rng):
-            least_s = least_of_ranks_s(task, batch_s, of_hub=True)
-            assert least_of_ranks_s(task, batch_s, of_hub=False) <= least_s
+            least_s = least_of_ranks_s(task, batch_s)
             assert least_s <= transfers_s(instance, task, chunk_of, choice) * (1 + 1e-9)
             assert mean_of_ranks_s(task, batch_s) <= batch_s * (1 + 1e-9)
             found += least_s > 0.0
@@ -108,8 +112,25 @@ def test_two_ranks_cut_a_diamond_where_that_costs_least(room_s: float, expected_
     edges = {(0, 1): 8, (0, 2): 8, (1, 3): 1, (2, 3): 2}
     instance = build({v: {1: [tmpc(4)]} for v in range(4)}, edges, devices=2)
     (task,) = two_ranks(instance)
-    found_s = least_of_ranks_s(task, room_s * task.shape.microbatches, of_hub=True)
+    found_s = least_of_ranks_s(task, room_s * task.shape.microbatches)
     assert found_s == pytest.approx(expected_s, rel=1e-6)
+
+
+def test_layers_on_other_ranks_than_the_one_that_they_read_receive_from_it() -> None:
+    """A chain of 12 layers, then one that two chains of 6 layers read. A rank has time for 9 layers of 1 s. So at
+    least 4 readers are on another rank than the one that they read. Without prices of readers, all three ranks would
+    have layers of the first chain."""
+    first = {(v, v + 1): 0 for v in range(12)}
+    second = {(v, v + 1): 0 for v in range(13, 24) if v != 18} | {(12, v): 8 for v in range(13, 25)}
+    instance = build({v: {1: [tmpc(1)]} for v in range(25)}, first | second, devices=3, bandwidth_bytes_per_s=64.0)
+    instance = with_passes(instance)
+    restrictions = Restrictions(data_parallelism=False)
+    (task,) = (
+        task
+        for task in ChunkProblem.of(instance, restrictions, [Schedule(ScheduleName.ZB_H1)]).tasks(instance)
+        if task.shape.ranks == 3
+    )
+    assert least_of_ranks_s(task, 9.0 * task.shape.microbatches) >= 4 * 8 / 64.0
 
 
 def test_without_a_target_nothing_is_forced() -> None:

@@ -57,16 +57,15 @@ def _least_between_pieces_s(layer_s: list[float], chain: _Chain, room_s: float) 
     return least_s[n]
 
 
-def least_of_ranks_s(task: Task, target_s: float, *, of_hub: bool) -> float:
-    """What all ranks send and receive at least, in either direction, in plans that take less than ``target_s``. of_hub:
-    with the hub's edges."""
-    known = task.tables.rank_transfers(of_hub=of_hub) if task.shape.ranks > 1 and np.isfinite(target_s) else None
+def least_of_ranks_s(task: Task, target_s: float) -> float:
+    """What all ranks send and receive at least, in either direction, in plans that take less than ``target_s``."""
+    known = task.tables.rank_transfers if task.shape.ranks > 1 and np.isfinite(target_s) else None
     return 0.0 if known is None else known.least_together_s(task.shape.ranks, target_s / task.shape.microbatches)
 
 
 def mean_of_ranks_s(task: Task, target_s: float) -> float:
     """A bound on plans that take less than ``target_s``: the mean of what ranks do for a batch."""
-    work_s = task.tables.least_s + 2.0 * least_of_ranks_s(task, target_s, of_hub=True)
+    work_s = task.tables.least_s + 2.0 * least_of_ranks_s(task, target_s)
     sync_s = task.sync_s_per_byte * task.tables.least_weights_bytes
     return (task.shape.microbatches * work_s + sync_s) / task.shape.ranks
 
@@ -179,6 +178,14 @@ def with_transfers(kinds: LayerKinds, transfers: Sequence[ChunkTransfers]) -> La
         np.concatenate([kinds.figures[:options], figures]),
         np.append(kinds.units[:options], np.zeros(size)),
     )
+
+
+def without_hub(kinds: LayerKinds) -> LayerKinds:
+    """The same kinds where no layer knows of the hub: neither what its edges cost, nor on which side of it a layer is.
+    Without these conditions plans can only be more, and take less."""
+    figures = kinds.figures.copy()
+    figures[:, [FIGURE.from_hub_s, FIGURE.to_hub_s]] = 0.0
+    return kinds._replace(side=np.full(kinds.side.size, APART, np.int64), figures=figures)
 
 
 def _chains(tables: DegreeTables) -> list[_Chain]:

@@ -119,6 +119,9 @@ MOST_ROUNDS = sum(effort.rounds for effort in LAST_EFFORTS)
 _ROUNDS_BEFORE_HUB = 4
 """The rounds of an effort while the hub may be in any chunk."""
 
+_FIRST_ROUNDS = 6
+"""The rounds of the first effort where layers are of many kinds: they gain most of what there is to gain."""
+
 _STEPS_OF_PATTERNS, _STEPS_BY_HUB = (1_000_000, 10_000_000, 10_000_000), (0, 1_000_000, 10_000_000)
 """The steps that may list patterns in each of the first efforts and from then on: where there is no hub, and where its
 chunk is given, because most of its chunks are ruled out without patterns. A million steps take some 0.05 s."""
@@ -273,7 +276,8 @@ class Node:
         relaxation = self.relaxation
         relaxation.aim(target_s)
         # Where many layers read one, little is proved as long as that may be anywhere.
-        divides = number == len(EFFORTS) or (number > 0 and relaxation.hub_is_open)
+        waits_for_hub = relaxation.hub_is_open and relaxation.may_list
+        divides = number == len(EFFORTS) or (number > 0 and waits_for_hub)
         if relaxation.may_settle:
             divides = number >= len(EFFORTS) and relaxation.is_best
         if (proved_s := self._try_all(number, divides, control)) is not None:
@@ -288,9 +292,10 @@ class Node:
             if children:
                 return TurnOutcome(self.lower_s, None, children)
         effort, before = (*EFFORTS, *LAST_EFFORTS)[number], relaxation.worked
-        if number == 1 and relaxation.case.splits == 0:
+        if number == 1 and relaxation.case.splits == 0 and relaxation.may_list:
             relaxation.limit_ranks()
-        relaxation.improve(_ROUNDS_BEFORE_HUB if relaxation.hub_is_open else effort.rounds)
+        first = _FIRST_ROUNDS if number == 0 and not relaxation.may_list else effort.rounds
+        relaxation.improve(_ROUNDS_BEFORE_HUB if waits_for_hub else first)
         self.passes += _PASSES_OF_AN_ITERATION * (relaxation.worked - before)
         lower_s = max(self.lower_s, relaxation.lower_s)
         by_rank, layers_in = relaxation.by_rank, relaxation.layers_in

@@ -10,6 +10,10 @@ beyond the rank's time, at some prices, is added. What ``p`` sets with all cells
 
 A layer that has much work and few bytes, such as an embedding, is cheap for a set; but only one set has it. So layers
 without predecessors or without successors have a price, which all sets together pay once.
+
+Where many layers read one, sets without such readers are cheap, and all sets could do without them. So each reader has
+a negative price as well: what it receives, which all sets together get once. A set with that one and so many of the
+readers as a rank has time for gets more than it pays, so in a further row of prices the one that all read has a price.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ import numpy as np
 
 from piper_ray.engine.kernels.rank_sets import least_of_parts, least_of_sets
 from piper_ray.engine.kernels.types import FloatArray
-from piper_ray.engine.lattice.cells import cells_along
+from piper_ray.engine.lattice.cells import FEW_READERS, cells_along
 from piper_ray.engine.lattice.labelling import Labelling
 from piper_ray.engine.lattice.layer_graph import LayerGraph
 
@@ -63,6 +67,9 @@ class RankTransfers:
         free_s, all_cells = np.zeros(work_s.size), int(cells_of.sum())
         usual_s = float(np.median(least_s(0.0, free_s)[all_cells // 16 : all_cells // 4 + 1]))
         prices = [free_s, np.where(np.array(ends) & (work_s > 0.0), usual_s if usual_s < np.inf else 0.0, 0.0)]
+        of_readers_s, of_read_s = _received_s(graph, in_s)
+        if of_readers_s.any():
+            prices += [prices[-1] - 2.0 * of_readers_s, prices[-1] - 2.0 * of_readers_s + of_read_s]
         least = np.array([[least_s(second, end_s) for second in _PRICES] for end_s in prices])
         return cls(least, np.array([end_s.sum() for end_s in prices]))
 
@@ -77,3 +84,21 @@ class RankTransfers:
         costs_s = (self.least_s - beyond_s).max(axis=1)
         each_s = [least_of_parts(cost_s, ranks) - once_s for cost_s, once_s in zip(costs_s, self.once_s, strict=True)]
         return 0.5 * max(0.0, *map(float, each_s)) * _A_LITTLE_LESS
+
+
+def _received_s(graph: LayerGraph, in_s: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """float64[n] each: what vertices receive from those that many others read, one way; and what the others receive
+    from such a vertex.
+
+    Where a reader, such as a projection, serves one other vertex alone, the first vertex on its way that reads several
+    stands for it. Else a set with the vertex that all read would have all readers, and get their prices for little.
+    """
+    received_s, read_s = np.zeros((2, graph.size))
+    for (tail, head, _), edge_s in zip(graph.edges, in_s.tolist(), strict=True):
+        if len(graph.successors[tail]) > FEW_READERS:
+            at = head
+            while len(graph.predecessors[at]) == 1 and len(graph.successors[at]) == 1:
+                at = graph.successors[at][0]
+            received_s[at] += edge_s
+            read_s[tail] += edge_s
+    return received_s, read_s

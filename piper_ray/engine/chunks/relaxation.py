@@ -19,6 +19,7 @@ from piper_ray.engine.chunks.crossings import (
     rank_seconds,
     transfers_beside_hub,
     with_transfers,
+    without_hub,
 )
 from piper_ray.engine.chunks.rank_cover import RankCover, waits_s
 from piper_ray.engine.chunks.rank_patterns import (
@@ -67,7 +68,7 @@ _ROUNDS_OF_A_RANK = 4
 _WHOLE = 1e-3
 """A number of units this near to a whole number counts as whole."""
 
-_MOST_KINDS, _FEW_KINDS, _MOST_CELLS = 64, 8, 1_500
+_MOST_KINDS, _FEW_KINDS, _MOST_CELLS = 64, 10, 600
 """More kinds of layers than this are put together for prices, to groups times chunks of about the last number."""
 
 _OF_A_CASE = "least_units", "most_units"
@@ -155,11 +156,16 @@ class Relaxation:
         stages = shape.stages
         (exact, _), (kinds, members) = (task.tables.kinds(d, stages, merged=merged) for merged in (False, True))
         waits = waits_s(kinds, limits, program)
-        lower_s = RankCover.of(kinds, limits, program, waits).least_s(max(task.lower_s, lower_s), target_s)
-        may_list, forced_s = kinds.layers.size <= _MOST_KINDS, 0.0
-        if lower_s < target_s:
-            by_sets = not may_list and task.tables.rank_transfers(of_hub=False) is not None
-            forced_s = least_of_ranks_s(task, target_s, of_hub=False) if by_sets else forced_transfers_s(task, target_s)
+        lower_s, may_list, forced_s = max(task.lower_s, lower_s), kinds.layers.size <= _MOST_KINDS, 0.0
+        if may_list:  # else the layers of one kind are few
+            lower_s = RankCover.of(kinds, limits, program, waits).least_s(lower_s, target_s)
+        if not may_list and task.tables.rank_transfers is not None:
+            # Sets know the hub's edges better than the hub's chunk does: where the layers that read it are small, these
+            # are all next to it, but what they send is not.
+            exact, kinds = without_hub(exact), without_hub(kinds)
+            forced_s = least_of_ranks_s(task, target_s)
+        elif lower_s < target_s:
+            forced_s = forced_transfers_s(task, target_s)
         if np.isinf(forced_s):
             forced_s, lower_s = 0.0, target_s  # no plan is quick enough
         # All transfers together are as many as are forced, and those of each chunk as its borders make them.

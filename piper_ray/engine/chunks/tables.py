@@ -310,22 +310,15 @@ class DegreeTables:
             self._mean_border_s[stages] = 2.0 * float(paid_s[chunk_of[tail] != chunk_of[head]].sum()) / (stages - 1)
         return self._mean_border_s[stages]
 
-    def rank_transfers(self, *, of_hub: bool) -> RankTransfers | None:
-        """What ranks send and receive, with the hub's edges or without them; None for a chain, whose pieces tell more,
-        and where that takes too long."""
-        if of_hub not in self._rank_transfers:
-            order, n = self.order, self.order.size
-            counted = np.array([of_hub or order.graph.layer_ids[tail] != order.hub for tail, *_ in order.graph.edges])
-            work_s = np.array([sum(self.passes[n - 1 - v][0]) for v in range(n)])
-            edge_s = [of_edge_s * counted for of_edge_s in self._graph_edge_s]
-            sets = None if order.is_chain else order.sets
-            found = None if sets is None else RankTransfers.of(order.graph, sets, work_s, *edge_s)
-            self._rank_transfers[of_hub] = found
-        return self._rank_transfers[of_hub]
-
     @cached_property
-    def _rank_transfers(self) -> dict[bool, RankTransfers | None]:
-        return {}
+    def rank_transfers(self) -> RankTransfers | None:
+        """What ranks send and receive; None for a chain, whose pieces tell more, and where that takes too long."""
+        order, n = self.order, self.order.size
+        sets = None if order.is_chain else order.sets
+        if sets is None:
+            return None
+        work_s = np.array([sum(self.passes[n - 1 - v][0]) for v in range(n)])
+        return RankTransfers.of(order.graph, sets, work_s, *self._graph_edge_s)
 
     @cached_property
     def _graph_edge_s(self) -> tuple[FloatArray, FloatArray]:

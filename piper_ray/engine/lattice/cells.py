@@ -9,7 +9,7 @@ from piper_ray.engine.kernels.types import FloatArray, IndexArray, frozen
 from piper_ray.engine.lattice.labelling import Labelling
 from piper_ray.engine.lattice.layer_graph import LayerGraph
 
-_FEW_READERS = 4
+FEW_READERS = 4
 """A vertex that no more others read than this counts as its work alone."""
 
 
@@ -39,7 +39,7 @@ def work_with_edges(own_s: FloatArray, tail: IndexArray, paid_s: FloatArray, sha
     """
     dearest_s = np.zeros(own_s.size)
     np.maximum.at(dearest_s, tail, paid_s)
-    beyond_s = np.bincount(tail, paid_s, own_s.size) - _FEW_READERS * dearest_s
+    beyond_s = np.bincount(tail, paid_s, own_s.size) - FEW_READERS * dearest_s
     found: FloatArray = own_s + share * np.maximum(0.0, beyond_s)
     return found
 
