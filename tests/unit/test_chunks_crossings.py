@@ -24,6 +24,7 @@ from piper_ray.engine.chunks.tasks import ChunkProblem, Task
 from piper_ray.engine.kernels.chunk_bound import FIGURE
 from piper_ray.engine.kernels.chunk_moves import batch_seconds
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
+from piper_ray.engine.lattice.cells import FEW_READERS
 from piper_ray.model.constraints import Restrictions, StageCount
 from piper_ray.model.instance import Instance
 from piper_ray.model.passes import with_passes
@@ -78,7 +79,7 @@ def test_every_plan_that_is_better_than_the_target_makes_them() -> None:
     assert met > 2
 
 
-@pytest.mark.parametrize("few", [0, 1, rank_transfers.FEW_READERS])
+@pytest.mark.parametrize("few", [0, 1, FEW_READERS])
 @pytest.mark.parametrize("seed", long_after(2, range(12)))
 def test_ranks_of_every_plan_that_is_better_than_the_target_make_them(
     seed: int, few: int, monkeypatch: pytest.MonkeyPatch
