@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
@@ -95,6 +96,22 @@ def test_a_worker_fetches_what_calls_share_once(monkeypatch: pytest.MonkeyPatch,
     found = solve(uneven_layers(3), schedule="interleaved", options=ENOUGH, backend=backend).stats.cluster
     assert found is not None
     assert max(fetched.values()) <= found.workers < found.chunks
+
+
+def test_the_driver_takes_no_call_once_there_are_workers(backend: RayBackend) -> None:
+    def process(_: object) -> int:
+        return os.getpid()
+
+    opened = backend.open_workers()
+    assert isinstance(opened, calls.ClusterWorkers)
+    with closing(opened):
+        opened.start(0.0, 0.0)
+        while opened.workers == 0:
+            time.sleep(0.02)
+        opened.give(Call(0, process, (), (), "a call"))
+        while not (found := opened.done(1.0)):
+            pass
+    assert found[0].result != os.getpid()
 
 
 @pytest.mark.usefixtures("_workers_alone")

@@ -63,12 +63,12 @@ def test_vectors_in_flight_are_the_undominated_ones_of_all_moments() -> None:
         program, lists = shape.program(), flush_lists(shape.schedule, shape.ranks, shape.microbatches)
         assert program is not None
         for actions, (first, end) in zip(lists, pairwise(program.held_start.tolist()), strict=True):
-            now, moments_ = [0] * shape.chunks, set[tuple[int, ...]]()
+            now, held = [0] * shape.chunks, set[tuple[int, ...]]()
             for kind, chunk, _ in actions.tolist():
                 now[chunk] += kind == ActionKind.F
-                moments_.add(tuple(now))
+                held.add(tuple(now))
                 now[chunk] -= kind in (ActionKind.B, ActionKind.W)
-            most = {x for x in moments_ if not any(x != y and all(map(int.__le__, x, y)) for y in moments_)}
+            most = {x for x in held if not any(x != y and all(map(int.__le__, x, y)) for y in held)}
             assert sorted(most) == sorted(map(tuple, program.held[first:end].tolist()))
 
 

@@ -276,8 +276,7 @@ class Node:
         relaxation = self.relaxation
         relaxation.aim(target_s)
         # Where many layers read one, little is proved as long as that may be anywhere.
-        waits_for_hub = relaxation.hub_is_open and relaxation.may_list
-        divides = number == len(EFFORTS) or (number > 0 and waits_for_hub)
+        divides = number == len(EFFORTS) or (number > 0 and relaxation.hub_is_open)
         if relaxation.may_settle:
             divides = number >= len(EFFORTS) and relaxation.is_best
         if (proved_s := self._try_all(number, divides, control)) is not None:
@@ -295,7 +294,7 @@ class Node:
         if number == 1 and relaxation.case.splits == 0 and relaxation.may_list:
             relaxation.limit_ranks()
         first = _FIRST_ROUNDS if number == 0 and not relaxation.may_list else effort.rounds
-        relaxation.improve(_ROUNDS_BEFORE_HUB if waits_for_hub else first)
+        relaxation.improve(_ROUNDS_BEFORE_HUB if relaxation.hub_is_open else first)
         self.passes += _PASSES_OF_AN_ITERATION * (relaxation.worked - before)
         lower_s = max(self.lower_s, relaxation.lower_s)
         by_rank, layers_in = relaxation.by_rank, relaxation.layers_in

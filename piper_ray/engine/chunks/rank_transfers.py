@@ -12,8 +12,8 @@ A layer that has much work and few bytes, such as an embedding, is cheap for a s
 without predecessors or without successors have a price, which all sets together pay once.
 
 Where many layers read one, sets without such readers are cheap, and all sets could do without them. So each reader has
-a negative price as well: what it receives, which all sets together get once. A set with that one and so many of the
-readers as a rank has time for gets more than it pays, so in a further row of prices the one that all read has a price.
+a negative price as well: what it receives, which all sets together get once. A set that holds the layer they read and
+some readers would then cost less than nothing. So in a further row of prices the layer that is read has a price.
 """
 
 from __future__ import annotations
