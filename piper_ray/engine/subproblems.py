@@ -216,24 +216,33 @@ def solve_on_levels(request: SolveRequest, solve: Solver) -> Solution:
         if restrictions.data_parallel_degrees(instance):
             name = f"plans within {plural(instance.devices, 'device')}, on the faster link"
             parts.append(SubProblem(least_s(instance), replace(request, instance=instance), name))
-    return request.answered(
-        lambda changed: best_of(changed, parts, solve, are_nested=True),
-        request,
-        lambda found: _as_placed(request.instance, found),
-    )
+
+    def placed(one: SolveRequest) -> Solution:
+        return one.answered(solve, one, lambda found: _as_placed(request.instance, found, smaller[-1].devices))
+
+    return best_of(request, parts, placed, are_nested=True)
 
 
-def _as_placed(instance: Instance, found: Solution) -> Solution:
+def _as_placed(instance: Instance, found: Solution, most_devices: int) -> Solution:
     """Returns the solution with the plan's time within one node, if it fits in one although all devices were
-    searched. Of equally fast plans the one without places is taken."""
-    if found.plan is None or found.time_per_sample_s is None or found.schedule != PAPERS_SCHEDULE:
+    searched. Of equally fast plans the one without places is taken. most_devices: of the largest group of devices."""
+    if found.plan is None or found.time_per_sample_s is None:
         return found
-    plans = replace(found.plan, places=None), found.plan
-    time_s, number = min((cost_of(instance, plan).sample_s, number) for number, plan in enumerate(plans))
+    plan, time_s = found.plan, found.time_per_sample_s
+    if found.schedule == PAPERS_SCHEDULE:
+        plans = replace(plan, places=None), plan
+        time_s, number = min((cost_of(instance, one).sample_s, number) for number, one in enumerate(plans))
+        plan = plans[number]
+    elif plan.by_rank(found.schedule).devices <= most_devices and not plan.shares:
+        from piper_ray.simulate.run import SimulationOptions, simulate
+
+        simulated = simulate(instance, plan, found.schedule, options=SimulationOptions.of(found.step))
+        time_s = simulated.time_per_sample_s
+        if time_s > found.time_per_sample_s * (1.0 - PROOF):
+            return found
     if time_s > found.time_per_sample_s:
         return found
-    lower_s = min(found.lower_bound_s, time_s)
-    return replace(found, plan=plans[number], time_per_sample_s=time_s, lower_bound_s=lower_s)
+    return replace(found, plan=plan, time_per_sample_s=time_s, lower_bound_s=min(found.lower_bound_s, time_s))
 
 
 def instances(instance: Instance) -> tuple[Instance, ...]:

@@ -112,9 +112,8 @@ EFFORTS = (Effort(20, 200), Effort(60, 1_000))
 LAST_EFFORTS = 15 * (Effort(100, 2_000),)
 """The further efforts of a case that cannot be split."""
 
-MOST_ROUNDS = sum(effort.rounds for effort in LAST_EFFORTS)
-"""The most rounds of all parts of a case's plans by patterns."""
-
+MOST_ROUNDS = 6_000
+"""The most rounds of all parts of a case's plans by patterns: about a minute."""
 
 _ROUNDS_BEFORE_HUB = 4
 """The rounds of an effort while the hub may be in any chunk."""

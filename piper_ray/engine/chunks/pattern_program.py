@@ -30,25 +30,26 @@ class PatternProgram:
     """
 
     def __init__(self, patterns: RankPatterns, allowed: npt.NDArray[np.bool_], rows: Rows) -> None:
-        self._size, self._ranks, kinds = patterns.rank.size, patterns.first.size, patterns.kinds.layers.size
+        self._columns = np.flatnonzero(allowed)
+        self._size, self._ranks, kinds = allowed.size, patterns.first.size, patterns.kinds.layers.size
         self._fixed_rows = self._ranks + kinds
         self._highs = highspy.Highs()  # type: ignore[no-untyped-call]
         self._highs.silent()
         self._highs.setOptionValue("threads", 1)
         self.worked = 0
         self.prices: PatternPrices | None = None
-        columns = np.arange(self._size + 1)
+        size = self._columns.size
         lp = highspy.HighsLp()
-        lp.num_col_, lp.num_row_ = self._size + 1, self._fixed_rows
-        lp.col_cost_ = (columns == self._size).astype(np.float64)
-        lp.col_lower_ = np.zeros(self._size + 1)
-        lp.col_upper_ = np.append(np.where(allowed, np.inf, 0.0), np.inf)
+        lp.num_col_, lp.num_row_ = size + 1, self._fixed_rows
+        lp.col_cost_ = (np.arange(size + 1) == size).astype(np.float64)
+        lp.col_lower_, lp.col_upper_ = np.zeros(size + 1), np.full(size + 1, np.inf)
         ones, all_layers = np.ones(self._ranks), patterns.kinds.layers.astype(np.float64)
         lp.row_lower_ = lp.row_upper_ = np.concatenate([ones, all_layers])
-        entries = np.column_stack([patterns.rank[:, None] == np.arange(self._ranks), patterns.of_kinds])
+        is_of_rank = patterns.rank[self._columns, None] == np.arange(self._ranks)
+        entries = np.column_stack([is_of_rank, patterns.of_kinds[self._columns]])
         column, row = np.nonzero(entries)
         lp.a_matrix_.format_ = highspy.MatrixFormat.kColwise
-        lp.a_matrix_.start_ = np.searchsorted(column, np.arange(self._size + 2))
+        lp.a_matrix_.start_ = np.searchsorted(column, np.arange(size + 2))
         lp.a_matrix_.index_, lp.a_matrix_.value_ = row, entries[column, row].astype(np.float64)
         self._highs.passModel(lp)
         self._scale_s = float(rows.added_s.max())
@@ -56,7 +57,7 @@ class PatternProgram:
 
     def add(self, rows: Rows) -> None:
         """The batch takes no less than these paths."""
-        added, fixed_s = rows.added_s / self._scale_s, rows.fixed_s / self._scale_s
+        added, fixed_s = rows.added_s[:, self._columns] / self._scale_s, rows.fixed_s / self._scale_s
         entries = np.column_stack([-added, np.ones(fixed_s.size)])
         row, column = np.nonzero(entries)
         start = np.searchsorted(row, np.arange(fixed_s.size)).astype(np.int32)
@@ -77,4 +78,6 @@ class PatternProgram:
         if not path.any():
             return None
         self.prices = PatternPrices(path / path.sum(), layer * (self._scale_s / path.sum()))
-        return PatternShares(float(values[-1]) * self._scale_s, values[:-1])
+        shares = np.zeros(self._size)
+        shares[self._columns] = values[:-1]
+        return PatternShares(float(values[-1]) * self._scale_s, shares)

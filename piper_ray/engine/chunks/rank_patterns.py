@@ -60,6 +60,10 @@ _FEW_ROUNDS, _LITTLE, _MIXED = 5, 0.01, 0.1
 """Where this many rounds gain less than this part of the distance to the target, and the layers of a rank are this far
 from their mean, the search branches."""
 
+_STALLED, _SPLITS = 0.01, 5
+"""Where this many splits by layers, one within the other, gain less than this part of the distance to the target each,
+a turn is split next."""
+
 STEP = 0.2
 """The mean of the fractional plans so far moves towards each new one by this share of the distance."""
 
@@ -329,7 +333,8 @@ class RankPatterns:
 class _PatternPart:
     """Plans of the allowed patterns. rows: the paths that its prices refer to, or its parent's. shares: the last
     fractional plan's, float64[patterns]. rounds: the number so far. is_best: whether further rounds raise its bound by
-    little or nothing. is_single: whether each rank has only one pattern."""
+    little or nothing. is_single: whether each rank has only one pattern. begun_s: the bound when it was told apart;
+    stalled: how many of the last splits by layers gained little."""
 
     lower_s: float
     allowed: _Bools
@@ -338,6 +343,8 @@ class _PatternPart:
     rounds: int = 0
     is_best: bool = False
     is_single: bool = False
+    begun_s: float = 0.0
+    stalled: int = 0
 
 
 @dataclass
@@ -440,7 +447,8 @@ class PatternSearch:
             lower_s = max(lower_s, float(np.minimum.reduceat(with_s, patterns.first).max()))
             allowed = allowed & (with_s < enough_s * (1.0 - PROOF))
             rows = rows.of(np.flatnonzero(prices.path > 0.0)).with_more(rows.of(new))
-        return _PatternPart(lower_s, allowed, rows, shares, part.rounds + used, is_best)
+        rounds = part.rounds + used
+        return replace(part, lower_s=lower_s, allowed=allowed, rows=rows, shares=shares, rounds=rounds, is_best=is_best)
 
     def _open_chunks(self, part: _PatternPart) -> IndexArray:
         """int64[.., 2], rank and turn of the chunks that have small layers alone in a part of the fractional plan."""
@@ -453,20 +461,25 @@ class PatternSearch:
 
         First they differ in the first chunk, of those that have small layers alone in a part of the fractional plan,
         that has small layers alone. Then they differ in how many layers of a kind a rank has: at most the mean of the
-        fractional plan, or more. Then they differ in a turn. Its pace is the longest mean time of a rank's chunk:
-        either no chunk of the turn takes longer, or rank r is the first one whose chunk does. In the end they differ in
-        a rank's pattern.
+        fractional plan, or more. Then they differ in a turn, also before all numbers of layers are whole where these
+        gain little. Its pace is the longest mean time of a rank's chunk: either no chunk of the turn takes longer, or
+        rank r is the first one whose chunk does. In the end they differ in a rank's pattern.
         """
-        patterns, chunks = self.patterns, self._open_chunks(part)
+        patterns, chunks, stalled = self.patterns, self._open_chunks(part), 0
         hollow, rank, without = patterns.hollow, patterns.rank, list[_Bools]()
         if chunks.size:
             these = [hollow[:, turn] & (rank == r) for r, turn in chunks]
             elsewhere = [~hollow[:, turn] & (rank == r) for r, turn in chunks]
             without = [np.any([no, *these[:n]], axis=0) for n, no in enumerate(elsewhere)]
             without.append(np.any(these, axis=0))
-        elif (divided := self._divided(part.shares, part.allowed)) is not None:
-            without = divided
         else:
+            gained_s, distance_s = part.lower_s - part.begun_s, self.enough_s - part.begun_s
+            stalled = part.stalled + 1 if gained_s < _STALLED * distance_s else 0
+            shares = self._usual_shares(part)
+            if stalled >= _SPLITS and (without := self._by_pace(shares)):
+                stalled = 0
+            without = without or self._by_layers(shares) or self._by_pace(shares)
+        if not without:
             several = patterns.by_rank(part.allowed)[rank] > 1.0
             if not several.any():
                 batch_s = self._simulated_s(part.allowed.astype(np.float64))
@@ -475,26 +488,35 @@ class PatternSearch:
             is_one = np.arange(rank.size) == int(apart.argmin())
             without = [is_one, (rank == rank[is_one]) & ~is_one]
         every = (patterns.narrowed(part.allowed & ~left_out) for left_out in without)
-        return [replace(part, allowed=x, rounds=0, is_best=False) for x in every if x.any()]
+        told = replace(part, rounds=0, is_best=False, begun_s=part.lower_s, stalled=stalled)
+        return [replace(told, allowed=allowed) for allowed in every if allowed.any()]
 
-    def _divided(self, shares: FloatArray, allowed: _Bools) -> list[_Bools] | None:
-        """Which patterns each case leaves out, by the layers of a rank or the pace of a turn; None if a fractional plan
-        mixes neither."""
+    def _usual_shares(self, part: _PatternPart) -> FloatArray:
+        """float64[patterns]: the fractional plan of the allowed patterns alone, of each rank 1 together."""
+        by_rank, rank = self.patterns.by_rank, self.patterns.rank
+        shares: FloatArray = np.maximum(part.shares, 0.0) * part.allowed
+        if by_rank(shares).min() < 0.5:  # they are of a program without a solution
+            shares = part.allowed.astype(np.float64)
+        return shares / by_rank(shares)[rank]
+
+    def _by_layers(self, shares: FloatArray) -> list[_Bools]:
+        """Which patterns each case leaves out, by the layers of a rank; none if each rank has whole layers."""
         patterns, rank = self.patterns, self.patterns.rank
-        shares = np.maximum(shares, 0.0) * allowed
-        if patterns.by_rank(shares).min() < 0.5:  # they are of a program without a solution
-            shares = allowed.astype(np.float64)
-        shares /= patterns.by_rank(shares)[rank]
-        layers, layers_spread = patterns.mean_and_spread(shares, patterns.of_kinds)
-        if layers_spread.max() > _NEAR:
-            one, kind = divmod(int(layers_spread.argmax()), layers.shape[1])
-            more = patterns.of_kinds[:, kind] > layers[one, kind]
-            return [(rank == one) & more, (rank == one) & ~more]
+        layers, spread = patterns.mean_and_spread(shares, patterns.of_kinds)
+        if spread.max() <= _NEAR:
+            return []
+        one, kind = divmod(int(spread.argmax()), layers.shape[1])
+        more = patterns.of_kinds[:, kind] > layers[one, kind]
+        return [(rank == one) & more, (rank == one) & ~more]
+
+    def _by_pace(self, shares: FloatArray) -> list[_Bools]:
+        """The same by the pace of a turn; none if no fractional chunk mixes longer ones with others."""
+        patterns, rank = self.patterns, self.patterns.rank
         takes_s = patterns.passes_s.sum(axis=2)
         pace_s = patterns.mean_and_spread(shares, takes_s)[0].max(axis=0)
         longer_s = shares @ np.maximum(0.0, takes_s - pace_s)
         if longer_s.max() <= _NEAR * pace_s.max():
-            return None
+            return []
         turn = int(longer_s.argmax())
         late = takes_s[:, turn] > pace_s[turn] * _A_LITTLE_SLOWER
         first = [np.where(rank == one, ~late, late & (rank < one)) for one in range(patterns.first.size)]
