@@ -121,7 +121,7 @@ _ROUNDS_BEFORE_HUB = 4
 _FIRST_ROUNDS = 6
 """The rounds of the first effort where layers are of many kinds: they gain most of what there is to gain."""
 
-_STEPS_OF_PATTERNS, _STEPS_BY_HUB = (1_000_000, 10_000_000, 10_000_000), (0, 1_000_000, 10_000_000)
+_STEPS_OF_PATTERNS, _STEPS_BY_HUB = (1_000_000, 10_000_000, 40_000_000), (0, 1_000_000, 10_000_000)
 """The steps that may list patterns in each of the first efforts and from then on: where there is no hub, and where its
 chunk is given, because most of its chunks are ruled out without patterns. A million steps take some 0.05 s."""
 

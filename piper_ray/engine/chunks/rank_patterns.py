@@ -48,8 +48,8 @@ _MOST_KEPT = 5_000
 """The most patterns that count, over all ranks."""
 
 _OFTEN, _AS_LONG = 5.0, 1_000
-"""A round of a few patterns takes a fifth of the time of a round of shares (``share_program``). A round of this many
-patterns takes as long as that, and a round of twice as many twice as long."""
+"""A round of a few allowed patterns takes a fifth of the time of a round of shares (``share_program``). A round of this
+many takes as long as that, and a round of twice as many twice as long."""
 
 _ROUNDS_OF_A_PART = 60
 _ROUNDS_BEFORE_CHUNKS = 8
@@ -387,8 +387,8 @@ class PatternSearch:
         plans. It takes at most about as long as this many rounds of shares, and returns as how many. until_divided:
         whether to stop as soon as there are several parts."""
         target_s = min(target_s, self.patterns.target_s)
-        often, used = min(_OFTEN, _AS_LONG / max(1, self.patterns.rank.size)), 0
-        while (left := often * rounds - used) > 0.0 and not (until_divided and len(self.parts) > 1):
+        used = 0.0
+        while used < rounds and not (until_divided and len(self.parts) > 1):
             index = min(range(len(self.parts)), key=lambda n: self.parts[n].lower_s, default=-1)
             self.enough_s = enough_s = min(target_s, self.value_s)
             if index < 0 or self.parts[index].is_single or self.parts[index].lower_s >= enough_s * (1.0 - PROOF):
@@ -400,12 +400,13 @@ class PatternSearch:
                 self.parts[index : index + 1] = self._told_apart(part)
             else:
                 most = _ROUNDS_BEFORE_CHUNKS if part.rounds < _ROUNDS_BEFORE_CHUNKS else most
-                self.parts[index] = self._solved(part, min(left, most - part.rounds), enough_s)
-                used += self.parts[index].rounds - part.rounds
+                often = min(_OFTEN, _AS_LONG / np.count_nonzero(part.allowed))
+                self.parts[index] = self._solved(part, min(often * (rounds - used), most - part.rounds), enough_s)
+                used += (self.parts[index].rounds - part.rounds) / often
         self.enough_s = min(target_s, self.value_s)
         least_s = min((part.lower_s for part in self.parts), default=np.inf)
         self.lower_s = max(self.lower_s, min(least_s, self.enough_s))
-        return used / often
+        return used
 
     def _solved(self, part: _PatternPart, rounds: float, enough_s: float) -> _PatternPart:
         """Solves the program of a part for at most this many more rounds, and for at least one."""
