@@ -142,7 +142,10 @@ def test_smaller_levels_are_left_out_where_work_alone_takes_longer() -> None:
 
 
 def test_those_that_may_be_faster_are_searched_with_checkpoints_of_their_own() -> None:
-    solves = Solves(lambda devices, found: replace(found, time_per_sample_s=99.0) if devices == 8 else found)
+    def slow_on_all(devices: int, found: Solution) -> Solution:
+        return replace(found, time_per_sample_s=99.0, plan=None) if devices == 8 else found
+
+    solves = Solves(slow_on_all)
     found = on_levels(solves, levelled())
     assert solves.devices == [8, 4], "what two devices take is clear then"
     assert [request.options.resume for request in solves.asked] == ["folder", "folder/2"]
@@ -150,6 +153,31 @@ def test_those_that_may_be_faster_are_searched_with_checkpoints_of_their_own() -
     assert found.time_per_sample_s == pytest.approx(12.0)
     assert found.plan is not None
     assert found.plan.devices == 4
+
+
+@pytest.mark.parametrize("schedule", ["2bw", "1f1b", "interleaved"])
+def test_a_plan_within_a_node_takes_what_it_takes_there(schedule: str) -> None:
+    """A search of all devices charges the outer link, also for a plan of two; that of two devices then finds nothing
+    faster."""
+    instance = equal_chain(4, devices=4, microbatches=8, memory_bytes=1e6, bandwidth_bytes_per_s=1e9)
+    instance = instance.replace(cluster=Cluster(4, 1e6, (Link(1e9, 2), Link(0.01))))
+    of_two = piper_ray.solve(instance, devices=2, schedule=schedule, options=ONE_THREAD)
+    asked = list[int]()
+
+    def solve(request: SolveRequest) -> Solution:
+        asked.append(request.instance.devices)
+        if request.instance.devices == 4:
+            return replace(of_two, time_per_sample_s=99.0, status=Status.FEASIBLE)
+        assert request.options.within_s is not None
+        assert request.options.within_s < 99.0, "known at its own time"
+        return replace(of_two, plan=None, time_per_sample_s=None, status=Status.UNKNOWN, stopped_by=StoppedBy.TOO_SLOW)
+
+    found = solve_on_levels(SolveRequest(instance, Restrictions(), ONE_THREAD, None, silent, Stop()), solve)
+    assert asked == [4, 2]
+    assert found.plan is not None
+    simulated_s = piper_ray.simulate(instance, found.plan, found.schedule).time_per_sample_s
+    assert found.time_per_sample_s == pytest.approx(simulated_s, rel=1e-12)
+    assert found.time_per_sample_s == of_two.time_per_sample_s
 
 
 @pytest.mark.parametrize("status", [Status.FEASIBLE, Status.UNKNOWN])
