@@ -14,11 +14,11 @@ import numpy.typing as npt
 import pytest
 
 import piper_ray
-from piper_ray.engine.chunks import nodes
+from piper_ray.engine.chunks import nodes, rank_patterns
 from piper_ray.engine.chunks.candidates import model_of
 from piper_ray.engine.chunks.nodes import Node, Turn, TurnOutcome
 from piper_ray.engine.chunks.pattern_program import PatternProgram
-from piper_ray.engine.chunks.rank_patterns import LayerRuns, Rows
+from piper_ray.engine.chunks.rank_patterns import LayerRuns, PatternSearch, Rows
 from piper_ray.engine.chunks.relaxation import Case, Relaxation
 from piper_ray.engine.chunks.share_program import ShareProgram
 from piper_ray.engine.kernels.chunk_bound import FIGURE
@@ -114,8 +114,9 @@ def test_a_program_in_which_no_path_takes_time_has_no_prices() -> None:
     assert paid.prices is not None
 
 
+@pytest.mark.parametrize("splits_before_pace", [0, rank_patterns._SPLITS])
 def test_parts_of_plans_end_in_the_best_plan_whoever_takes_their_turns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    splits_before_pace: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Twelve layers on up to six devices. That all plans together have no better one is found without patterns."""
     light = replace(tmpc(8, 0, 1, 6, "light"), forward_s=2.0)
@@ -130,10 +131,20 @@ def test_parts_of_plans_end_in_the_best_plan_whoever_takes_their_turns(
         return real(node, turn, control)
 
     monkeypatch.setattr(Node, "take", noted)
+    by_pace, paces = PatternSearch._by_pace, list[int]()
+
+    def counted(search: PatternSearch, shares: FloatArray) -> list[npt.NDArray[np.bool_]]:
+        found = by_pace(search, shares)
+        paces.append(len(found))
+        return found
+
+    monkeypatch.setattr(PatternSearch, "_by_pace", counted)
+    monkeypatch.setattr(rank_patterns, "_SPLITS", splits_before_pace)
     monkeypatch.setattr(nodes, "_FEW_LAYERS", 0)
     monkeypatch.setattr(nodes, "EFFORTS", (nodes.Effort(1, 20),) * 2)  # tasks are divided soon
     one = piper_ray.solve(instance, schedule="interleaved", options=ONE_THREAD)
     assert len(parts) >= 10
+    assert splits_before_pace or any(paces)
     assert one.stats.degrees is not None
     assert (one.status, one.time_per_sample_s) == (Status.OPTIMAL, best.time_per_sample_s)
     kept = str(tmp_path / "kept")
