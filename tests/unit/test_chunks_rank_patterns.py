@@ -31,6 +31,7 @@ from piper_ray.model.solution import Status
 from piper_ray.model.stop import StoppedBy
 from tests.chunks_brute_force import least_step_s
 from tests.instances import build, tmpc
+from tests.lengths import long_after
 from tests.solver_support import ONE_THREAD
 from tests.unit.test_kernels_chunks import random_choice, random_chunks, some_tasks, tasks_with_hubs
 
@@ -114,7 +115,7 @@ def test_a_program_in_which_no_path_takes_time_has_no_prices() -> None:
     assert paid.prices is not None
 
 
-@pytest.mark.parametrize("splits_before_pace", [0, rank_patterns._SPLITS])
+@pytest.mark.parametrize("splits_before_pace", long_after(1, [rank_patterns._SPLITS, 0]))
 def test_parts_of_plans_end_in_the_best_plan_whoever_takes_their_turns(
     splits_before_pace: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

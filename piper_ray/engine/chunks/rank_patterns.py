@@ -333,8 +333,8 @@ class RankPatterns:
 class _PatternPart:
     """Plans of the allowed patterns. rows: the paths that its prices refer to, or its parent's. shares: the last
     fractional plan's, float64[patterns]. rounds: the number so far. is_best: whether further rounds raise its bound by
-    little or nothing. is_single: whether each rank has only one pattern. begun_s: the bound when it was told apart;
-    stalled: how many of the last splits by layers gained little."""
+    little or nothing. is_single: whether each rank has only one pattern. begun_s: its bound at first; stalled: how
+    many of the last splits by layers gained little."""
 
     lower_s: float
     allowed: _Bools
@@ -476,7 +476,7 @@ class PatternSearch:
         else:
             gained_s, distance_s = part.lower_s - part.begun_s, self.enough_s - part.begun_s
             stalled = part.stalled + 1 if gained_s < _STALLED * distance_s else 0
-            shares = self._usual_shares(part)
+            shares = self._allowed_shares(part)
             if stalled >= _SPLITS and (without := self._by_pace(shares)):
                 stalled = 0
             without = without or self._by_layers(shares) or self._by_pace(shares)
@@ -492,7 +492,7 @@ class PatternSearch:
         told = replace(part, rounds=0, is_best=False, begun_s=part.lower_s, stalled=stalled)
         return [replace(told, allowed=allowed) for allowed in every if allowed.any()]
 
-    def _usual_shares(self, part: _PatternPart) -> FloatArray:
+    def _allowed_shares(self, part: _PatternPart) -> FloatArray:
         """float64[patterns]: the fractional plan of the allowed patterns alone, of each rank 1 together."""
         by_rank, rank = self.patterns.by_rank, self.patterns.rank
         shares: FloatArray = np.maximum(part.shares, 0.0) * part.allowed
@@ -511,7 +511,7 @@ class PatternSearch:
         return [(rank == one) & more, (rank == one) & ~more]
 
     def _by_pace(self, shares: FloatArray) -> list[_Bools]:
-        """The same by the pace of a turn; none if no fractional chunk mixes longer ones with others."""
+        """The same by the pace of a turn; none if no pattern with a share takes longer in a turn than its pace."""
         patterns, rank = self.patterns, self.patterns.rank
         takes_s = patterns.passes_s.sum(axis=2)
         pace_s = patterns.mean_and_spread(shares, takes_s)[0].max(axis=0)
