@@ -20,6 +20,7 @@ from piper_ray.compiled.jit import is_loaded
 from piper_ray.engine.backends.calls import Call, ThreadWorkers
 from piper_ray.engine.backends.local import LocalBackend
 from piper_ray.engine.backends.ray import RayBackend, calls
+from piper_ray.engine.backends.ray.coordinator import Coordinator
 from piper_ray.engine.backends.ray.publication import Publisher, Stored
 from piper_ray.engine.solve import solve
 from piper_ray.model.errors import UsageError
@@ -54,6 +55,12 @@ def _workers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "_ALONE_S", 0.0)
 
 
+@pytest.fixture
+def _no_worker_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy the machine is: what a worker keeps for long would go to the driver too."""
+    monkeypatch.setattr(Coordinator, "_overdue", lambda *_: {})
+
+
 def figures(solution: Solution) -> tuple[object, ...]:
     return solution.status, solution.time_per_sample_s, solution.lower_bound_s, solution.plan, solution.stopped_by
 
@@ -81,7 +88,7 @@ def test_the_answer_is_that_of_threads(backend: RayBackend, instance: Instance, 
     assert found.stats.cluster.chunks > 0
 
 
-@pytest.mark.usefixtures("_workers_alone")
+@pytest.mark.usefixtures("_workers_alone", "_no_worker_is_late")
 def test_a_worker_fetches_what_calls_share_once(monkeypatch: pytest.MonkeyPatch, backend: RayBackend) -> None:
     fetched: Counter[Stored] = Counter()
 
@@ -98,6 +105,7 @@ def test_a_worker_fetches_what_calls_share_once(monkeypatch: pytest.MonkeyPatch,
     assert max(fetched.values()) <= found.workers < found.chunks
 
 
+@pytest.mark.usefixtures("_no_worker_is_late")
 def test_the_driver_takes_no_call_once_there_are_workers(backend: RayBackend) -> None:
     def process(_: object) -> int:
         return os.getpid()
@@ -114,7 +122,7 @@ def test_the_driver_takes_no_call_once_there_are_workers(backend: RayBackend) ->
     assert found[0].result != os.getpid()
 
 
-@pytest.mark.usefixtures("_workers_alone")
+@pytest.mark.usefixtures("_workers_alone", "_no_worker_is_late")
 def test_a_worker_for_calls_may_be_any_process_and_has_no_kernels_of_levels(backend: RayBackend) -> None:
     import ray
 
