@@ -236,7 +236,7 @@ def _as_placed(instance: Instance, found: Solution, most_devices: int) -> Soluti
         time_s, number = min((cost_of(instance, one).sample_s, number) for number, one in enumerate(plans))
         plan = plans[number]
     elif plan.by_rank(found.schedule).devices <= most_devices and not plan.shares:
-        simulated_s = _simulated_s(instance, found, plan)
+        simulated_s = _simulated_s(instance, plan, found)
         if simulated_s < time_s * (1.0 - PROOF):  # else they differ by rounding
             time_s = simulated_s
     if time_s > found.time_per_sample_s:
@@ -244,8 +244,9 @@ def _as_placed(instance: Instance, found: Solution, most_devices: int) -> Soluti
     return replace(found, plan=plan, time_per_sample_s=time_s, lower_bound_s=min(found.lower_bound_s, time_s))
 
 
-def _simulated_s(instance: Instance, found: Solution, plan: Plan) -> float:
-    """The time per sample of a solution's plan under its schedule; inf if it has too many microbatches to simulate."""
+def _simulated_s(instance: Instance, plan: Plan, found: Solution) -> float:
+    """The time per sample of a plan under the schedule and the terms of ``found``; inf if it has too many microbatches
+    to simulate."""
     from piper_ray.simulate.run import SimulationOptions, simulate
 
     try:

@@ -4,9 +4,9 @@ A pattern says how many layers of each kind run with which option in each chunk 
 the rank's memory. Of two patterns with the same numbers of layers, only one counts if it takes no longer in any chunk.
 A linear program mixes the patterns of each rank (``pattern_program``) so that all layers are present. Within a pattern
 layers and choices are whole, while the program of shares of layers splits them. The search branches on which chunks
-have small layers alone, then on how many layers a rank has. Then it branches on a turn: either none of its chunks takes
-longer than some time, or rank r is the first one whose chunk does. That raises bounds, because a turn takes as long as
-its slowest chunk.
+have small layers alone, then on how many layers a rank has. Once that is whole or gains little, it branches on a turn:
+either none of its chunks takes longer than some time, or rank r is the first one whose chunk does. That raises bounds,
+because a turn takes as long as its slowest chunk.
 """
 
 from __future__ import annotations
