@@ -13,6 +13,7 @@ import pytest
 import piper_ray
 from piper_ray.engine.chunks.candidates import all_plans, model_of, walk_bounds
 from piper_ray.engine.chunks.crossings import rank_seconds
+from piper_ray.engine.chunks.layer_counts import LayerCounts
 from piper_ray.engine.chunks.rank_cover import RankCover, waits_s
 from piper_ray.engine.chunks.relaxation import Case, Relaxation
 from piper_ray.engine.chunks.tasks import ChunkProblem, PipelineShape, Task
@@ -238,7 +239,7 @@ def random_prices(relaxation: Relaxation, rng: np.random.Generator) -> Prices:
     memory = rng.random(limits.moment_rank.size) * rng.choice([0.0, 1.0], limits.moment_rank.size)
     units = rng.random(limits.most_units.size) * (limits.most_units < NO_LIMIT)
     filled = rng.random(limits.rank_of.size)
-    return Prices(path / path.sum(), memory, units, filled)
+    return Prices(path / path.sum(), memory, units, filled, np.zeros((0, limits.rank_of.size)))
 
 
 @pytest.mark.long
@@ -275,6 +276,8 @@ def test_the_least_priced_sum_is_the_cheapest_place_and_option_of_each_layer() -
     for _, task, relaxation in relaxations(range(20)):
         relaxation.aim(task.lower_s * 1.5 + 1.0)
         kinds, limits, prices = relaxation.exact_kinds, relaxation.limits, random_prices(relaxation, random)
+        if random.random() < 0.5:
+            prices = prices._replace(layers=random.normal(size=(kinds.layers.size, task.shape.stages)))
         counts, rank = relaxation.paths
         passes = np.tensordot(prices.path, counts, 1)
         sync = np.bincount(rank, prices.path, task.shape.ranks) * task.sync_s_per_byte
@@ -298,6 +301,7 @@ def test_the_least_priced_sum_is_the_cheapest_place_and_option_of_each_layer() -
                         cost += prices.units[r] * kinds.units[o] - prices.filled[k] * kinds.counted[kind]
                         if hub >= 0 and limits.rank_of[hub] != r:
                             cost += passes[k, :2].sum() * from_hub + passes[hub, :2].sum() * to_hub
+                        cost += prices.layers[kind, k] if prices.layers.size else 0.0
                         cheapest = min(cheapest, cost)
                 total += layers * cheapest
             wanted = min(wanted, total)
@@ -390,6 +394,46 @@ def test_cases_hold_every_plan_that_is_better_than_the_target_and_their_bounds_a
             told_apart += 1
     assert told_apart > 10
     assert tightened > 5
+
+
+def test_counts_of_layers_divide_plans_beside_a_hub_and_keep_the_best_one_known() -> None:
+    rng, divided, raised = Random(5), 0, 0
+    for _, task in tasks_with_hubs(range(60), SCHEDULES):
+        program = task.shape.program()
+        assert program is not None
+        model, end_s = model_of(task, task.tables, program), np.empty(program.kind.size + 1)
+        choice = task.tables.option_start[:-1].copy()
+        plans = [random_chunks(task, rng) for _ in range(50)]
+        fits = [
+            x
+            for x in plans
+            if all(rank_peak(task, program, r, x, choice) <= task.memory_bytes for r in range(task.shape.ranks))
+        ]
+        if not fits:
+            continue
+        best_s, best = min(((float(batch_seconds(model, x, choice, end_s)), x) for x in fits), key=lambda one: one[0])
+        found = Relaxation.of(task, program, best_s * 1.01)
+        assert found is not None
+        if found.hub_is_open:
+            found = found.with_case(next(case for case in found.cases() if is_in(case, task, found, (best, choice))))
+        found.improve(20)
+        while found.may_count:
+            before_s = found.lower_s
+            found.count_layers(40)
+            assert found.lower_s <= best_s * (1 + 1e-9)
+            assert sum(has(part.counts, found, best) for part in found.parts or []) == 1
+            divided += len(found.parts or []) > 1
+            raised += found.lower_s > before_s * (1 + 1e-6)
+    assert divided > 10
+    assert raised > 5
+
+
+def has(counts: LayerCounts, relaxation: Relaxation, chunk_of: IndexArray) -> bool:
+    """Whether the plan is in the part with these counts."""
+    stages = relaxation.task.shape.stages
+    found = np.array([np.bincount(chunk_of[positions], minlength=stages) for positions in relaxation.members])
+    least, most = (of[: len(found)] for of in (counts.least, counts.most))  # without transfers
+    return bool(((least <= found) & (found <= most)).all())
 
 
 def test_moves_leave_a_plan_that_fits_and_takes_no_longer() -> None:

@@ -125,6 +125,9 @@ _STEPS_OF_PATTERNS, _STEPS_BY_HUB = (1_000_000, 10_000_000, 40_000_000), (0, 1_0
 """The steps that may list patterns in each of the first efforts and from then on: where there is no hub, and where its
 chunk is given, because most of its chunks are ruled out without patterns. A million steps take some 0.05 s."""
 
+_ROUNDS_OF_COUNTS = 40
+"""The rounds of an effort that divides plans by counts of layers."""
+
 _FEW_LAYERS = 24
 _STEPS = 20_000, 1_000_000
 """The steps that may enumerate all plans of a model of few layers before the first efforts."""
@@ -274,6 +277,7 @@ class Node:
                 return TurnOutcome(np.inf)
         relaxation = self.relaxation
         relaxation.aim(target_s)
+        number, before = number - relaxation.counted, relaxation.worked
         # Where many layers read one, little is proved as long as that may be anywhere.
         divides = number == len(EFFORTS) or (number > 0 and relaxation.hub_is_open)
         if relaxation.may_settle:
@@ -283,13 +287,17 @@ class Node:
             return TurnOutcome(max(self.lower_s, proved_s), self.candidates.best)
         steps = _STEPS_BY_HUB if relaxation.hub_chunks() else _STEPS_OF_PATTERNS
         relaxation.list_patterns(steps[min(number, len(EFFORTS))])
+        if number == 1 and relaxation.may_count:
+            relaxation.count_layers(_ROUNDS_OF_COUNTS)
+            self.passes += _PASSES_OF_AN_ITERATION * (relaxation.worked - before)
+            return TurnOutcome(max(self.lower_s, relaxation.lower_s))
         if relaxation.by_rank is not None and number >= len(EFFORTS):
             return self._divide(relaxation.by_rank, target_s)
         if divides:
             children = [self.case(index, self.lower_s) for index, _ in enumerate(relaxation.cases())]
             if children:
                 return TurnOutcome(self.lower_s, None, children)
-        effort, before = (*EFFORTS, *LAST_EFFORTS)[number], relaxation.worked
+        effort = (*EFFORTS, *LAST_EFFORTS)[number]
         if number == 1 and relaxation.case.splits == 0 and relaxation.may_list:
             relaxation.limit_ranks()
         first = _FIRST_ROUNDS if number == 0 and not relaxation.may_list else effort.rounds

@@ -5,9 +5,9 @@ The program grows by the longest paths of the fractional plans that it leads to.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from piper_ray.engine.chunks.crossings import (
     with_transfers,
     without_hub,
 )
+from piper_ray.engine.chunks.layer_counts import LayerCounts, counted_kinds
 from piper_ray.engine.chunks.rank_cover import RankCover, waits_s
 from piper_ray.engine.chunks.rank_patterns import (
     STEP,
@@ -65,6 +66,21 @@ _MOST_SPLITS = 40
 _ROUNDS_OF_A_RANK = 4
 """Rounds that find out how many units a rank may have."""
 
+_ROUNDS_OF_A_PART, _FURTHER_ROUNDS = 4, 16
+"""The most rounds of a new part of plans that are divided by counts of layers, and of another effort for it."""
+
+_ENOUGH = 0.5
+"""A new part has no further rounds if its bound has risen by this part of the distance to the target."""
+
+_LITTLE_OF_A_PART = 0.1
+"""As ``_LITTLE``, of such a part: it is divided then."""
+
+_STALLED = 0.05
+"""Where counts of layers raise a bound by less than this part of the distance to the target, they divide no more."""
+
+_MOST_COUNTED = 8
+"""The most efforts that divide plans by counts of layers."""
+
 _WHOLE = 1e-3
 """A number of units this near to a whole number counts as whole."""
 
@@ -93,11 +109,21 @@ class Case:
     splits: int = 0
 
 
+class _CountedPart(NamedTuple):
+    """Plans with these counts of layers: none takes less than ``lower_s``. layers_in: as in ``Relaxation``. is_best:
+    whether further rounds raise the bound by little or nothing."""
+
+    lower_s: float
+    counts: LayerCounts
+    layers_in: FloatArray | None = None
+    is_best: bool = False
+
+
 @dataclass
 class Relaxation:
     """``lower_s``: no batch of the case takes less; it rises. kinds: the merged kinds, for which prices are sought;
     members: their layers. waits_s: float64[2, p], as in ``WalkBounds``. uncounted_s: the least time of all transfers
-    together, less the part that is counted with the chunks.
+    together, less the part that is counted with the chunks. merged: int64[exact kinds], the merged kind of each.
 
     counts, rank: of the paths through the event graph so far, as in ``Paths``. layers_in, units: how many layers of
     each kind each chunk has, float64[kinds, s], and units of time of each rank, in the last fractional plan, which
@@ -114,6 +140,7 @@ class Relaxation:
     exact_kinds: LayerKinds
     kinds: LayerKinds
     members: list[IndexArray]
+    merged: IndexArray
     uncounted_s: float
     unit: TimeUnit
     waits_s: FloatArray
@@ -129,6 +156,9 @@ class Relaxation:
     by_rank: PatternSearch | None = None
     tried: int = 0
     priced: tuple[Costs, Prices] | None = None
+    parts: list[_CountedPart] | None = None
+    are_best: bool = False
+    counted: int = 0
 
     def __post_init__(self) -> None:
         self.target_s = np.inf
@@ -154,7 +184,7 @@ class Relaxation:
             np.full(shape.ranks, chunk_bound.NO_LIMIT),
         )
         stages = shape.stages
-        (exact, _), (kinds, members) = (task.tables.kinds(d, stages, merged=merged) for merged in (False, True))
+        (exact, parts), (kinds, members) = (task.tables.kinds(d, stages, merged=merged) for merged in (False, True))
         waits = waits_s(kinds, limits, program)
         lower_s, may_list, forced_s = max(task.lower_s, lower_s), kinds.layers.size <= _MOST_KINDS, 0.0
         if may_list:  # else the layers of one kind are few
@@ -170,18 +200,20 @@ class Relaxation:
             forced_s, lower_s = 0.0, target_s  # no plan is quick enough
         # All transfers together are as many as are forced, and those of each chunk as its borders make them.
         uncounted_s = max(0.0, forced_s - float(crossing_s.sum()))
+        merged = np.array([next(n for n, one in enumerate(members) if part[0] in one) for part in parts], np.int64)
         if not may_list:
             kinds, members = similar(kinds, members, max(_FEW_KINDS, _MOST_CELLS // shape.stages))
         unit = TimeUnit.of(exact, task)
         none = Paths(np.zeros((0, shape.stages, PASSES)), np.zeros(0, np.int64))
         byte_each = 1.0 / np.bincount(moment_rank)[moment_rank]
-        nothing = Prices(np.zeros(0), byte_each, np.zeros(shape.ranks), np.zeros(shape.stages))
+        nothing = Prices(np.zeros(0), byte_each, np.zeros(shape.ranks), np.zeros(stages), np.zeros((0, stages)))
         # Every rank's least bytes together: above nothing if they are more than there are.
         if chunk_bound.least_priced_s(exact, limits, none, nothing)[0] > 0.0:
             return None
         exact, kinds = (unit.told(one, task) for one in (exact, kinds))
         waits += 2.0 * program.microbatches * np.bincount(program.rank_of, crossing_s, shape.ranks)
-        found = cls(task, Case(), program, limits, exact, kinds, members, uncounted_s, unit, waits, lower_s, may_list)
+        known = uncounted_s, unit, waits, lower_s, may_list
+        found = cls(task, Case(), program, limits, exact, kinds, members, merged, *known)
         found.aim(target_s)
         if not found._is_over:
             found._add_first_paths()
@@ -191,7 +223,8 @@ class Relaxation:
         """Returns a copy with prices, paths and limits of its own."""
         limits = _own(self.limits, *_OF_A_CASE)
         by_rank = None if self.by_rank is None else self.by_rank.copy()
-        found = replace(self, limits=limits, counts=[*self.counts], rank=[*self.rank], by_rank=by_rank)
+        parts = None if self.parts is None else [*self.parts]
+        found = replace(self, limits=limits, counts=[*self.counts], rank=[*self.rank], by_rank=by_rank, parts=parts)
         found.target_s = self.target_s
         return found
 
@@ -212,6 +245,9 @@ class Relaxation:
             worked=0,
             basis=self.basis if as_before else None,
             tried=self.tried if as_before else 0,
+            parts=None,
+            are_best=False,
+            counted=0,
         )
         found.aim(self.target_s)
         return found
@@ -332,6 +368,61 @@ class Relaxation:
             self.lower_s = max(self.lower_s, self.target_s)  # at any multiple of these prices
         self._make_room(prices.path)
 
+    @property
+    def may_count(self) -> bool:
+        """Whether its plans may be divided by counts of layers: where the hub's chunk is given and that helps."""
+        if self.are_best or self.counted == _MOST_COUNTED or self._is_over or not np.isfinite(self.target_s):
+            return False
+        has_shares = self.may_list and self.by_rank is None and self.layers_in is not None
+        return self._hub >= 0 and has_shares and counted_kinds(self.kinds).size > 0
+
+    def count_layers(self, rounds: int) -> None:
+        """Divides plans by counts of layers (``layer_counts``), always those of the least bound, for this many rounds
+        or a few more."""
+        program, before_s = self._program(counted_kinds(self.kinds).tolist()), self.lower_s
+        if self.parts is None:
+            self.parts = [_CountedPart(self.lower_s, LayerCounts.any(self.kinds, self.task.shape.stages))]
+        used = 0
+        while used < rounds and self.parts and not self.are_best:
+            part = min(self.parts, key=lambda part: part.lower_s)
+            if part.lower_s >= self.target_s:
+                break
+            new, most = [part], _FURTHER_ROUNDS
+            if part.is_best:
+                counts = [] if part.layers_in is None else part.counts.parts(self.kinds, part.layers_in)
+                new, most = [_CountedPart(part.lower_s, one) for one in counts], _ROUNDS_OF_A_PART
+                self.are_best = not counts
+            if new:
+                self.parts.remove(part)
+            for one in new:
+                found, taken = self._with_prices(program, one, most)
+                self.parts.append(found)
+                used += taken
+        self.lower_s = max(before_s, min(self.target_s, *(part.lower_s for part in self.parts)))
+        self.are_best |= self.lower_s - before_s < _STALLED * (self.target_s - before_s)
+        self.counted += 1
+        self.basis = None  # it knows nothing of the paths since
+        self._make_room(program.prices.path)
+
+    def _with_prices(self, program: ShareProgram, part: _CountedPart, rounds: int) -> tuple[_CountedPart, int]:
+        """Returns the part with a higher bound, and the rounds that this took."""
+        program.limit_layers(part.counts)
+        batches_s, is_best, enough_s = list[float](), False, np.inf
+        if rounds == _ROUNDS_OF_A_PART:
+            enough_s = part.lower_s + _ENOUGH * (self.target_s - part.lower_s)
+        while len(batches_s) < rounds and not is_best:
+            if (found := self._solve(program)) is None:
+                return part._replace(is_best=True), len(batches_s) + 1
+            batches_s.append(found.batch_s)
+            part = part._replace(layers_in=found.layers_in)
+            if found.batch_s >= enough_s:
+                break
+            gained_s = found.batch_s - batches_s[-min(len(batches_s), 1 + _FEW_ROUNDS)]
+            is_best = len(batches_s) > _FEW_ROUNDS and gained_s < _LITTLE_OF_A_PART * (self.target_s - found.batch_s)
+            is_best = is_best or not self._add_longer(program, found)
+        lower_s = max(part.lower_s, min(self.target_s, self._bound_s(program.prices, part.counts)))
+        return part._replace(lower_s=lower_s, is_best=is_best), len(batches_s)
+
     def limit_ranks(self) -> None:
         """Finds out for each rank whether it may have more units than the fullest one needs, or as many as any may
         have."""
@@ -384,10 +475,12 @@ class Relaxation:
         positions = LayerPositions(members, further_s, runs)
         return RankPatterns.of(self.program, self.limits, kinds, positions, self._hub, self.target_s, steps)
 
-    def _program(self) -> ShareProgram:
+    def _program(self, counted: Sequence[int] = ()) -> ShareProgram:
+        """counted: kinds whose layers in each chunk may be limited."""
         from piper_ray.engine.chunks.share_program import ShareProgram  # HiGHS is loaded where it is needed
 
-        return ShareProgram(self.kinds, self.limits, self._hub, self.task.lower_s, self.paths, self.basis)
+        basis = None if counted else self.basis
+        return ShareProgram(self.kinds, self.limits, self._hub, self.task.lower_s, self.paths, basis, counted)
 
     def whole_plan(self) -> tuple[IndexArray, IndexArray] | None:
         """A plan of whole layers that keeps the limits of memory, as in ``placed``; None if none is found soon. It may
@@ -446,7 +539,7 @@ class Relaxation:
         """The same price for each path, and no other prices."""
         s, p, moments = self.task.shape.stages, self.task.shape.ranks, self.limits.moment_rank.size
         paths = len(self.rank)
-        return Prices(np.full(paths, 1.0 / paths), np.zeros(moments), np.zeros(p), np.zeros(s))
+        return Prices(np.full(paths, 1.0 / paths), np.zeros(moments), np.zeros(p), np.zeros(s), np.zeros((0, s)))
 
     def _costs(self, prices: Prices) -> tuple[Costs, Prices]:
         paths = _some(self.paths, slice(prices.path.size))
@@ -479,13 +572,22 @@ class Relaxation:
         each_s += np.outer(units, prices.units[limits.rank_of])
         return float(fixed_s - held_s - _ROUNDING * (self.target_s + held_s + abs(of_units))), each_s
 
-    def _bound_s(self, prices: Prices) -> float:
+    def _bound_s(self, prices: Prices, counts: LayerCounts | None = None) -> float:
+        """The bound of these prices. counts: the limits of those of layers."""
         paths = _some(self.paths, slice(prices.path.size))
+        of_layers_s = size_s = 0.0
+        if counts is not None:
+            limit = np.where(prices.layers > 0.0, counts.most, counts.least)
+            of_layers_s = float((prices.layers * limit).sum())
+            size_s = float((np.abs(prices.layers) * (limit + counts.most)).sum())
+            transfers = np.arange(self.kinds.layers.size - len(self._transfers), self.kinds.layers.size)
+            prices = prices._replace(layers=prices.layers[np.append(self.merged, transfers)])
         found_s, _ = chunk_bound.least_priced_s(self.exact_kinds, self.limits, paths, prices)
         limited = self.limits.most_units < chunk_bound.NO_LIMIT
         priced_s = self.task.memory_bytes * prices.memory.sum()
         priced_s += float(self.exact_kinds.layers.sum() * prices.filled.sum())
         priced_s += float((np.abs(prices.units) * np.where(limited, self.limits.most_units, 1.0)).sum())
+        found_s, priced_s = found_s - of_layers_s, priced_s + size_s
         return float(found_s - _ROUNDING * (abs(found_s) + priced_s)) if np.isfinite(found_s) else float(found_s)
 
     def _narrow(self) -> None:

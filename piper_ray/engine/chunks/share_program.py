@@ -15,6 +15,7 @@ from typing import NamedTuple
 import highspy
 import numpy as np
 
+from piper_ray.engine.chunks.layer_counts import LayerCounts
 from piper_ray.engine.kernels.chunk_bound import FIGURE, NO_LIMIT, LayerKinds, Paths, Prices, ShapeLimits, window
 from piper_ray.engine.kernels.chunk_program import PASSES
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
@@ -74,16 +75,24 @@ class ShareProgram:
 
     Columns: parts of layers; seconds of each kind of pass of each chunk; synchronisation of each rank; activations of
     each chunk; fixed bytes of each rank; what ranks have too much, and too little; the batch. Rows: each kind's layers
-    are present; all these sums; moments; units, too many and too few; layers of chunks; then paths. core_s: an average
-    of the fractional plans so far, which the caller that adds paths keeps: seconds of passes and of synchronisation.
-    worked: iterations of the simplex method so far, times rows, and work counted as such. basis: the start of the next
-    solution, of a program of this size.
+    are present; all these sums; moments; units, too many and too few; layers of chunks, and those of each counted kind;
+    then paths. core_s: an average of the fractional plans so far, which the caller that adds paths keeps: seconds of
+    passes and of synchronisation. worked: iterations of the simplex method so far, times rows, and work counted as
+    such. basis: the start of the next solution, of a program of this size.
     """
 
     def __init__(
-        self, kinds: LayerKinds, limits: ShapeLimits, hub: int, scale_s: float, paths: Paths, basis: Basis | None = None
+        self,
+        kinds: LayerKinds,
+        limits: ShapeLimits,
+        hub: int,
+        scale_s: float,
+        paths: Paths,
+        basis: Basis | None = None,
+        counted: Sequence[int] = (),
     ) -> None:
         self._kinds, self._limits, self._hub, self._scale_s = kinds, limits, hub, scale_s
+        self._counted = np.array(counted, np.int64)
         s, p = limits.rank_of.size, limits.most_units.size
         self.core_s: tuple[FloatArray, FloatArray] | None = None
         self.worked = 0
@@ -92,12 +101,13 @@ class ShareProgram:
         # Where groups of columns and of rows begin.
         self._sums = cells + np.cumsum([0, PASSES * s, p, s, p])
         self._over = int(self._sums[-1])
-        self._rows = np.cumsum([0, kinds.layers.size, PASSES * s, p, s, p, moments, p, p, s])
+        self._rows = np.cumsum([0, kinds.layers.size, PASSES * s, p, s, p, moments, p, p, s, self._counted.size * s])
         self._highs = highspy.Highs()  # type: ignore[no-untyped-call]
         self._highs.silent()
         self._highs.setOptionValue("threads", 1)
         self._highs.passModel(self._model())
         self.add(paths)
+        self._duals = np.append(np.zeros(int(self._rows[-1])), np.ones(paths.rank.size))
         if basis is not None:
             first = highspy.HighsBasis()
             first.col_status, first.row_status = ([*map(highspy.HighsBasisStatus, part.tolist())] for part in basis)
@@ -120,6 +130,12 @@ class ShareProgram:
         """Requires at least ``units`` of this rank."""
         self._highs.changeRowBounds(int(self._rows[7]) + rank, units, np.inf)
 
+    def limit_layers(self, counts: LayerCounts) -> None:
+        """Limits the layers of the counted kinds in each chunk."""
+        rows = np.arange(*self._rows[-2:], dtype=np.int32)
+        least, most = (x[self._counted].ravel().astype(np.float64) for x in (counts.least, counts.most))
+        self._highs.changeRowsBounds(rows.size, rows, least, most)  # type: ignore[attr-defined]
+
     def solve(self, enough_s: float) -> FractionalPlan | None:
         """Solves the program. None if no solution is found. enough_s: a longer batch is as good as any other one."""
         for penalty in _PENALTIES:
@@ -129,7 +145,8 @@ class ShareProgram:
             self.worked += int(self._highs.getInfo().simplex_iteration_count) * self._highs.getNumRow() + _ROUND
             if self._highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
                 return None
-            values = np.array(self._highs.getSolution().col_value)
+            solution = self._highs.getSolution()
+            values, self._duals = np.array(solution.col_value), np.array(solution.row_dual)
             batch_s = float(self._highs.getInfo().objective_function_value) * self._scale_s
             lacks = bool(values[self._over : self._over + 2].max() > _NOTHING)
             if batch_s >= enough_s or not lacks:
@@ -184,17 +201,20 @@ class ShareProgram:
 
     @property
     def prices(self) -> Prices:
-        """The prices of the last solution."""
-        duals = np.array(self._highs.getSolution().row_dual)
-        moments, most, least, filled, paths = self._rows[5:]
+        """The prices of the last solution; even ones if there is none."""
+        duals = self._duals
+        moments, most, least, filled, counted, paths = self._rows[5:]
         path = np.maximum(0.0, duals[paths:])
         batch_s = self._scale_s / path.sum()
         of_units = -(duals[most:least] + duals[least:filled]) * batch_s
+        layers = np.zeros((self._kinds.layers.size if self._counted.size else 0, self._limits.rank_of.size))
+        layers[self._counted] = -duals[counted:paths].reshape(-1, layers.shape[1]) * batch_s
         return Prices(
             path / path.sum(),
             np.maximum(0.0, -duals[moments:most]) * (batch_s / self._limits.memory_bytes),
             np.where(self._limits.most_units < NO_LIMIT, of_units, np.minimum(0.0, of_units)),
-            np.maximum(0.0, duals[filled:paths]) * batch_s,
+            np.maximum(0.0, duals[filled:counted]) * batch_s,
+            layers,
         )
 
     def _model(self) -> highspy.HighsLp:
@@ -205,8 +225,9 @@ class ShareProgram:
         sums = np.concatenate([-crossing, -crossing, none])  # nothing waits for the gradients of weights
         moments = limits.moment_rank.size
         most = np.where(limits.most_units < NO_LIMIT, limits.most_units, free)
-        lower = [self._kinds.layers, sums, np.full(moments + p, -np.inf), limits.least_units, np.ones(s)]
-        upper = [self._kinds.layers, sums, np.ones(moments), most, free, np.full(s, np.inf)]
+        any_layers = np.full(self._counted.size * s, np.inf)
+        lower = [self._kinds.layers, sums, np.full(moments + p, -np.inf), limits.least_units, np.ones(s), -any_layers]
+        upper = [self._kinds.layers, sums, np.ones(moments), most, free, np.full(s, np.inf), any_layers]
         row, column, value = self._entries()
         lp = highspy.HighsLp()
         lp.num_col_, lp.num_row_ = self._over + 3, int(self._rows[-1])
@@ -225,7 +246,7 @@ class ShareProgram:
         kind, chunk, option = self._cells
         s, p = limits.rank_of.size, limits.most_units.size
         cell, rank, figures = np.arange(kind.size), limits.rank_of[chunk], kinds.figures[option]
-        _, passes, sync, activation, fixed, moments, most, least, filled, _ = self._rows.tolist()
+        _, passes, sync, activation, fixed, moments, most, least, filled, counted, _ = self._rows.tolist()
         memory = limits.memory_bytes
         bytes_ = figures / memory
         listed = [
@@ -238,6 +259,9 @@ class ShareProgram:
             (filled + chunk, cell, kinds.counted[kind]),
             (np.arange(passes, moments), np.arange(self._sums[0], self._over), np.full(moments - passes, -1.0)),
         ]
+        for number, one in enumerate(self._counted.tolist()):
+            of_kind = cell[kind == one]
+            listed.append((counted + number * s + chunk[of_kind], of_kind, np.ones(of_kind.size)))
         seconds = figures[:, FIGURE.forward_s : FIGURE.weight_s + 1] / scale_s
         if self._hub >= 0:
             apart = (rank != limits.rank_of[self._hub]) / scale_s

@@ -101,13 +101,15 @@ class Prices(NamedTuple):
     """path: float64[paths], shares that sum to 1. memory: float64[moments], seconds per byte, at least 0.
 
     units: float64[p], seconds per unit: positive if there are too many, negative if too few. filled: float64[s],
-    seconds per layer of a chunk, at least 0.
+    seconds per layer of a chunk, at least 0. layers: float64[kinds, s], seconds per layer of a kind in a chunk, whose
+    number is limited: positive if there are too many, negative if too few; no rows if no number is.
     """
 
     path: FloatArray
     memory: FloatArray
     units: FloatArray
     filled: FloatArray
+    layers: FloatArray
 
 
 class Costs(NamedTuple):
@@ -141,7 +143,7 @@ def moments(program: ChunkProgram, most: int) -> tuple[FloatArray, IndexArray]:
 @kernel
 def least_priced_s(kinds: LayerKinds, limits: ShapeLimits, paths: Paths, prices: Prices) -> tuple[float, int]:
     """Returns a lower bound on plans of the shape, and the hub's chunk for which it is least (-1: no hub). inf if some
-    kind has no place or no option."""
+    kind has no place or no option. What the limits of ``prices.layers`` give is not subtracted."""
     s = limits.rank_of.size
     costs = costs_of(limits, paths, prices.path, prices.memory)
     fixed_s = -limits.memory_bytes * prices.memory.sum()
@@ -171,6 +173,8 @@ def least_priced_s(kinds: LayerKinds, limits: ShapeLimits, paths: Paths, prices:
                     for o in range(kinds.option_start[c], kinds.option_start[c + 1]):
                         cost_s = priced_s(kinds, o, k, hub, costs, prices, limits) - prices.filled[k] * kinds.counted[c]
                         least_s[k] = min(least_s[k], cost_s)
+                    if prices.layers.shape[0]:
+                        least_s[k] += prices.layers[c, k]
                 of_all_s = np.inf
                 for k in range(kinds.first_chunk[c], kinds.last_chunk[c] + 1):
                     of_all_s = min(of_all_s, least_s[k])
