@@ -81,7 +81,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 _ROOT = Path(__file__).parents[1]
-_SHARED = {"local_ray": "Ray", "cli_cases": "commands", "results_of_ranks": "ranks", "runtime_says": "runtimes"}
+_SHARED = {"local_ray": "Ray", "cli_cases": "commands", "runtime_says": "runtimes", "results_of_ranks": "ranks"}
 """What files name, and the scope of those that do: they share a Ray, or the process that commands or ranks are copies
 of, or that has imported a runtime."""
 _FIRST = (

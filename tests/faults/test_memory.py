@@ -31,7 +31,9 @@ def test_a_solve_goes_on_after_one_and_without_one_that_hangs(
         assert driver.finish() == local_plan
     (note,) = [note for note in driver.notes if "is lost" in note]
     host = re.escape(cluster.name(3))
-    assert re.fullmatch(rf"a worker on {host} is lost, 2 left; what it had goes to others: {host} {_KILLED}", note), note
+    assert re.fullmatch(rf"a worker on {host} is lost, 2 left; what it had goes to others: {host} {_KILLED}", note), (
+        note
+    )
     told = [note.partition(" is slow or hangs: ")[0] for note in driver.notes if "is slow or hangs" in note]
     assert cluster.name(1) in told
     assert len(told) == len(set(told)), "each once"
