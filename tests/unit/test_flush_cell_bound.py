@@ -81,11 +81,11 @@ def test_no_plan_takes_less(schedule: FlushSchedule, monkeypatch: pytest.MonkeyP
     assert ruled_out > compared / 5
 
 
-def test_what_is_proved_when_asked_to_stop_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_proved_when_asked_to_stop_holds(monkeypatch: pytest.MonkeyPatch, few: bool) -> None:
     """At each of the first questions whether to stop; there is one before each round of prices."""
     monkeypatch.setattr(cell_bound, "_GRIDS", (7, 30))
     compared = later = 0
-    for seed, workload, _, task, batch_s in searched(FlushSchedule.ONE_F_ONE_B)[:40:2]:
+    for seed, workload, _, task, batch_s in searched(FlushSchedule.ONE_F_ONE_B)[: 20 if few else 40 : 2]:
         bound = _bound(workload, task)
         if bound is None:
             continue
@@ -118,7 +118,7 @@ def test_rounds_of_prices_end_when_asked_to_stop() -> None:
 
 
 @pytest.mark.parametrize("most", [0, 100, 10_000])
-def test_too_many_stages_are_not_listed(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_stages_are_not_listed(most: int, monkeypatch: pytest.MonkeyPatch, few: bool) -> None:
     """With few microbatches hardly any stage takes too long."""
     listed = list[int]()
 
@@ -130,7 +130,7 @@ def test_too_many_stages_are_not_listed(most: int, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(cell_bound, "stages_within", counted)
     monkeypatch.setattr(cell_bound, "_MOST_STAGES", most)
     monkeypatch.setattr(cell_bound, "_GRIDS", (100, 200))
-    for _, workload, _, task, batch_s in searched(FlushSchedule.ONE_F_ONE_B)[:20]:
+    for _, workload, _, task, batch_s in searched(FlushSchedule.ONE_F_ONE_B)[: 8 if few else 20]:
         bound = _bound(workload, task)
         if bound is not None:
             found_s = bound.least_s(workload.arrays, task.arrays, 0.0, 3.0 * batch_s, never)
