@@ -249,9 +249,9 @@ def test_a_finer_grid_has_the_stages_that_a_coarse_one_leaves() -> None:
     assert fewer > 5
 
 
-def test_fewer_prices_of_a_byte_are_tried_where_steps_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fewer_prices_of_a_byte_are_tried_where_steps_are_too_many(monkeypatch: pytest.MonkeyPatch, few: bool) -> None:
     compared = lower = 0
-    for _, workload, _, task, batch_s in searched(FlushSchedule.flushed()[0])[:20]:
+    for _, workload, _, task, batch_s in searched(FlushSchedule.flushed()[0])[: 8 if few else 20]:
         bound = _bound(workload, task)
         if bound is None:
             continue
@@ -267,10 +267,10 @@ def test_fewer_prices_of_a_byte_are_tried_where_steps_are_too_many(monkeypatch: 
     assert lower > compared / 4
 
 
-def test_the_dearest_price_of_a_byte_is_the_best_of_all() -> None:
+def test_the_dearest_price_of_a_byte_is_the_best_of_all(few: bool) -> None:
     """A stage with half of all work, that fits or lacks some of the memory that it likes best."""
     rng, too_large, fitting = Random(4), 0, 0
-    for number in range(80):
+    for number in range(30 if few else 80):
         n = rng.randint(2, 6)
         layer = np.repeat(np.arange(n), 2)
         figure = [np.array([rng.uniform(0.1, 1.0) for _ in layer]) for _ in range(3)]
