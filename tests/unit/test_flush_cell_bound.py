@@ -258,10 +258,10 @@ def test_fewer_prices_of_a_byte_are_tried_where_steps_are_too_many(monkeypatch: 
         most_s = batch_s / task.arrays.microbatches
         with monkeypatch.context() as patched:
             patched.setattr(cell_figures, "_FEW_STEPS", 0)
-            few = _figures(workload, task, bound, 30, most_s)
+            fewer = _figures(workload, task, bound, 30, most_s)
         every = _figures(workload, task, bound, 30, most_s)
-        assert (few.time_s <= every.time_s).all()
-        compared, lower = compared + 1, lower + bool((few.time_s < every.time_s).any())
+        assert (fewer.time_s <= every.time_s).all()
+        compared, lower = compared + 1, lower + bool((fewer.time_s < every.time_s).any())
         grid = _grid(workload, task, bound, 30, 0)
         assert grid.of([StageWindow(every_stage(grid.cells_of, 30), (1.0,))] * task.arrays.most_stages) is None
     assert lower > compared / 4

@@ -460,10 +460,10 @@ def test_the_best_of_all_plans_is_found_and_the_one_that_holds_the_least(few: bo
             none = all_plans(task, program, bounds, 10**9, 0.0, control, memory_bytes=limit)
             assert none is not None
             assert (none.walk.value, none.walk.share) == (np.inf, 1.0)
-            few = all_plans(task, program, bounds, 3, np.inf, control, memory_bytes=limit, by_bytes=by_bytes)
-            assert few is not None
-            assert 0.0 <= few.walk.share <= 1.0
-            early += few.walk.share < 1.0
+            begun = all_plans(task, program, bounds, 3, np.inf, control, memory_bytes=limit, by_bytes=by_bytes)
+            assert begun is not None
+            assert 0.0 <= begun.walk.share <= 1.0
+            early += begun.walk.share < 1.0
         if 0.0 < least_s < np.inf:
             here = replace(task, memory_bytes=memory_bytes)
             relaxation = Relaxation.of(here, program, least_s * (1.0 + 1e-9))
