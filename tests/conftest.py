@@ -1,4 +1,4 @@
-"""How much is run: without ``--all`` no test that is marked long, and fewer of Hypothesis' examples.
+"""How much is run: without ``--all`` no test that is marked long, and fewer examples of Hypothesis and of loops.
 
 Its profiles ``quick`` and ``all`` draw the same examples on every run; ``HYPOTHESIS_PROFILE=nightly`` draws new ones.
 """
@@ -42,7 +42,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def few(request: pytest.FixtureRequest) -> bool:
-    """Whether a test that has one answer for many models takes a few of them: it does without ``--all``."""
+    """Whether a test that asserts one thing of many models or instances takes a few of them: it does without ``--all``.
+
+    What it counts must be as many in both.
+    """
     return not request.config.getoption("--all")
 
 
@@ -81,7 +84,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 _ROOT = Path(__file__).parents[1]
-_SHARED = {"local_ray": "Ray", "cli_cases": "commands", "results_of_ranks": "ranks", "runtime_says": "runtimes"}
+_SHARED = {"local_ray": "Ray", "cli_cases": "commands", "runtime_says": "runtimes", "results_of_ranks": "ranks"}
 """What files name, and the scope of those that do: they share a Ray, or the process that commands or ranks are copies
 of, or that has imported a runtime."""
 _FIRST = (

@@ -130,7 +130,7 @@ def _settings(instance: Instance) -> set[Mode]:
 
 
 def runtime_says(package: str, *questions: tuple[str, Path, int]) -> list[Any]:
-    """What ``tests.runtime_code`` says to each question, in one process for all of a package. package: that it takes.
+    """What ``tests.runtime_code`` says to each question, in one process for all. package: that questions take.
 
     Skips where the package has no wheels; fails in CI where it has.
     """
@@ -138,17 +138,17 @@ def runtime_says(package: str, *questions: tuple[str, Path, int]) -> list[Any]:
         if os.environ.get("CI") and sys.platform == "linux" and sys.version_info >= (3, 11):
             pytest.fail(f"{package} is not installed; scripts/test installs it from requirements-runtimes.lock")
         pytest.skip(f"{package} is not installed")
-    if package not in _RUNTIMES:
-        _RUNTIMES[package] = _Runtime()
+    if not _RUNTIMES:
+        _RUNTIMES.append(_Runtimes())
     try:
-        return _RUNTIMES[package].answers([(name, str(folder), blocks) for name, folder, blocks in questions])
+        return _RUNTIMES[0].answers([(name, str(folder), blocks) for name, folder, blocks in questions])
     except AssertionError:
-        del _RUNTIMES[package]
+        _RUNTIMES.clear()
         raise
 
 
-class _Runtime:
-    """A process that has imported a runtime, which takes longer than most answers."""
+class _Runtimes:
+    """A process that has imported PyTorch and runtimes, which takes longer than most answers."""
 
     def __init__(self) -> None:
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  # closed with the process
@@ -187,5 +187,5 @@ class _Runtime:
         self._errors.close()
 
 
-_RUNTIMES: dict[str, _Runtime] = {}
-"""By the package that its questions are of."""
+_RUNTIMES: list[_Runtimes] = []
+"""At most one."""

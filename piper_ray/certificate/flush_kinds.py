@@ -149,8 +149,4 @@ class PlacedWays:
 
 def _joins_neighbours(vertices: Vertices, tail: int, head: int) -> bool:
     """Whether each other layer comes before the tail or after the head, so that no stage can lie between."""
-    before: list[list[int]] = [[] for _ in vertices.layers]
-    for u, heads in enumerate(vertices.successors):
-        for v in heads:
-            before[v].append(u)
-    return len(reached(tail, before) | reached(head, vertices.successors)) == len(vertices.layers)
+    return len(reached(tail, vertices.predecessors()) | reached(head, vertices.successors)) == len(vertices.layers)

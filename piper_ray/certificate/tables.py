@@ -73,6 +73,14 @@ class Vertices:
                 edges.append((u, v))
         return cls(tails.layers, tuple(map(frozenset, successors)), tuple(edges), joined)
 
+    def predecessors(self) -> list[list[int]]:
+        """Of each vertex."""
+        found: list[list[int]] = [[] for _ in self.layers]
+        for u, heads in enumerate(self.successors):
+            for v in heads:
+                found[v].append(u)
+        return found
+
 
 def count_downsets(instance: Instance, tails: certificate.Tails, most: int) -> int:
     """Counts the downsets of the layers that do not join others. Raises as ``claim_of``."""
@@ -172,11 +180,7 @@ def downsets_of(vertices: Vertices, most: int) -> tuple[Bits, Ints, Ints]:
     ``most``."""
     words = max(1, (len(vertices.layers) + 63) // 64)
     successors = as_bits(vertices.successors, words)
-    before: list[list[int]] = [[] for _ in vertices.layers]
-    for u, heads in enumerate(vertices.successors):
-        for v in heads:
-            before[v].append(u)
-    before_start, listed = flat(before)
+    before_start, listed = flat(vertices.predecessors())
     size = min(_FIRST_ROOM, most)
     while True:
         room = DownsetRoom(

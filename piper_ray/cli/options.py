@@ -48,10 +48,10 @@ def flag(text: str, *names: str, **more: Any) -> Any:
     return option(None, text, *names, **{"default": False} | more)
 
 
-def argument(metavar: str, text: str, default: Any = REQUIRED) -> Any:
+def argument(metavar: str, text: str) -> Any:
     """A field that an argument gives."""
     own = typer.Argument(metavar=metavar, help=text, show_default=False)
-    return field(default=default, kw_only=True, metadata={_DECLARED: own})
+    return field(default=REQUIRED, kw_only=True, metadata={_DECLARED: own})
 
 
 def option_name(field_name: str) -> str:

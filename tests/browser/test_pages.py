@@ -95,7 +95,9 @@ def test_it_opens_offline_and_without_complaint(browser: Browser, pages: dict[st
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(("width", "media"), [(1200, ""), (700, ""), (420, ""), (390, ""), (680, "print")])
+@pytest.mark.parametrize(
+    ("width", "media"), long_after(3, [(1200, ""), (390, ""), (680, "print"), (700, ""), (420, "")])
+)
 def test_nothing_sticks_out(browser: Browser, pages: dict[str, Path], name: str, width: int, media: str) -> None:
     browser.open(pages[name], width=width, media=media)
     assert browser.value("document.documentElement.scrollWidth") <= width
@@ -161,7 +163,7 @@ _CONTRASTS = """
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", long_after(2, NAMES))
 def test_texts_are_readable_in_the_light_and_in_the_dark(
     browser: Browser, pages: dict[str, Path], name: str, scheme: str, tmp_path: Path
 ) -> None:
@@ -173,7 +175,7 @@ def test_texts_are_readable_in_the_light_and_in_the_dark(
     assert (brightness > 200.0) if scheme == "light" else (brightness < 90.0)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", long_after(2, NAMES))
 def test_paper_is_white_whatever_the_reader_prefers(browser: Browser, pages: dict[str, Path], name: str) -> None:
     browser.open(pages[name], scheme="dark", media="print")
     assert browser.value("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"

@@ -34,8 +34,15 @@ def shared_cluster(isolation: None) -> Iterator[Machines]:  # noqa: ARG001
 
 
 @pytest.fixture
-def cluster(shared_cluster: Machines) -> Iterator[Machines]:
-    """Three machines of workers, all well whatever was done to them before. The test's solves must leave nothing."""
-    shared_cluster.repair()
+def unrepaired(shared_cluster: Machines) -> Iterator[Machines]:
+    """Three machines of workers for a test that says itself what they are to run: what they run now may do. The test's
+    solves must leave nothing."""
     yield shared_cluster
     shared_cluster.assert_nothing_left()
+
+
+@pytest.fixture
+def cluster(unrepaired: Machines) -> Machines:
+    """All of them well, whatever was done to them before."""
+    unrepaired.repair()
+    return unrepaired

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,10 +43,8 @@ def setups(folder: Path) -> tuple[Setup, Setup, Setup]:
 
 
 @pytest.fixture
-def others(shared_cluster: Machines, setups: tuple[Setup, Setup, Setup]) -> Iterator[Others]:
-    """Whatever its machines run now. What is not asked for is not started again from test to test."""
-    yield Others(shared_cluster, *setups)
-    shared_cluster.assert_nothing_left()
+def others(unrepaired: Machines, setups: tuple[Setup, Setup, Setup]) -> Others:
+    return Others(unrepaired, *setups)
 
 
 def test_a_solve_goes_on_without_them(others: Others, local_plan: bytes, tmp_path: Path) -> None:

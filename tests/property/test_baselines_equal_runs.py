@@ -114,10 +114,10 @@ def assert_as_slow_definition(instance: Instance, restrictions: Restrictions, se
 
 
 @pytest.mark.parametrize("name", long_after(1, [name for name in ScheduleName if name not in ASYNCHRONOUS]))
-def test_equal_runs_under_a_flush(name: ScheduleName) -> None:
+def test_equal_runs_under_a_flush(name: ScheduleName, few: bool) -> None:
     """The best simulated step of the whole grid, with as many chunks on a rank as the schedule has."""
     feasible = 0
-    for seed in range(16):
+    for seed in range(8 if few else 16):
         rng = Random(seed)
         instance = repeated_instance(rng) if seed % 2 else random_instance(seed, most_layers=6, most_devices=6)
         instance = instance.replace(schedule=name)
@@ -125,10 +125,10 @@ def test_equal_runs_under_a_flush(name: ScheduleName) -> None:
     assert feasible > 1
 
 
-def test_constraints_on_the_whole_plan_leave_the_best_of_the_rest() -> None:
+def test_constraints_on_the_whole_plan_leave_the_best_of_the_rest(few: bool) -> None:
     """Of the grid's plans under 1F1B those of two stages, which a free choice would often not be."""
     feasible = 0
-    for seed in range(30):
+    for seed in range(20 if few else 30):
         instance = repeated_instance(Random(seed)).replace(schedule="1f1b")
         two = Restrictions(constraints=[StageCount(2)])
         points = [as_plan(*point) for point in all_equal_runs(instance, Restrictions(), separate=False)]

@@ -83,8 +83,8 @@ def test_small_instances(instance: Instance) -> None:
 
 
 @pytest.mark.parametrize("seed", long_after(2, range(4)))
-def test_random_instances(seed: int) -> None:
-    for number in range(10):
+def test_random_instances(seed: int, few: bool) -> None:
+    for number in range(5 if few else 10):
         assert_proved(random_instance(50_000 + 10 * seed + number))
 
 

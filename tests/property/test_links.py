@@ -95,8 +95,8 @@ def test_plans_that_never_flush(seeds: range) -> None:
 
 @pytest.mark.parametrize("schedule", long_after(1, ["1f1b", "gpipe"]))
 @pytest.mark.parametrize("seeds", long_after(1, [range(start, start + 20) for start in range(0, 40, 20)]), ids=str)
-def test_plans_with_a_flush(seeds: range, schedule: str) -> None:
-    for seed in seeds:
+def test_plans_with_a_flush(seeds: range, schedule: str, few: bool) -> None:
+    for seed in seeds[:10] if few else seeds:
         instance = levelled(seed)
         found, expected = (
             piper_ray.solve(instance, schedule=schedule, options=ONE_THREAD),
@@ -129,8 +129,8 @@ def test_plans_with_chunks(schedule: Schedule) -> None:
 
 
 @pytest.mark.parametrize("schedule", long_after(1, ["2bw", "1f1b", "gpipe"]))
-def test_equal_links_are_one_link(schedule: str) -> None:
-    for seed in range(12):
+def test_equal_links_are_one_link(schedule: str, few: bool) -> None:
+    for seed in range(6 if few else 12):
         one = random_instance(seed).replace(devices=8)
         rate = one.bandwidth_bytes_per_s
         several = one.replace(cluster=replace(one.cluster, links=(Link(rate, 2), Link(rate, 4), Link(rate))))
@@ -206,9 +206,9 @@ OPTIONS = {
 
 @pytest.mark.parametrize("schedule", long_after(1, ["2bw", "1f1b"]))
 @pytest.mark.parametrize("name", OPTIONS)
-def test_constraints_are_kept_on_every_level(name: str, schedule: str) -> None:
+def test_constraints_are_kept_on_every_level(name: str, schedule: str, few: bool) -> None:
     """What is found is what one link gives where all links are equal, and valued at its own links elsewhere."""
-    for seed in range(4):
+    for seed in range(2 if few else 4):
         instance = levelled(seed, most_layers=3)
         links = tuple(Link(1.0, link.devices) for link in instance.cluster.links)
         equal = instance.replace(cluster=replace(instance.cluster, links=links))
@@ -326,9 +326,9 @@ def random_pipelines(draws: int) -> Iterator[tuple[Cluster, int, int]]:
         yield Cluster(devices, 1.0, links), stage_devices, rng.randint(1, devices // stage_devices)
 
 
-def test_all_who_charge_a_border_charge_the_same() -> None:
+def test_all_who_charge_a_border_charge_the_same(few: bool) -> None:
     """The cluster by a formula, the simulation by where stages begin, and the rule in words."""
-    for number, (drawn, stage_devices, stages) in enumerate(random_pipelines(600)):
+    for number, (drawn, stage_devices, stages) in enumerate(random_pipelines(200 if few else 600)):
         cluster = with_uplinks(number, drawn) if number % 2 else drawn
         periods = cluster.border_periods(stage_devices, stages)
         expected = list(map(float, borders(equal_chain(2).replace(cluster=cluster), stage_devices, stages)))

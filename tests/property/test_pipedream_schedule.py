@@ -25,9 +25,9 @@ PIPEDREAM = "pipedream"
 
 
 @pytest.mark.parametrize("seeds", long_after(1, [range(16), range(16, 32)]), ids=str)
-def test_the_best_of_all_plans(seeds: range) -> None:
+def test_the_best_of_all_plans(seeds: range, few: bool) -> None:
     feasible = 0
-    for seed in seeds:
+    for seed in seeds[:12] if few else seeds:
         instance = small(seed)
         if seed % 2:  # whose fixed memory has one version of the weights
             instance = replace(instance, schedule=Schedule(ScheduleName.ONE_F_ONE_B)).checked_as(instance)

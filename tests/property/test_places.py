@@ -61,8 +61,8 @@ def solved(instance: Instance, threads: int = 1) -> Solution:
 
 
 @pytest.mark.parametrize("seeds", long_after(1, [range(start, start + 10) for start in range(0, 30, 10)]), ids=str)
-def test_no_plan_at_any_places_is_faster(seeds: range) -> None:
-    for seed in seeds:
+def test_no_plan_at_any_places_is_faster(seeds: range, few: bool) -> None:
+    for seed in seeds[:5] if few else seeds:
         other = levelled(seed, 3)
         for instance in (bordered(seed), other.replace(devices=min(other.devices, 6))):
             found, plain = solved(instance), brute_force(instance)
@@ -89,11 +89,11 @@ def placed_plan(rng: Random) -> tuple[Instance, Plan]:
     return equal_chain(count).replace(cluster=cluster, microbatches=64), Plan(tuple(stages), places=tuple(places))
 
 
-def test_all_who_value_places_agree() -> None:
+def test_all_who_value_places_agree(few: bool) -> None:
     """The referee, the simulation and the solver's formulas. They refuse exactly the places at which a ring would lie
     otherwise than it is charged, and borders have the links of where their devices lie."""
     rng, valid = Random("places"), 0
-    for _ in range(200):
+    for _ in range(90 if few else 200):
         instance, plan = placed_plan(rng)
         assert plan.places is not None
         where = list(zip(plan.stages, plan.places, strict=True))

@@ -145,10 +145,10 @@ def test_buffers_of_what_comes_in_ahead() -> None:
 
 
 @pytest.mark.parametrize("in_turn", long_after(1, [False, True]))
-def test_replicas_of_uneven_degrees(in_turn: bool) -> None:
+def test_replicas_of_uneven_degrees(in_turn: bool, few: bool) -> None:
     rng = random.Random(f"uneven {in_turn}")
     schedule = Schedule(ScheduleName.TWO_BW if in_turn else ScheduleName.GPIPE)
-    for _ in range(60):
+    for _ in range(25 if few else 60):
         where = placed(schedule, [rng.choice([1, 2, 3, 4, 6]) for _ in range(rng.randint(1, 5))])
         in_flight = [y + rng.randint(0, 1) * rng.randint(0, 2) for y in rule_in_flight(where.replicas)]
         in_flight = [max(in_flight[j:]) for j in range(len(in_flight))] if rng.random() < 0.3 else in_flight

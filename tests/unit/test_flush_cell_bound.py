@@ -81,11 +81,11 @@ def test_no_plan_takes_less(schedule: FlushSchedule, monkeypatch: pytest.MonkeyP
     assert ruled_out > compared / 5
 
 
-def test_what_is_proved_when_asked_to_stop_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_proved_when_asked_to_stop_holds(monkeypatch: pytest.MonkeyPatch, few: bool) -> None:
     """At each of the first questions whether to stop; there is one before each round of prices."""
     monkeypatch.setattr(cell_bound, "_GRIDS", (7, 30))
     compared = later = 0
-    for seed, workload, _, task, batch_s in searched(FlushSchedule.ONE_F_ONE_B)[:40:2]:
+    for seed, workload, _, task, batch_s in searched(FlushSchedule.ONE_F_ONE_B)[: 20 if few else 40 : 2]:
         bound = _bound(workload, task)
         if bound is None:
             continue
@@ -118,7 +118,7 @@ def test_rounds_of_prices_end_when_asked_to_stop() -> None:
 
 
 @pytest.mark.parametrize("most", [0, 100, 10_000])
-def test_too_many_stages_are_not_listed(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_stages_are_not_listed(most: int, monkeypatch: pytest.MonkeyPatch, few: bool) -> None:
     """With few microbatches hardly any stage takes too long."""
     listed = list[int]()
 
@@ -130,7 +130,7 @@ def test_too_many_stages_are_not_listed(most: int, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(cell_bound, "stages_within", counted)
     monkeypatch.setattr(cell_bound, "_MOST_STAGES", most)
     monkeypatch.setattr(cell_bound, "_GRIDS", (100, 200))
-    for _, workload, _, task, batch_s in searched(FlushSchedule.ONE_F_ONE_B)[:20]:
+    for _, workload, _, task, batch_s in searched(FlushSchedule.ONE_F_ONE_B)[: 8 if few else 20]:
         bound = _bound(workload, task)
         if bound is not None:
             found_s = bound.least_s(workload.arrays, task.arrays, 0.0, 3.0 * batch_s, never)
@@ -249,28 +249,28 @@ def test_a_finer_grid_has_the_stages_that_a_coarse_one_leaves() -> None:
     assert fewer > 5
 
 
-def test_fewer_prices_of_a_byte_are_tried_where_steps_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fewer_prices_of_a_byte_are_tried_where_steps_are_too_many(monkeypatch: pytest.MonkeyPatch, few: bool) -> None:
     compared = lower = 0
-    for _, workload, _, task, batch_s in searched(FlushSchedule.flushed()[0])[:20]:
+    for _, workload, _, task, batch_s in searched(FlushSchedule.flushed()[0])[: 8 if few else 20]:
         bound = _bound(workload, task)
         if bound is None:
             continue
         most_s = batch_s / task.arrays.microbatches
         with monkeypatch.context() as patched:
             patched.setattr(cell_figures, "_FEW_STEPS", 0)
-            few = _figures(workload, task, bound, 30, most_s)
+            fewer = _figures(workload, task, bound, 30, most_s)
         every = _figures(workload, task, bound, 30, most_s)
-        assert (few.time_s <= every.time_s).all()
-        compared, lower = compared + 1, lower + bool((few.time_s < every.time_s).any())
+        assert (fewer.time_s <= every.time_s).all()
+        compared, lower = compared + 1, lower + bool((fewer.time_s < every.time_s).any())
         grid = _grid(workload, task, bound, 30, 0)
         assert grid.of([StageWindow(every_stage(grid.cells_of, 30), (1.0,))] * task.arrays.most_stages) is None
     assert lower > compared / 4
 
 
-def test_the_dearest_price_of_a_byte_is_the_best_of_all() -> None:
+def test_the_dearest_price_of_a_byte_is_the_best_of_all(few: bool) -> None:
     """A stage with half of all work, that fits or lacks some of the memory that it likes best."""
     rng, too_large, fitting = Random(4), 0, 0
-    for number in range(80):
+    for number in range(30 if few else 80):
         n = rng.randint(2, 6)
         layer = np.repeat(np.arange(n), 2)
         figure = [np.array([rng.uniform(0.1, 1.0) for _ in layer]) for _ in range(3)]

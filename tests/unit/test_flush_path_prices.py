@@ -24,10 +24,10 @@ from tests.unit.test_kernels_flush import random_pipelines, tasks_of
 
 
 @pytest.mark.parametrize("schedule", [GPIPE, ONE_F_ONE_B])
-def test_no_path_is_longer_than_the_batch_and_one_is_as_long(schedule: int) -> None:
+def test_no_path_is_longer_than_the_batch_and_one_is_as_long(schedule: int, few: bool) -> None:
     """The one to the end of the first stage is, where no other stage synchronises."""
     rng, empty = Random(11), 2
-    for m, stages in random_pipelines(9, 500):
+    for m, stages in random_pipelines(9, 200 if few else 500):
         forward_s, backward_s = (np.append(np.zeros(empty), stages[:, column]) for column in range(2))
         sync_s = np.array([rng.choice([0.0, rng.uniform(0.0, 9.0)]) for _ in forward_s])
         none_s = np.zeros_like(sync_s)

@@ -168,7 +168,7 @@ def test_no_more_than_there_is_room_for() -> None:
 
 
 def test_calls_end_within_a_stage_and_go_on_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem, cover = covered(parallel_branches(3, 5))
+    problem, cover = covered(parallel_branches(3, 4))
     reach, dual_prices = Reach(cover), cover.dual_prices(problem.lower_bound_s() * 2.0, rounds=1)
     at_once = reach.downsets(dual_prices, AMPLE)
     steps, calls = reach.steps, []

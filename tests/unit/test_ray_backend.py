@@ -125,24 +125,6 @@ def test_it_ends_with_its_context() -> None:
         backend._local._pool.submit(print)
 
 
-def test_same_answer_as_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All instances on one backend: what workers keep of one must not leak into the next."""
-    send_every_level_to_workers(monkeypatch)
-    with backend_of(workers=2, without_workers=WAIT) as backend:
-        wait_for_workers(backend, 2)
-        for name, instance in INSTANCES.items():
-            found = solve(instance, backend=backend)
-            assert_same_answer(found, by_threads(name))
-            assert found.stats.threads == 2
-        stats = backend.stats()
-        assert stats.workers == 2
-        assert sum(node.chunks for node in stats.nodes) == stats.chunks > stats.batches > 0
-        assert stats.worked_s > 0
-        processes = processes_of(backend)
-    assert len(processes) == 2
-    assert_gone(processes)
-
-
 @pytest.fixture(scope="class")
 def two_workers(local_ray: None) -> Iterator[RayBackend]:  # noqa: ARG001 - the cluster
     with backend_of(workers=2, without_workers=WAIT) as backend:
@@ -150,10 +132,25 @@ def two_workers(local_ray: None) -> Iterator[RayBackend]:  # noqa: ARG001 - the 
             send_every_level_to_workers(patch)
             wait_for_workers(backend, 2)
         yield backend
+        processes = processes_of(backend)
+    assert len(processes) == 2
+    assert_gone(processes)
 
 
 class TestOneBackend:
     """What leaves its workers as they are."""
+
+    def test_same_answer_as_threads(self, monkeypatch: pytest.MonkeyPatch, two_workers: RayBackend) -> None:
+        """All instances on one backend: what workers keep of one must not leak into the next."""
+        send_every_level_to_workers(monkeypatch)
+        for name, instance in INSTANCES.items():
+            found = solve(instance, backend=two_workers)
+            assert_same_answer(found, by_threads(name))
+            assert found.stats.threads == 2
+        stats = two_workers.stats()
+        assert stats.workers == 2
+        assert sum(node.chunks for node in stats.nodes) == stats.chunks > stats.batches > 0
+        assert stats.worked_s > 0
 
     @pytest.mark.long
     def test_same_answer_on_the_downsets_that_count(

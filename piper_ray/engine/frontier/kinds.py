@@ -16,7 +16,7 @@ from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.plan_rules import lies_in_groups
-from piper_ray.model.schedule import Schedule, ScheduleName, StepTerms
+from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.solution import Solution, Status
 from piper_ray.model.stop import Stop
 
@@ -65,7 +65,6 @@ def kind_table(
     restrictions: Restrictions = Restrictions(),
     schedule: Schedule | ScheduleName | str | None = None,
     options: SolveOptions = SolveOptions(),
-    step: StepTerms = StepTerms(),
     stop: Stop[Any] | None = None,
     tell: Callable[[KindPoint], None] = lambda _: None,
 ) -> tuple[KindPoint, ...]:
@@ -110,7 +109,7 @@ def kind_table(
                 assert alone is not None, "each layer can run on each kind"
                 some = replace(alone, cluster=some.cluster.of_kind(kind))
             part = None if stop is None else stop.part()
-            best = solve(some, restrictions=restrictions, options=options, schedule=schedule, step=step, stop=part)
+            best = solve(some, restrictions=restrictions, options=options, schedule=schedule, stop=part)
             if kind is not None and best.plan is not None:
                 stages = tuple(replace(stage, kind=kind) for stage in best.plan.stages)
                 best = replace(best, plan=replace(best.plan, stages=stages))

@@ -242,14 +242,18 @@ def _curves(axes: Axes, curves: Sequence[tuple[Look, Sequence[Record]]], quantit
 
 def _marks(axes: Axes, records: Sequence[Record], quantity: _Quantity, look: Look) -> None:
     """A cross at the bottom: no plan; hollow: a plan of the exact solver without proof."""
-    none = [r.devices for r in records if quantity.of(r) is None]
-    if none:
-        height = 0.02 + 0.03 * look.index
-        axes.plot(none, [height] * len(none), NO_PLAN, color=look.colour, transform=axes.get_xaxis_transform())
+    _crosses(axes, [r.devices for r in records if quantity.of(r) is None], look)
     unproved = [r for r in records if r.method.is_exact and r.status == "feasible"]
     if unproved:
         values = [quantity.of(r) or 0.0 for r in unproved]
         axes.plot([r.devices for r in unproved], values, "o", color=look.colour, markerfacecolor=_HOLLOW)
+
+
+def _crosses(axes: Axes, devices: Sequence[int], look: Look) -> None:
+    """At the bottom, at these numbers of devices."""
+    if devices:
+        height = [0.02 + 0.03 * look.index] * len(devices)
+        axes.plot(devices, height, NO_PLAN, color=look.colour, transform=axes.get_xaxis_transform())
 
 
 def _explained(every: Sequence[Axes]) -> Iterator[Line2D]:
@@ -366,10 +370,7 @@ def _plan_figure(
     for axes, (_, curves) in zip(every, panels, strict=True):
         draw_curves(axes, [(look, [(float(one.devices), value(one)) for one in of_curve]) for look, of_curve in curves])
         for look, of_curve in curves:
-            none = [one.devices for one in of_curve if value(one) is None]
-            if none:
-                height = 0.02 + 0.03 * look.index
-                axes.plot(none, [height] * len(none), NO_PLAN, color=look.colour, transform=axes.get_xaxis_transform())
+            _crosses(axes, [one.devices for one in of_curve if value(one) is None], look)
         values += [found for _, of_curve in curves for one in of_curve if (found := value(one)) is not None]
         devices += [one.devices for _, of_curve in curves for one in of_curve]
     for axes in every:

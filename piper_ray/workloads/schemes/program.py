@@ -242,11 +242,11 @@ class SchemeProgram:
     def _reads(self, options: list[tuple[Strategy, int]], names: Iterable[str], there: _At) -> None:
         """A step with this strategy needs these values in the placements of the strategy."""
         for name in names:
-            by_placement: dict[TensorPlacement, dict[int, float]] = defaultdict(dict)
+            read: _At = defaultdict(dict)
             for strategy, column in options:
-                by_placement[strategy.placements[name]][column] = 1.0
-            for place, columns in by_placement.items():
-                self._columns.at_most(columns, there.get((name, place), {}))
+                read[name, strategy.placements[name]][column] = 1.0
+            for key, columns in read.items():
+                self._columns.at_most(columns, there.get(key, {}))
 
     def _read_where_made(self, options: list[tuple[Strategy, int]], names: Iterable[str], made: _At) -> None:
         """In a forward pass, each step that reads a value made in one placement reads it there, or the value is
@@ -317,27 +317,24 @@ class SchemeProgram:
             if value.parameters:
                 self._sum_weight(value)
                 continue
-            parts = [self._contribution(step, value) for step in graph.consumers[value.name]]
+            parts = [self._adjoint(step, value.name) for step in graph.consumers[value.name]]
             if value.name in graph.leaving:
                 parts.append({(value.name, graph.at_border(value.name, self._border)): {self._fixed: 1.0}})
             summed = parts[0] if len(parts) == 1 else self._summed(value, parts)
             there.update(self._moved("gradient move", value, summed, PassPhase.GRADIENT))
         for step in graph.steps:
             for name in step.outputs:
-                if not graph.values[name].has_gradient:
-                    continue
-                needed: dict[TensorPlacement, dict[int, float]] = defaultdict(dict)
-                for strategy, column in self._chosen(self._backward, step):
-                    needed[strategy.adjoint(name)][column] = 1.0
-                for place, columns in needed.items():
-                    self._columns.at_most(columns, there.get((name, place), {}))
+                if graph.values[name].has_gradient:
+                    for key, columns in self._adjoint(step, name).items():
+                        self._columns.at_most(columns, there.get(key, {}))
         for name in graph.arriving:
             self._columns.at_most({self._fixed: 1.0}, there[name, graph.at_border(name, self._border)])
 
-    def _contribution(self, step: Step, value: Value) -> _At:
+    def _adjoint(self, step: Step, name: str) -> _At:
+        """Where a step's backward pass has the gradient of a value that it reads or makes."""
         found: _At = defaultdict(dict)
         for strategy, column in self._chosen(self._backward, step):
-            found[value.name, strategy.adjoint(value.name)][column] = 1.0
+            found[name, strategy.adjoint(name)][column] = 1.0
         return found
 
     def _summed(self, value: Value, parts: list[_At]) -> _At:
@@ -372,7 +369,7 @@ class SchemeProgram:
                     self._device_s[1][column] = seconds
         for source in (*self._placements(weight.name), PARTIAL):
             of_source = {column: 1.0 for (one, _), column in pairs.items() if one == source}
-            here = self._contribution(reader, weight).get((weight.name, source), {})
+            here = self._adjoint(reader, weight.name).get((weight.name, source), {})
             self._columns.at_most(here, of_source)
             self._columns.at_most(of_source, here)
         for place in self._placements(weight.name):

@@ -13,7 +13,7 @@ def test_one_killed_one_cut_off_and_driver_resumed(cluster: Machines, local_plan
     state = tmp_path / "state"
     with driving(cluster, tmp_path, "--workers", "3", "--checkpoint", str(state)) as driver:
         driver.until_all_join(3)
-        cluster.kill(1)
+        cluster.kill(3)
         driver.until_note("is lost, 2 left")
         driver.until_level(150, evaluation=3)
         cluster.cut(2)
