@@ -42,9 +42,9 @@ _BEAMS_BETWEEN, _NEAR = 4, 5e-4
 """The number of further beams, and the relative distance between plan and infeasible threshold that makes them
 needless."""
 
-_ORDERS, _MOVES, _FASTER = 400, 2, 1e-5
-"""How many orders are drawn that differ from the best plan's, by how many moves at most, and the relative time by which
-a plan must be faster. A chain of 850 operators takes some 50 ms, and most of the gain comes in the first 100 orders."""
+_IN_VAIN, _MOVES, _FASTER = 200, 2, 1e-5
+"""How many orders are drawn in a row without a faster plan, by how many moves at most each differs from the best plan's
+order, and the relative time by which a plan must be faster. A chain of 850 operators takes some 50 ms."""
 
 _BEAM = Beam(width=30, early=0.02)
 _BEAM_DOWNSETS, _BEAM_STEPS = 1_000_000, 100_000_000
@@ -120,11 +120,9 @@ class WideSearch:
     def _vary_order(self) -> Generator[None, None, None]:
         """Searches chains of orders that differ from the best plan's by some runs of vertices, where there is a faster
         plan. A stage that has parts of two branches fills its time better than one that ends with a layer of one."""
-        draws = Random(0)
-        for _ in range(_ORDERS):
-            if self.bracket.upper is None or self.bracket.is_done(self._gap):
-                break
-            order = self._order
+        draws, in_vain = Random(0), 0
+        while in_vain < _IN_VAIN and self.bracket.upper is not None and not self.bracket.is_done(self._gap):
+            in_vain, order = in_vain + 1, self._order
             for _ in range(draws.randint(1, _MOVES)):
                 order = moved_run(self.graph, order, draws)
             if order == self._order:
@@ -133,6 +131,7 @@ class WideSearch:
             chain = self._on_chain(order)
             if evaluate_threshold(chain, self.backend, threshold_s, on_progress=self.ledger.check).feasible:
                 self._search_order(order)
+                in_vain = 0
                 yield
 
     def _search_order(self, order: Sequence[int]) -> None:
