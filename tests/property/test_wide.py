@@ -25,6 +25,7 @@ from tests.brute_force import brute_force
 from tests.instances import equal_chain, parallel_branches, random_instance, two_towers
 from tests.lengths import long_after
 from tests.link_rates import with_levels
+from tests.operator_graphs import traced_towers
 from tests.solver_support import ONE_THREAD, assert_optimal, assert_plan_is_worth_its_value
 
 
@@ -231,3 +232,19 @@ def same_result(one: Solution, other: Solution) -> bool:
         other.plan,
         other.stopped_by,
     )
+
+
+def test_orders_with_runs_elsewhere_give_a_faster_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without bounds and lists, only chains are searched."""
+    instance = traced_towers(2, 3, 2, devices=12)
+    best = piper_ray.solve(instance, options=ONE_THREAD)
+    monkeypatch.setattr(wide, "bound_by_cells", lambda *_: None)
+    monkeypatch.setattr(wide.WideSearch, "_live", lambda *_: None)
+    varied = solved_wide(instance, monkeypatch)
+    monkeypatch.setattr(wide, "_IN_VAIN", 0)
+    alone = solved_wide(instance, monkeypatch)
+    assert best.time_per_sample_s is not None
+    assert varied.time_per_sample_s is not None
+    assert alone.time_per_sample_s is not None
+    assert best.time_per_sample_s <= varied.time_per_sample_s < alone.time_per_sample_s
+    assert_plan_is_worth_its_value(instance, varied)

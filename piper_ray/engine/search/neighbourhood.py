@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from random import Random
 
 import numpy as np
 
@@ -66,6 +67,32 @@ def prompt_order(graph: LayerGraph) -> list[int]:
             if left[u] == 0:
                 ready.append(u)
     return order
+
+
+def moved_run(graph: LayerGraph, order: Sequence[int], draws: Random) -> Sequence[int]:
+    """Returns an order in which a run of vertices stands elsewhere, each still after its successors; the same order if
+    there is no room for the run that was drawn. It begins with a vertex that may stand further back, or ends with one
+    that may stand further in front: all such vertices are equally likely or, in half of all draws, those with more
+    places are likelier, such as the ends of towers. Lengths of 1, 2 to 3, 4 to 7, .. are equally likely.
+    """
+    size, at = len(order), {v: number for number, v in enumerate(order)}
+    back = [k - 1 - max((at[w] for w in graph.successors[v]), default=-1) for k, v in enumerate(order)]
+    front = [min((at[u] for u in graph.predecessors[v]), default=size) - 1 - k for k, v in enumerate(order)]
+    if not any(back):
+        return order
+    places = back + front if draws.random() < 0.5 else np.sign(back + front).tolist()
+    drawn, length = draws.choices(range(2 * size), places)[0], int(2.0 ** draws.uniform(0.0, np.log2(size)))
+    if drawn < size:
+        run = order[drawn : drawn + length]
+        least = max((at[w] + 1 for v in run for w in graph.successors[v] if at[w] < drawn), default=0)
+        to = draws.randint(least, drawn)
+        return [*order[:to], *run, *order[to:drawn], *order[drawn + length :]]
+    end = drawn - size + 1
+    begin = max(0, end - length)
+    run = order[begin:end]
+    most = min((at[u] for v in run for u in graph.predecessors[v] if at[u] >= end), default=size)
+    to = draws.randint(end, most)
+    return [*order[:begin], *order[end:to], *run, *order[to:]]
 
 
 _LONG, _LONG_AND_WIDE = 128, 1024

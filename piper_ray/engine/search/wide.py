@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from random import Random
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from piper_ray.engine.lattice.layer_graph import LayerGraph
 from piper_ray.engine.ledger import Ledger, keeping_known
 from piper_ray.engine.search.bracket import Bracket
 from piper_ray.engine.search.cells import MOST_STEPS, bound_by_cells
-from piper_ray.engine.search.neighbourhood import order_through, prompt_order, search_chain
+from piper_ray.engine.search.neighbourhood import moved_run, order_through, prompt_order, search_chain
 from piper_ray.engine.search.planning import Planning, ValuedPlan
 from piper_ray.engine.search.pricing import bound_by_cover
 from piper_ray.engine.tables.problem import LatticeTables, Problem, build_problem, chain_problem
@@ -40,6 +41,10 @@ _ABOVE_BOUND = (0.002, 0.008, 0.032, 0.128)
 _BEAMS_BETWEEN, _NEAR = 4, 5e-4
 """The number of further beams, and the relative distance between plan and infeasible threshold that makes them
 needless."""
+
+_IN_VAIN, _MOVES, _FASTER = 200, 2, 1e-5
+"""How many orders are drawn in a row without a faster plan, by how many moves at most each differs from the best plan's
+order, and the relative time by which a plan must be faster. A chain of 850 operators takes some 50 ms."""
 
 _BEAM = Beam(width=30, early=0.02)
 _BEAM_DOWNSETS, _BEAM_STEPS = 1_000_000, 100_000_000
@@ -73,18 +78,20 @@ class WideSearch:
         self.workload: LatticeTables | None = None
         self.outgrown = False
         self.ledger.cases = {0: self.bracket}
+        self._order: Sequence[int] = list(range(self.graph.size))  # on which the best plan was found
 
     def efforts(self) -> Generator[None, None, None]:
-        """Searches two chains, then uses bounds over cells, dual prices, beams, and all useful downsets. Raises
-        ChoiceTooHard or Inexact if no plan is known.
+        """Searches two chains, then uses bounds over cells, further chains, dual prices, beams, and all useful
+        downsets. Raises ChoiceTooHard or Inexact if no plan is known.
         """
         with keeping_known(self.ledger, self.bracket.forget):
-            for chain in (self._chain, self._on_chain(prompt_order(self.graph))):
-                self._search_chain(chain)
+            for order in (self._order, prompt_order(self.graph)):
+                self._search_order(order)
                 yield
             if self.cover is not None:
                 bound_by_cells(self.cover, self._devices, self.bracket, self._gap, MOST_STEPS, self.ledger.check)
                 yield
+                yield from self._vary_order()
                 self.workload = self._live(self.cover)
 
     @property
@@ -109,6 +116,29 @@ class WideSearch:
     @property
     def _gap(self) -> float:
         return self.ledger.limits.gap
+
+    def _vary_order(self) -> Generator[None, None, None]:
+        """Searches chains of orders that differ from the best plan's by some runs of vertices, where there is a faster
+        plan. A stage that has parts of two branches fills its time better than one that ends with a layer of one."""
+        draws, in_vain = Random(0), 0
+        while in_vain < _IN_VAIN and self.bracket.upper is not None and not self.bracket.is_done(self._gap):
+            in_vain, order = in_vain + 1, self._order
+            for _ in range(draws.randint(1, _MOVES)):
+                order = moved_run(self.graph, order, draws)
+            if order == self._order:
+                continue
+            threshold_s = self.bracket.upper * (1.0 - _FASTER)
+            chain = self._on_chain(order)
+            if evaluate_threshold(chain, self.backend, threshold_s, on_progress=self.ledger.check).feasible:
+                self._search_order(order)
+                in_vain = 0
+                yield
+
+    def _search_order(self, order: Sequence[int]) -> None:
+        before_s = self.ledger.upper_s
+        self._search_chain(self._on_chain(order))
+        if self.ledger.upper_s < before_s:
+            self._order = order
 
     def _search_chain(self, chain: Problem) -> None:
         bracket = Bracket(self.bracket.lower, self.bracket.ceiling, self.bracket.upper)
