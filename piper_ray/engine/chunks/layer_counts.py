@@ -26,7 +26,7 @@ def counted_kinds(kinds: LayerKinds) -> IndexArray:
     return found
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LayerCounts:
     """Says which plans belong to a part. least, most: int64[kinds, s], of the layers of each kind in each chunk."""
 

@@ -200,7 +200,10 @@ class Relaxation:
             forced_s, lower_s = 0.0, target_s  # no plan is quick enough
         # All transfers together are as many as are forced, and those of each chunk as its borders make them.
         uncounted_s = max(0.0, forced_s - float(crossing_s.sum()))
-        merged = np.array([next(n for n, one in enumerate(members) if part[0] in one) for part in parts], np.int64)
+        merged_of = np.empty(task.tables.order.size, np.int64)
+        for kind, positions in enumerate(members):
+            merged_of[positions] = kind
+        merged = merged_of[[part[0] for part in parts]]
         if not may_list:
             kinds, members = similar(kinds, members, max(_FEW_KINDS, _MOST_CELLS // shape.stages))
         unit = TimeUnit.of(exact, task)
@@ -384,7 +387,8 @@ class Relaxation:
             self.parts = [_CountedPart(self.lower_s, LayerCounts.any(self.kinds, self.task.shape.stages))]
         used = 0
         while used < rounds and self.parts and not self.are_best:
-            part = min(self.parts, key=lambda part: part.lower_s)
+            index = min(range(len(self.parts)), key=[part.lower_s for part in self.parts].__getitem__)
+            part = self.parts[index]
             if part.lower_s >= self.target_s:
                 break
             new, most = [part], _FURTHER_ROUNDS
@@ -393,12 +397,13 @@ class Relaxation:
                 new, most = [_CountedPart(part.lower_s, one) for one in counts], _ROUNDS_OF_A_PART
                 self.are_best = not counts
             if new:
-                self.parts.remove(part)
+                del self.parts[index]
             for one in new:
                 found, taken = self._with_prices(program, one, most)
-                self.parts.append(found)
                 used += taken
-        self.lower_s = max(before_s, min(self.target_s, *(part.lower_s for part in self.parts)))
+                if found.lower_s < self.target_s:
+                    self.parts.append(found)
+        self.lower_s = max(before_s, min((part.lower_s for part in self.parts), default=self.target_s))
         self.are_best |= self.lower_s - before_s < _STALLED * (self.target_s - before_s)
         self.counted += 1
         self.basis = None  # it knows nothing of the paths since
