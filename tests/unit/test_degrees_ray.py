@@ -57,8 +57,9 @@ def _workers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def _no_worker_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However busy the machine is: what a worker keeps for long would go to the driver too."""
-    monkeypatch.setattr(Coordinator, "_overdue", lambda *_: {})
+    """However busy the machine is: what a worker keeps for long would go to the driver too, and so would new calls if
+    each worker still had one of the search before."""
+    monkeypatch.setattr(Coordinator, "_lateness", lambda *_: 0.0)
 
 
 def figures(solution: Solution) -> tuple[object, ...]:
