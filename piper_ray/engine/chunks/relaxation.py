@@ -1,6 +1,7 @@
 """The bound of a case of a task: the prices of the linear program of its shares.
 
-The program grows by the longest paths of the fractional plans that it leads to.
+The program grows by the longest paths of the fractional plans that it leads to. Where the hub's chunk is given, plans
+are divided by counts of layers in the same program.
 """
 
 from __future__ import annotations
