@@ -10,7 +10,7 @@ synchronisation of the rank at its end. All of that is a sum over layers, and so
   than the limit rounded down (Gomory, 1958). If cases are distinguished by their fullest rank, it has a least number,
   too;
 - no chunk is empty: 1 - layers <= 0;
-- where plans are divided by counts of layers, a chunk has at least or at most so many of a kind.
+- if plans are divided by counts of layers, each chunk has its least and its most number of layers of a kind.
 
 A limit (held - limit) <= 0 times a price >= 0 is at most 0, so it may be added to a plan's time for a lower bound. The
 least priced sum, in which each layer chooses the chunk and the TMPC that are cheapest for it, is then a bound for any

@@ -78,16 +78,18 @@ class WideSearch:
         self.workload: LatticeTables | None = None
         self.outgrown = False
         self.ledger.cases = {0: self.bracket}
-        self._order: Sequence[int] = list(range(self.graph.size))  # on which the best plan was found
+        self._order: Sequence[int] = list(range(self.graph.size))  # of the chain that gave the best plan
 
     def efforts(self) -> Generator[None, None, None]:
         """Searches two chains, then uses bounds over cells, further chains, dual prices, beams, and all useful
         downsets. Raises ChoiceTooHard or Inexact if no plan is known.
         """
         with keeping_known(self.ledger, self.bracket.forget):
-            for order in (self._order, prompt_order(self.graph)):
-                self._search_order(order)
-                yield
+            self._search_order(self._order, self._chain)
+            yield
+            prompt = prompt_order(self.graph)
+            self._search_order(prompt, self._on_chain(prompt))
+            yield
             if self.cover is not None:
                 bound_by_cells(self.cover, self._devices, self.bracket, self._gap, MOST_STEPS, self.ledger.check)
                 yield
@@ -130,13 +132,14 @@ class WideSearch:
             threshold_s = self.bracket.upper * (1.0 - _FASTER)
             chain = self._on_chain(order)
             if evaluate_threshold(chain, self.backend, threshold_s, on_progress=self.ledger.check).feasible:
-                self._search_order(order)
+                self._search_order(order, chain)
                 in_vain = 0
                 yield
 
-    def _search_order(self, order: Sequence[int]) -> None:
+    def _search_order(self, order: Sequence[int], chain: Problem) -> None:
+        """chain: of this order."""
         before_s = self.ledger.upper_s
-        self._search_chain(self._on_chain(order))
+        self._search_chain(chain)
         if self.ledger.upper_s < before_s:
             self._order = order
 
