@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise, product
+from operator import itemgetter
 from random import Random
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 
 import piper_ray
 from piper_ray.engine.chunks.candidates import all_plans, model_of, walk_bounds
-from piper_ray.engine.chunks.crossings import rank_seconds
+from piper_ray.engine.chunks.crossings import Tower, rank_seconds
 from piper_ray.engine.chunks.layer_counts import LayerCounts
 from piper_ray.engine.chunks.rank_cover import RankCover, waits_s
 from piper_ray.engine.chunks.relaxation import Case, Relaxation
@@ -38,7 +39,7 @@ from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.simulate.actions import ActionKind, flush_lists
 from tests.chunks_brute_force import rank_ends_s
-from tests.instances import encoder_decoder, random_instance
+from tests.instances import build, encoder_decoder, random_instance, tmpc
 
 SCHEDULES = [
     Schedule(ScheduleName.INTERLEAVED, 2),
@@ -357,7 +358,17 @@ def is_in(case: Case, task: Task, relaxation: Relaxation, plan: tuple[IndexArray
         (case.hub is None or hub is None or chunk_of[task.tables.order.position[hub]] == case.hub)
         and (case.least_units is None or bool((units >= case.least_units).all()))
         and (case.most_units is None or bool((units <= case.most_units).all()))
+        and has_tower(case, task, relaxation, chunk_of)
     )
+
+
+def has_tower(case: Case, task: Task, relaxation: Relaxation, chunk_of: IndexArray) -> bool:
+    """Whether the dearest tower is in as many pieces as the case says, on its ranks."""
+    if (tower := Tower.dearest(task, np.inf)) is None:
+        return True
+    ranks = relaxation.program.rank_of[chunk_of[tower.layers]]
+    pieces = 1 + np.count_nonzero(np.diff(ranks))
+    return pieces == case.pieces and {*ranks.tolist()} <= {*case.ranks} if case.ranks else pieces >= case.pieces
 
 
 @pytest.mark.long
@@ -394,6 +405,53 @@ def test_cases_hold_every_plan_that_is_better_than_the_target_and_their_bounds_a
             told_apart += 1
     assert told_apart > 10
     assert tightened > 5
+
+
+def towers(seed: int) -> Instance:
+    """Two or three chains, whose ends one layer reads."""
+    rng, edges, count = Random(seed), dict[tuple[int, int], int](), 0
+    ends = []
+    for _ in range(rng.randint(2, 3)):
+        length, cost = rng.randint(2, 5), rng.randint(0, 6)
+        edges |= {(u, u + 1): cost for u in range(count, count + length - 1)}
+        count += length
+        ends.append(count - 1)
+    edges |= {(u, count): 1 for u in ends}
+    layers = {v: {1: [tmpc(rng.randint(3, 9))]} for v in range(count)} | {count: {1: [tmpc(1)]}}
+    return piper_ray.with_passes(build(layers, edges, devices=4, microbatches=6, bandwidth_bytes_per_s=8.0))
+
+
+def test_a_tower_is_on_the_ranks_of_its_case_and_no_bound_is_above_the_best_plan(few: bool) -> None:
+    rng, divided, further, raised = Random(5), 0, 0, 0
+    for seed in range(20 if few else 200):
+        instance = towers(seed)
+        restrictions = Restrictions(data_parallelism=False)
+        for task in ChunkProblem.of(instance, restrictions, [rng.choice(SCHEDULES)]).tasks(instance):
+            if (program := task.shape.program()) is None or task.shape.ranks < 3:
+                continue
+            model, end_s = model_of(task, task.tables, program), np.empty(program.kind.size + 1)
+            choice = task.tables.option_start[:-1].copy()
+            plans = [random_chunks(task, rng) for _ in range(100)]
+            best_s, best = min(((float(batch_seconds(model, x, choice, end_s)), x) for x in plans), key=itemgetter(0))
+            found = Relaxation.of(task, program, best_s * 1.001)
+            assert found is not None
+            found.improve(20)
+            while found.may_settle:
+                cases = [case for case in found.cases() if case.ranks or case.pieces > found.case.pieces]
+                if not cases:
+                    break
+                holding = [case for case in cases if has_tower(case, task, found, best)]
+                assert holding
+                before_s, found = found.lower_s, found.with_case(rng.choice(holding))
+                found.improve(20)
+                assert found.lower_s <= best_s * (1 + 1e-9)
+                divided, further = divided + bool(found.case.ranks), further + (found.case.further_s > 0.0)
+                raised += found.lower_s > before_s * (1 + 1e-6)
+                if found.case.ranks:
+                    break
+    assert divided > (5 if few else 50)
+    assert further > 5
+    assert raised > 5
 
 
 def test_counts_of_layers_divide_plans_beside_a_hub_and_keep_the_best_one_known() -> None:
@@ -563,11 +621,16 @@ def test_rows_are_kept_that_no_other_one_beats_or_equals() -> None:
     rng = np.random.default_rng(3)
     for _ in range(50):
         rows = rng.integers(0, 4, (int(rng.integers(0, 30)), 3)).astype(np.float64)
-        order = np.argsort(rows.sum(axis=1), kind="stable")
-        kept = undominated_rows(rows, order, 31)
-        wanted = [a for a in order if not any((rows[b] <= rows[a]).all() for b in order[: order.tolist().index(a)])]
+        group = rng.integers(0, 3, len(rows))
+        order = np.lexsort((rows.sum(axis=1), group))
+        kept = undominated_rows(rows, group, order, 31)
+        wanted = [
+            a
+            for at, a in enumerate(order)
+            if not any(group[b] == group[a] and (rows[b] <= rows[a]).all() for b in order[:at])
+        ]
         assert kept.tolist() == wanted
-        assert undominated_rows(rows, order, 2).tolist() == wanted[:2]
+        assert undominated_rows(rows, group, order, 2).tolist() == wanted[:2]
 
 
 def random_contents(rng: np.random.Generator, v: int) -> ChunkContents:

@@ -33,19 +33,41 @@ def forced_transfers_s(task: Task, target_s: float) -> float:
     """
     if not np.isfinite(target_s):
         return 0.0
+    known = _least_and_room_s(task, target_s)
+    return sum(_least_between_pieces_s(chain, *known, 1)[1] for chain in _chains(task.tables))
+
+
+class Tower(NamedTuple):
+    """A chain. layers: its positions. transfers_s: what ranks send and receive at least between its pieces, in either
+    direction, if it is in so many pieces, by their number; the last is for at least so many."""
+
+    layers: list[int]
+    transfers_s: list[float]
+
+    @classmethod
+    def dearest(cls, task: Task, target_s: float) -> Tower | None:
+        """The chain whose edges cost the most together, in plans that take less than ``target_s``."""
+        if not (chains := _chains(task.tables)):
+            return None
+        chain = max(chains, key=lambda x: sum(x.sent_s) + sum(x.received_s))
+        return cls(chain.layers, _least_between_pieces_s(chain, *_least_and_room_s(task, target_s), task.shape.ranks))
+
+
+def _least_and_room_s(task: Task, target_s: float) -> tuple[FloatArray, float]:
+    """float64[n], the least time of each layer; and what a rank may take for a microbatch in plans that take less than
+    ``target_s``."""
     tables = task.tables
-    layer_s = rank_seconds(tables.figures(task.data_parallel_degree), task)
-    least_s = np.minimum.reduceat(layer_s, tables.option_start[:-1])
-    room_s = target_s / task.shape.microbatches * _A_LITTLE_MORE
-    return sum(_least_between_pieces_s([least_s[x] for x in chain.layers], chain, room_s) for chain in _chains(tables))
+    options_s = rank_seconds(tables.figures(task.data_parallel_degree), task)
+    return np.minimum.reduceat(options_s, tables.option_start[:-1]), target_s / task.shape.microbatches * _A_LITTLE_MORE
 
 
-def _least_between_pieces_s(layer_s: list[float], chain: _Chain, room_s: float) -> float:
-    """The least transfers over all ways to cut a chain into pieces that each take at most ``room_s``; inf if there is
-    none."""
-    n = len(layer_s)
+def _least_between_pieces_s(chain: _Chain, least_of_s: FloatArray, room_s: float, most: int) -> list[float]:
+    """The least transfers over all ways to cut a chain into pieces that each take at most ``room_s``, by the number of
+    pieces up to ``most``, which is for at least so many; inf if there is none. least_of_s: float64[n], of layers."""
+    layer_s, n = least_of_s[chain.layers].tolist(), len(chain.layers)
     sent_s, received_s = [*chain.sent_s, 0.0], [0.0, *chain.received_s]
-    least_s = [0.0] + [np.inf] * n  # of the first layers, by their number, in pieces
+    least_s = [[np.inf] * (most + 1) for _ in range(n + 1)]  # of the first layers, by their number and that of pieces
+    least_s[0][0] = 0.0
     for first in range(n):
         piece_s = 2.0 * received_s[first]  # forward and backward
         for last in range(first, n):
@@ -53,7 +75,10 @@ def _least_between_pieces_s(layer_s: list[float], chain: _Chain, room_s: float) 
             if piece_s > room_s:
                 break
             if piece_s + 2.0 * sent_s[last] <= room_s:
-                least_s[last + 1] = min(least_s[last + 1], least_s[first] + received_s[first] + sent_s[last])
+                found = least_s[last + 1]
+                for pieces, before_s in enumerate(least_s[first]):
+                    to = min(pieces + 1, most)
+                    found[to] = min(found[to], before_s + received_s[first] + sent_s[last])
     return least_s[n]
 
 

@@ -18,14 +18,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from piper_ray.engine.kernels.chunk_bound import FIGURE, LayerKinds, ShapeLimits
 from piper_ray.engine.kernels.chunk_cover import most_of_main
 from piper_ray.engine.kernels.chunk_program import BACKWARD, ChunkProgram
-from piper_ray.engine.kernels.types import FloatArray, IndexArray
-
-_Bools = npt.NDArray[np.bool_]
+from piper_ray.engine.kernels.types import BoolArray, FloatArray, IndexArray
 
 _MOST_CHOICES = 256
 """The most choices of numbers of layers of the other kinds. Kinds that would give more choices take no room."""
@@ -40,11 +37,11 @@ _A_LITTLE = 1e-9
 """The rounding errors that are allowed for: relative in sums, absolute in numbers of layers."""
 
 
-def is_small(kinds: LayerKinds) -> _Bools:
+def is_small(kinds: LayerKinds) -> BoolArray:
     """bool[kinds]: the kinds whose layers take much less time than the mean layer."""
     passes = kinds.figures[:, FIGURE.forward_s : FIGURE.weight_s + 1].sum(axis=1)
     seconds = np.minimum.reduceat(passes, kinds.option_start[:-1])
-    found: _Bools = seconds * kinds.layers.sum() < _SMALL * (seconds @ kinds.layers)
+    found: BoolArray = seconds * kinds.layers.sum() < _SMALL * (seconds @ kinds.layers)
     return found
 
 
@@ -97,7 +94,7 @@ class RankCover:
     """
 
     first_row: IndexArray
-    timed: _Bools
+    timed: BoolArray
     room: FloatArray
     main: FloatArray
     others: FloatArray
@@ -118,7 +115,7 @@ class RankCover:
         before, and_behind = waits
         crossing = 2.0 * m * np.bincount(rank_of, limits.crossing_s, p)
         takes = m * passes
-        absent: _Bools = ~np.asarray(may[:, program.stage_of].any(axis=2))  # [kinds, p]
+        absent: BoolArray = ~np.asarray(may[:, program.stage_of].any(axis=2))  # [kinds, p]
         # Of each moment: the chunks of its rank, and the fewest microbatches that a layer of a kind may be held for.
         own = program.stage_of[limits.moment_rank]
         held, may_own = np.take_along_axis(limits.held, own, axis=1), may[:, own]
@@ -139,7 +136,7 @@ class RankCover:
 
     @classmethod
     def _over(
-        cls, kinds: LayerKinds, takes_of: FloatArray, row_rank: IndexArray, room: FloatArray, timed: _Bools
+        cls, kinds: LayerKinds, takes_of: FloatArray, row_rank: IndexArray, room: FloatArray, timed: BoolArray
     ) -> RankCover:
         counts, finite = kinds.layers, np.where(np.isfinite(takes_of), takes_of, 0.0)
         main = int(counts.argmax())

@@ -17,7 +17,6 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from piper_ray.cost.tolerances import PROOF
 from piper_ray.engine.chunks.rank_cover import is_small, least_in_chunks, least_together, waits_s
@@ -32,9 +31,8 @@ from piper_ray.engine.kernels.chunk_cover import (
     undominated_rows,
 )
 from piper_ray.engine.kernels.chunk_program import PASSES, ChunkProgram, longest_paths, simulate_chunks
-from piper_ray.engine.kernels.types import FloatArray, IndexArray
+from piper_ray.engine.kernels.types import BoolArray, FloatArray, IndexArray
 
-_Bools = npt.NDArray[np.bool_]
 Seconds = tuple[FloatArray, FloatArray]
 """Of passes, float64[s, PASSES], and of synchronisation, float64[p]."""
 
@@ -225,7 +223,7 @@ class RankPatterns:
             to_hub_s = chunks.sum(axis=1) @ of_rank.figures[:, FIGURE.to_hub_s]
             of_kinds = figures.layers[chosen].sum(axis=1)
             passes_s = seconds[..., :PASSES].reshape(len(chosen), own.size * PASSES)
-            best = _undominated(np.column_stack([passes_s, sync_s, of_kinds, -of_kinds]), most)
+            best = _undominated(np.column_stack([passes_s, sync_s]), of_kinds, most)
             if best is None:
                 return None
             most -= best.size
@@ -254,10 +252,10 @@ class RankPatterns:
         return found
 
     @cached_property
-    def hollow(self) -> _Bools:
+    def hollow(self) -> BoolArray:
         """bool[patterns, v], whether a chunk has small layers alone."""
         large = np.repeat(~is_small(self.kinds), np.diff(self.kinds.option_start))
-        found: _Bools = (self.layers[..., large] == 0).all(axis=2)
+        found: BoolArray = (self.layers[..., large] == 0).all(axis=2)
         return found
 
     def plan(self, chosen: IndexArray) -> tuple[IndexArray, IndexArray] | None:
@@ -284,7 +282,7 @@ class RankPatterns:
         add_times(self._times, shares, passes_s, sync_s)
         return passes_s, sync_s
 
-    def by_rank(self, figures: FloatArray | _Bools) -> FloatArray:
+    def by_rank(self, figures: FloatArray | BoolArray) -> FloatArray:
         """float64[p]: their sums. figures: those of each pattern."""
         return np.add.reduceat(figures.astype(np.float64), self.first)
 
@@ -294,7 +292,7 @@ class RankPatterns:
         mean = np.add.reduceat(shares[:, None] * figures, self.first)
         return mean, np.add.reduceat(shares[:, None] * np.abs(figures - mean[self.rank]), self.first)
 
-    def narrowed(self, allowed: _Bools) -> _Bools:
+    def narrowed(self, allowed: BoolArray) -> BoolArray:
         """Leaves out patterns with more layers of some kind than the other ranks leave, or fewer. All are left out if
         the ranks cannot have the layers of each kind together."""
         while True:
@@ -307,12 +305,12 @@ class RankPatterns:
                 self.kinds.layers - (least.sum(axis=0) - least),
             )
             fits = (above[self.rank] <= self.of_kinds) & (self.of_kinds <= below[self.rank])
-            left: _Bools = allowed & fits.all(axis=1)
+            left: BoolArray = allowed & fits.all(axis=1)
             if (left == allowed).all():
                 return left
             allowed = left
 
-    def bounds_s(self, prices: PatternPrices, rows: Rows, allowed: _Bools) -> FloatArray:
+    def bounds_s(self, prices: PatternPrices, rows: Rows, allowed: BoolArray) -> FloatArray:
         """float64[patterns]: no plan of the allowed patterns that has this one takes less; inf for patterns that are
         not allowed.
 
@@ -337,7 +335,7 @@ class _PatternPart:
     many of the last splits by layers gained little."""
 
     lower_s: float
-    allowed: _Bools
+    allowed: BoolArray
     rows: Rows
     shares: FloatArray
     rounds: int = 0
@@ -467,7 +465,7 @@ class PatternSearch:
         rank r is the first one whose chunk does. In the end they differ in a rank's pattern.
         """
         patterns, chunks, stalled = self.patterns, self._open_chunks(part), 0
-        hollow, rank, without = patterns.hollow, patterns.rank, list[_Bools]()
+        hollow, rank, without = patterns.hollow, patterns.rank, list[BoolArray]()
         if chunks.size:
             these = [hollow[:, turn] & (rank == r) for r, turn in chunks]
             elsewhere = [~hollow[:, turn] & (rank == r) for r, turn in chunks]
@@ -500,7 +498,7 @@ class PatternSearch:
             shares = part.allowed.astype(np.float64)
         return shares / by_rank(shares)[rank]
 
-    def _by_layers(self, shares: FloatArray) -> list[_Bools]:
+    def _by_layers(self, shares: FloatArray) -> list[BoolArray]:
         """Which patterns each case leaves out, by the layers of a rank; none if each rank has whole layers."""
         patterns, rank = self.patterns, self.patterns.rank
         layers, spread = patterns.mean_and_spread(shares, patterns.of_kinds)
@@ -510,7 +508,7 @@ class PatternSearch:
         more = patterns.of_kinds[:, kind] > layers[one, kind]
         return [(rank == one) & more, (rank == one) & ~more]
 
-    def _by_pace(self, shares: FloatArray) -> list[_Bools]:
+    def _by_pace(self, shares: FloatArray) -> list[BoolArray]:
         """The same by the pace of a turn; none if no pattern with a share takes longer in a turn than its pace."""
         patterns, rank = self.patterns, self.patterns.rank
         takes_s = patterns.passes_s.sum(axis=2)
@@ -626,8 +624,8 @@ def _contents(
             more = (each[-1][:, None] + ones).reshape(-1, found.shape[1])
             more = more[(_seconds(more, kinds.figures) <= room_s) & (more.sum(axis=1) <= most)]
             of_kinds = np.add.reduceat(more, kinds.option_start[:-1], axis=1)
-            every = [more @ kinds.figures, _least_further(more, further_s)[:, None], of_kinds, -of_kinds]
-            best = _undominated(np.hstack(every), _MOST_CONTENTS)
+            every = [more @ kinds.figures, _least_further(more, further_s)[:, None]]
+            best = _undominated(np.hstack(every), of_kinds, _MOST_CONTENTS)
             if best is None:
                 return None
             each.append(more[best])
@@ -642,12 +640,12 @@ def _contents(
     return fitting
 
 
-def _are_among(of_kinds: IndexArray, in_runs: IndexArray, first: int) -> _Bools:
+def _are_among(of_kinds: IndexArray, in_runs: IndexArray, first: int) -> BoolArray:
     """bool[contents]: whether some run has the same numbers of layers of the ``first`` kinds. of_kinds: int64[contents,
     kinds]."""
     both = np.concatenate([in_runs, of_kinds])[:, :first]
     _, row = np.unique(both, axis=0, return_inverse=True)
-    found: _Bools = np.isin(row.reshape(-1)[len(in_runs) :], row.reshape(-1)[: len(in_runs)])
+    found: BoolArray = np.isin(row.reshape(-1)[len(in_runs) :], row.reshape(-1)[: len(in_runs)])
     return found
 
 
@@ -707,8 +705,11 @@ def _ranges(kinds: LayerKinds) -> tuple[list[int], list[int]]:
     return kinds.option_start[:-1].tolist(), kinds.option_start[1:].tolist()
 
 
-def _undominated(figures: FloatArray, most: int) -> IndexArray | None:
-    """The undominated rows: those for which no other row is at most as large in every column. Of equal rows, the first
-    one. None if there are more."""
-    kept = undominated_rows(figures, np.argsort(figures.sum(axis=1), kind="stable"), most + 1)
+def _undominated(figures: FloatArray, of_kinds: IndexArray, most: int) -> IndexArray | None:
+    """The undominated rows: those for which no other row with the same numbers of layers of each kind, int64[rows,
+    kinds], is at most as large in every column. Of equal rows, the first one. None if there are more."""
+    group = np.unique(of_kinds, axis=0, return_inverse=True)[1].reshape(-1)
+    if group.max(initial=-1) >= most:
+        return None  # each group has one
+    kept = undominated_rows(figures, group, np.lexsort((figures.sum(axis=1), group)), most + 1)
     return None if kept.size > most else np.sort(kept)

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations
+from math import comb
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
 from piper_ray.engine.chunks.crossings import (
     ChunkTransfers,
+    Tower,
     forced_transfers_s,
     further_beside_hub,
     least_of_ranks_s,
@@ -57,6 +60,13 @@ one."""
 _FEW_ROUNDS = 5
 _LITTLE = 0.01
 """Where this many rounds gain less than this part of the distance to the target, the search pauses them."""
+
+_MOST_SETS = 100
+"""The most sets of ranks that may have a tower by which plans are divided."""
+
+_LITTLE_OF_TOWER = 0.1
+"""Where one more piece of a tower raises the bound by less than this part of the distance to the target, its ranks do
+not divide plans."""
 
 _MOST_MOMENTS = 24
 """The most moments of a rank at which its memory is counted."""
@@ -102,12 +112,20 @@ class Case:
 
     least_units, most_units: float64[p], of each rank, in units of time; None: any number. splits: how often the plans
     were divided by these.
+
+    pieces: the least number of pieces of the dearest tower, which are on ranks one after the other. further_s: what it
+    sends and receives then, beyond what it does in all plans. tower, ranks: its layers, and those ranks that may have
+    them, if these are not all.
     """
 
     hub: int | None = None
     least_units: FloatArray | None = None
     most_units: FloatArray | None = None
     splits: int = 0
+    pieces: int = 1
+    further_s: float = 0.0
+    tower: Sequence[int] = ()
+    ranks: tuple[int, ...] = ()
 
 
 class _CountedPart(NamedTuple):
@@ -165,6 +183,7 @@ class Relaxation:
         self.target_s = np.inf
         self._narrow()
         self._count_transfers()
+        self._exclude()
         self._look_up_paths()
 
     @classmethod
@@ -200,7 +219,7 @@ class Relaxation:
         if np.isinf(forced_s):
             forced_s, lower_s = 0.0, target_s  # no plan is quick enough
         # All transfers together are as many as are forced, and those of each chunk as its borders make them.
-        uncounted_s = max(0.0, forced_s - float(crossing_s.sum()))
+        uncounted_s = forced_s - float(crossing_s.sum())
         merged_of = np.empty(task.tables.order.size, np.int64)
         for kind, positions in enumerate(members):
             merged_of[positions] = kind
@@ -236,7 +255,7 @@ class Relaxation:
         """Returns the relaxation of fewer plans of the same task. It begins with the paths found so far."""
         limits = _own(self.limits, *_OF_A_CASE)
         exact, kinds = (_own(kinds, "first_chunk", "last_chunk") for kinds in (self.exact_kinds, self.kinds))
-        as_before = case.hub == self.case.hub
+        as_before = (case.hub, case.ranks, case.further_s) == (self.case.hub, self.case.ranks, self.case.further_s)
         found = replace(
             self,
             case=case,
@@ -286,9 +305,10 @@ class Relaxation:
     def cases(self) -> Iterator[Case]:
         """Cases that together hold all plans of this one; none if no division helps.
 
-        First they differ in the hub's chunk. The fullest rank has at least the mean number of units, rounded up: either
-        no rank has more than that, or rank r has more; and if none has more, rank r has exactly that many. Then they
-        differ in the units of the rank whose number is the furthest from a whole one.
+        First they differ in the hub's chunk, or in the ranks that have the dearest tower. The fullest rank has at least
+        the mean number of units, rounded up: either no rank has more than that, or rank r has more; and if none has
+        more, rank r has exactly that many. Then they differ in the units of the rank whose number is the furthest from
+        a whole one.
         """
         case, p = self.case, self.task.shape.ranks
         fullest = self._least_units_of_fullest()
@@ -297,7 +317,11 @@ class Relaxation:
         if self.hub_is_open:
             for chunk in self.hub_chunks():
                 yield replace(case, hub=chunk)
-        elif not np.isfinite(self.target_s) or fullest < 1.0 or case.splits == _MOST_SPLITS:
+        elif not np.isfinite(self.target_s):
+            return
+        elif self.may_settle and not case.ranks and (of_tower := [*self._by_ranks_of_tower()]):
+            yield from of_tower
+        elif fullest < 1.0 or case.splits == _MOST_SPLITS:
             return
         elif case.most_units is None or case.least_units is None:
             most = self.limits.most_units.max()
@@ -315,6 +339,25 @@ class Relaxation:
                 least_units[rank] = most_units[rank] + 1.0
                 yield replace(case, most_units=most_units, splits=case.splits + 1)
                 yield replace(case, least_units=least_units, splits=case.splits + 1)
+
+    def _by_ranks_of_tower(self) -> Iterator[Case]:
+        """The cases by the ranks that have the dearest tower, if it is in the least number of pieces; and the case that
+        it is in more. None if that many pieces may be on all ranks, or if one more costs little."""
+        tower, case, p = Tower.dearest(self.task, self.target_s), self.case, self.task.shape.ranks
+        if tower is None or np.isinf(least_s := min(tower.transfers_s)):
+            return
+        pieces = next((n for n in range(case.pieces, p) if tower.transfers_s[n] < np.inf), p)
+        if pieces == p or comb(p, pieces) > _MOST_SETS:
+            return
+        now_s, more_s = tower.transfers_s[pieces], min(tower.transfers_s[pieces + 1 :])
+        raised_s = 2.0 * (more_s - now_s) * self.task.shape.microbatches / p
+        if raised_s < _LITTLE_OF_TOWER * (self.target_s - self.lower_s):
+            return
+        divided = replace(case, pieces=pieces, further_s=now_s - least_s, tower=tower.layers)
+        for ranks in combinations(range(p), pieces):
+            yield replace(divided, ranks=ranks)
+        if np.isfinite(more_s):
+            yield replace(case, pieces=pieces + 1, further_s=more_s - least_s)
 
     def _with_full_rank(self, units: float, most_units: FloatArray) -> Iterator[Case]:
         """The cases in which one rank has at least ``units``, for each rank in turn."""
@@ -486,7 +529,9 @@ class Relaxation:
         from piper_ray.engine.chunks.share_program import ShareProgram  # HiGHS is loaded where it is needed
 
         basis = None if counted else self.basis
-        return ShareProgram(self.kinds, self.limits, self._hub, self.task.lower_s, self.paths, basis, counted)
+        return ShareProgram(
+            self.kinds, self.limits, self._hub, self.task.lower_s, self.paths, basis, counted, self._excluded
+        )
 
     def whole_plan(self) -> tuple[IndexArray, IndexArray] | None:
         """A plan of whole layers that keeps the limits of memory, as in ``placed``; None if none is found soon. It may
@@ -582,12 +627,15 @@ class Relaxation:
         """The bound of these prices. counts: the limits of those of layers."""
         paths = _some(self.paths, slice(prices.path.size))
         of_layers_s = size_s = 0.0
+        transfers = np.arange(self.kinds.layers.size - len(self._transfers), self.kinds.layers.size)
+        merged = np.append(self.merged, transfers)
+        if self.case.ranks:
+            prices = prices._replace(layers=np.where(self._excluded, np.inf, 0.0)[merged])
         if counts is not None:
             limit = np.where(prices.layers > 0.0, counts.most, counts.least)
             of_layers_s = float((prices.layers * limit).sum())
             size_s = float((np.abs(prices.layers) * (limit + counts.most)).sum())
-            transfers = np.arange(self.kinds.layers.size - len(self._transfers), self.kinds.layers.size)
-            prices = prices._replace(layers=prices.layers[np.append(self.merged, transfers)])
+            prices = prices._replace(layers=prices.layers[merged])
         found_s, _ = chunk_bound.least_priced_s(self.exact_kinds, self.limits, paths, prices)
         limited = self.limits.most_units < chunk_bound.NO_LIMIT
         priced_s = self.task.memory_bytes * prices.memory.sum()
@@ -611,11 +659,19 @@ class Relaxation:
     def _count_transfers(self) -> None:
         """Has a layer for each of the transfers that chunks make beyond ``crossing_s``."""
         found = [] if self._hub < 0 else transfers_beside_hub(self.task, self._hub, self.limits.crossing_s)
-        left_s = self.uncounted_s - sum(one.seconds for one in found)
+        left_s = self.uncounted_s + self.case.further_s - sum(one.seconds for one in found)
         if left_s > 0.0:
             found.append(ChunkTransfers(left_s, 0, self.task.shape.stages - 1))
         self._transfers = found
         self.exact_kinds, self.kinds = (with_transfers(one, found) for one in (self.exact_kinds, self.kinds))
+
+    def _exclude(self) -> None:
+        """Excludes the dearest tower from other ranks' chunks than may have it."""
+        shape = self.kinds.layers.size, self.task.shape.stages
+        self._excluded = np.zeros(shape, np.bool_)
+        if self.case.ranks:
+            of_tower = [np.isin(positions, self.case.tower).all() for positions in self.members]
+            self._excluded[: len(self.members)] = np.outer(of_tower, ~np.isin(self.limits.rank_of, self.case.ranks))
 
     def _add_first_paths(self) -> None:
         """For each rank the path that is the longest if this rank has more to do and all else is even."""

@@ -18,7 +18,7 @@ import numpy as np
 from piper_ray.engine.chunks.layer_counts import LayerCounts
 from piper_ray.engine.kernels.chunk_bound import FIGURE, NO_LIMIT, LayerKinds, Paths, Prices, ShapeLimits, window
 from piper_ray.engine.kernels.chunk_program import PASSES
-from piper_ray.engine.kernels.types import FloatArray, IndexArray
+from piper_ray.engine.kernels.types import BoolArray, FloatArray, IndexArray
 
 _PENALTIES = (10.0, 1e3, 1e5)
 """Penalties for exceeding the limits of memory or units, relative, in batches. They are tried one after the other."""
@@ -90,13 +90,14 @@ class ShareProgram:
         paths: Paths,
         basis: Basis | None = None,
         counted: Sequence[int] = (),
+        excluded: BoolArray | None = None,
     ) -> None:
         self._kinds, self._limits, self._hub, self._scale_s = kinds, limits, hub, scale_s
         self._counted = np.array(counted, np.int64)
         s, p = limits.rank_of.size, limits.most_units.size
         self.core_s: tuple[FloatArray, FloatArray] | None = None
         self.worked = 0
-        self._cells = _cells(kinds, hub)
+        self._cells = _cells(kinds, hub, excluded)
         cells, moments = self._cells.kind.size, limits.moment_rank.size
         # Where groups of columns and of rows begin.
         self._sums = cells + np.cumsum([0, PASSES * s, p, s, p])
@@ -287,11 +288,13 @@ class ShareProgram:
         return row[some], column[some], value[some]
 
 
-def _cells(kinds: LayerKinds, hub: int) -> _Cells:
+def _cells(kinds: LayerKinds, hub: int, excluded: BoolArray | None) -> _Cells:
     found = []
     for c in range(kinds.layers.size):
         first, last = (kinds.first_chunk[c], kinds.last_chunk[c]) if hub < 0 else window(kinds, c, hub)
         chunks, options = np.arange(first, last + 1), np.arange(kinds.option_start[c], kinds.option_start[c + 1])
+        if excluded is not None:
+            chunks = chunks[~excluded[c, chunks]]
         size = chunks.size * options.size
         found.append((np.full(size, c), np.repeat(chunks, options.size), np.tile(options, chunks.size)))
     return _Cells(*(np.concatenate(part).astype(np.int64) for part in zip(*found, strict=True)))

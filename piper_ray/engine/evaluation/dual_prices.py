@@ -17,7 +17,6 @@ import numpy as np
 
 from piper_ray.cost.tolerances import RESOLUTION, THRESHOLD_TOLERANCE
 from piper_ray.engine.kernels.cover import (
-    BoolArray,
     CoverBasis,
     LabelMoves,
     StageKinds,
@@ -26,7 +25,7 @@ from piper_ray.engine.kernels.cover import (
     solve_in_box,
 )
 from piper_ray.engine.kernels.reach import ReachKinds, StagePaths
-from piper_ray.engine.kernels.types import FloatArray, IndexArray, frozen
+from piper_ray.engine.kernels.types import BoolArray, FloatArray, IndexArray, frozen
 from piper_ray.engine.lattice.labelling import Labelling
 from piper_ray.engine.lattice.layer_graph import LayerGraph, descendants, members_of, offsets
 from piper_ray.engine.tables.problem import Problem

@@ -26,9 +26,8 @@ from piper_ray.engine.kernels.cell_stages import (
     cheapest_cell_ways,
     stages_within,
 )
-from piper_ray.engine.kernels.cover import BoolArray
 from piper_ray.engine.kernels.flush_types import GPIPE, FlushTables, FlushTask
-from piper_ray.engine.kernels.types import FloatArray, IndexArray, frozen
+from piper_ray.engine.kernels.types import BoolArray, FloatArray, IndexArray, frozen
 
 _GRIDS = (128, 256, 512, 1024, 2048)
 """Numbers of cells, from coarse to fine."""

@@ -121,16 +121,19 @@ def most_of_main(most: IndexArray, chosen: IndexArray) -> int:
 
 
 @kernel
-def undominated_rows(rows: FloatArray, order: IndexArray, most: int) -> IndexArray:
-    """Returns int64[..]: the rows, in this order, that no row before them is at most as large as in every column; after
-    ``most`` of them it ends.
+def undominated_rows(rows: FloatArray, group: IndexArray, order: IndexArray, most: int) -> IndexArray:
+    """Returns int64[..]: the rows, in this order, that no row of their group before them is at most as large as in
+    every column; after ``most`` of them it ends.
 
-    order: int64[rows], so that no row is larger everywhere than one behind it. A row is compared with those kept only.
+    group: int64[rows]. order: int64[rows], one group after the other, and so that no row is larger everywhere than one
+    of its group behind it. A row is compared with those kept only.
     """
-    kept, count = np.empty(most, np.int64), 0
+    kept, count, first = np.empty(most, np.int64), 0, 0
     for row in order:
+        if count > 0 and group[kept[count - 1]] != group[row]:
+            first = count
         beaten = False
-        for n in range(count):
+        for n in range(first, count):
             column = 0
             while column < rows.shape[1] and rows[kept[n], column] <= rows[row, column]:
                 column += 1

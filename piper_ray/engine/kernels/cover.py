@@ -10,13 +10,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from piper_ray.compiled.arrays import stable_order, twice
 from piper_ray.compiled.jit import inner_kernel, kernel
-from piper_ray.engine.kernels.types import FloatArray, IndexArray
-
-BoolArray = npt.NDArray[np.bool_]
+from piper_ray.engine.kernels.types import BoolArray, FloatArray, IndexArray
 
 
 class LabelMoves(NamedTuple):

@@ -14,6 +14,7 @@ import numpy.typing as npt
 BitArray: TypeAlias = npt.NDArray[np.uint64]
 IndexArray: TypeAlias = npt.NDArray[np.int64]
 FloatArray: TypeAlias = npt.NDArray[np.float64]
+BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
 
 _Record = TypeVar("_Record", bound=tuple[object, ...])

@@ -11,8 +11,7 @@ from piper_ray.engine.evaluation.backend import Evaluator, OnProgress
 from piper_ray.engine.evaluation.completion import Completion
 from piper_ray.engine.evaluation.outcome import TracedStage
 from piper_ray.engine.evaluation.threshold import evaluate_threshold
-from piper_ray.engine.kernels.cover import BoolArray
-from piper_ray.engine.kernels.types import BitArray, IndexArray
+from piper_ray.engine.kernels.types import BitArray, BoolArray, IndexArray
 from piper_ray.engine.lattice.downsets import Lattice
 from piper_ray.engine.lattice.layer_graph import LayerGraph, members
 from piper_ray.engine.search.bracket import Bracket

@@ -17,9 +17,8 @@ from piper_ray.engine.evaluation.evaluations import Evaluations
 from piper_ray.engine.evaluation.outcome import Outcome, TracedStage
 from piper_ray.engine.evaluation.state_tables import StateTables, has_one_degree
 from piper_ray.engine.evaluation.threshold import OnFinished, evaluate_threshold, keep_nothing
-from piper_ray.engine.kernels.cover import BoolArray
 from piper_ray.engine.kernels.scan import BUCKETS_TESTED, CANDIDATES_TESTED, STAGES_COSTED
-from piper_ray.engine.kernels.types import BitArray
+from piper_ray.engine.kernels.types import BitArray, BoolArray
 from piper_ray.engine.ledger import Ledger, keeping_known
 from piper_ray.engine.search import neighbourhood
 from piper_ray.engine.search.bracket import Bracket, Phase
