@@ -18,6 +18,7 @@ from piper_ray.engine.chunks.relaxation import Relaxation
 from piper_ray.engine.chunks.tables import DegreeTables
 from piper_ray.engine.chunks.tasks import PipelineShape, Task
 from piper_ray.engine.kernels.chunk_bound import FIGURE
+from piper_ray.engine.kernels.chunk_cuts import level_cuts
 from piper_ray.engine.kernels.chunk_moves import (
     DRAWS,
     PlanWalk,
@@ -36,6 +37,9 @@ from piper_ray.model.plan import Plan
 _MOST_PATTERNS = 150
 """Ways to share layers out to the turns that are tried."""
 
+_FEW_KINDS = 64
+"""Layers are shared out to turns by their number if they are of no more kinds than this, so that many are alike."""
+
 _MOST_WAYS = 10_000_000
 """If there are more ways, all of which would be passed through, plans of equal work come close to them."""
 
@@ -45,9 +49,15 @@ _FIRST_ORDERS = 4
 _SMALL = 0.1
 """A share of the mean layer's time. Layers that take less are not counted when layers are shared out."""
 
-_DISTANCES = 0.05, 0.15, 0.4
-"""How far from equal work chunks are cut for cheap borders, in chunks: little where they are long, and up to where all
-borders between layers of the model are reached, where they are short."""
+_POWERS = 4.0, 16.0
+"""Chunks are cut so that their times to these powers have the least sum: the higher the power, the more even they are,
+and the more they may send."""
+
+_ROUNDS = 3
+"""The most cuts for a power, each after what the ranks run in the plan before."""
+
+_MOST_PLACES = 48
+"""The most places of a cut among which it is chosen."""
 
 _NEARLY = 1.003
 """Plans within this factor of the best one are improved layer by layer."""
@@ -141,11 +151,11 @@ class Candidates:
         for index, fastest_s in enumerate(self._fastest_s):
             large = (fastest_s >= _SMALL * fastest_s.mean()).astype(np.float64)
             self._cut(index, order, np.ones(fastest_s.size), np.ones(shape.stages))
-            for wanted in _patterns(shape, int(large.sum())):
+            few = len(set(self._task.choices[index].like)) <= _FEW_KINDS
+            for wanted in _patterns(shape, int(large.sum())) if few else ():
                 self._cut(index, order, large + 1e-6, wanted)
         self._cut_orders(self._orders[:_FIRST_ORDERS])
-        if not self._task.tables.order.is_chain:
-            self._cut_cheaply()
+        self._cut_level()
         for index, found in enumerate(self._best[:-1]):
             if found is not None and not np.array_equal(found.choice, found.tables.option_start[:-1]):
                 self._prefer_turns(index, found)
@@ -221,18 +231,33 @@ class Candidates:
         for index, plan in found.items():
             self._take(index, plan)
 
-    def _cut_cheaply(self) -> None:
-        """Plans of about equal work, cut where the fewest seconds of edges cross within a distance."""
-        stages, order = self._task.shape.stages, self._orders[0]
-        for index, fastest_s in enumerate(self._fastest_s):
-            *_, crossing_s = self._task.choices[index].along_order
-            ends_s = np.cumsum(fastest_s)
-            each_s = ends_s[-1] / stages
-            for distance in _DISTANCES:
-                wanted_s = each_s * (np.arange(1, stages)[:, None] + (-distance, distance))
-                first, last = np.minimum(np.searchsorted(ends_s, wanted_s) + 1, order.size - 1).T
-                cheapest = [a + int(crossing_s[a : b + 1].argmin()) for a, b in zip(first, last, strict=True)]
-                self._cut_at(index, order, _apart([0, *cheapest, order.size]))
+    def _cut_level(self) -> None:
+        """Plans whose chunks take about as long as each other, with what they send and receive."""
+        for (index, model), order in product(enumerate(self._models), self._orders[:_FIRST_ORDERS]):
+            start = model.layers.option_start
+            option_s = model.layers.figures[:, FIGURE.forward_s : FIGURE.weight_s + 1].sum(axis=1)
+            slower_s = np.maximum.reduceat(option_s, start[:-1]) - option_s[start[:-1]]
+            sync_s = self._task.sync_s_per_byte / self._program.microbatches
+            layer_s = (option_s + sync_s * model.layers.figures[:, FIGURE.weights])[start[:-1]]
+            along = layer_s[order], slower_s[order], self._task.choices[index].edges_along(order)
+            for power in _POWERS:
+                share = np.zeros(self._task.shape.stages)
+                for _ in range(_ROUNDS):
+                    cuts = level_cuts(*along, share, self._program.rank_of, _MOST_PLACES, power)
+                    found = self._cut_at(index, order, cuts) if cuts.size else None
+                    if found is None:
+                        break
+                    own = self._shares(found, option_s[found.choice] - option_s[start[:-1]], slower_s)
+                    if (own == share).all():
+                        break
+                    share = own if not share.any() else 0.5 * (share + own)
+
+    def _shares(self, plan: Candidate, slower_s: FloatArray, most_s: FloatArray) -> FloatArray:
+        """float64[s]: how much slower the layers of a chunk's rank are than they could be, as a share of the most."""
+        rank = self._program.rank_of[plan.chunk_of]
+        now_s, all_s = (np.bincount(rank, x, self._program.last.size) for x in (slower_s, most_s))
+        found: FloatArray = (now_s / np.maximum(all_s, 1e-300))[self._program.rank_of]
+        return found
 
     def _cut_orders(self, orders: Sequence[IndexArray]) -> None:
         """Plans of equal work."""
@@ -323,13 +348,15 @@ class Candidates:
         wanted shares."""
         self._cut_at(index, order, _cuts(size[order], wanted))
 
-    def _cut_at(self, index: int, order: IndexArray, cuts: IndexArray) -> None:
+    def _cut_at(self, index: int, order: IndexArray, cuts: IndexArray) -> Candidate | None:
+        """Keeps a plan with these cuts of an order if it is the best one, and returns it; None if it does not fit."""
         chunk_of = np.empty(order.size, np.int64)
         chunk_of[order] = np.repeat(np.arange(self._task.shape.stages), np.diff(cuts))
         found = self._plan_of(index, chunk_of)
         self._count(1)
         if found is not None:
             self._take(index, found)
+        return found
 
     def _plan_of(self, index: int, chunk_of: IndexArray) -> Candidate | None:
         """The plan with a choice; None if it does not fit."""

@@ -15,6 +15,7 @@ from piper_ray.cost.shares import HeldLayers
 from piper_ray.cost.variants import Variant, fastest_first, least_by_passes
 from piper_ray.engine.chunks.rank_transfers import RankTransfers
 from piper_ray.engine.kernels.chunk_bound import APART, BEFORE_HUB, BEHIND_HUB, COLUMNS, FIGURE, HUB, LayerKinds
+from piper_ray.engine.kernels.chunk_cuts import EdgesAlong
 from piper_ray.engine.kernels.chunk_stages import OrderedLayers
 from piper_ray.engine.kernels.types import FloatArray, IndexArray, frozen
 from piper_ray.engine.lattice.contraction import without_contraction
@@ -342,12 +343,35 @@ class DegreeTables:
     def along_order(self) -> tuple[IndexArray, IndexArray, FloatArray, FloatArray]:
         """The positions of the edges' ends, and what both ranks pay, and float64[n], what they pay for all edges across
         the border in front of each position."""
-        edges = self.edge_seconds
-        tail, head = _integers(edge.tail for edge in edges), _integers(edge.head for edge in edges)
-        paid_s = np.array([edge.sent_s + edge.received_s for edge in edges], np.float64)
-        n = self.order.size
+        tail, head, sent_s, received_s = self._edge_arrays
+        paid_s, n = sent_s + received_s, self.order.size
         begun_s, ended_s = (np.bincount(ends + 1, paid_s, n + 1)[:n] for ends in (tail, head))
         return tail, head, paid_s, np.cumsum(begun_s - ended_s)
+
+    @cached_property
+    def _edge_arrays(self) -> tuple[IndexArray, IndexArray, FloatArray, FloatArray]:
+        """``edge_seconds`` by columns."""
+        edges = self.edge_seconds
+        tail, head = _integers(edge.tail for edge in edges), _integers(edge.head for edge in edges)
+        seconds = np.array([(edge.sent_s, edge.received_s) for edge in edges], np.float64).reshape(-1, 2)
+        return tail, head, seconds[:, 0].copy(), seconds[:, 1].copy()
+
+    def edges_along(self, order: IndexArray) -> EdgesAlong:
+        """The edges that cost something along an order of the positions."""
+        tail, head, sent_s, received_s = self._edge_arrays
+        n, place = self.order.size, np.empty(self.order.size, np.int64)
+        place[order] = np.arange(n)
+        tail, head = place[tail], place[head]
+        by_head = np.argsort(head, kind="stable")
+        begun_s, ended_s = (np.bincount(ends + 1, 2.0 * (sent_s + received_s), n + 1) for ends in (tail, head))
+        return EdgesAlong(
+            offsets(np.bincount(head, minlength=n).tolist()),
+            tail[by_head],
+            2.0 * sent_s[by_head],
+            2.0 * received_s[by_head],
+            np.bincount(tail, 2.0 * sent_s, n).astype(np.float64),
+            np.cumsum(begun_s - ended_s),
+        )
 
     def least_fixed_bytes(self, data_parallel_degree: int) -> float:
         """The least fixed bytes of all layers together."""
