@@ -49,12 +49,12 @@ _FIRST_ORDERS = 4
 _SMALL = 0.1
 """A share of the mean layer's time. Layers that take less are not counted when layers are shared out."""
 
-_POWERS = 4.0, 16.0
-"""Chunks are cut so that their times to these powers have the least sum: the higher the power, the more even they are,
+_SQUARINGS = 2, 4
+"""Chunks are cut so that their times, squared so often, have the least sum. The more often, the more even chunks are,
 and the more they may send."""
 
 _ROUNDS = 3
-"""The most cuts for a power, each after what the ranks run in the plan before."""
+"""The most cuts for each of these, each after what the ranks run in the plan before."""
 
 _MOST_PLACES = 48
 """The most places of a cut among which it is chosen."""
@@ -240,10 +240,10 @@ class Candidates:
             sync_s = self._task.sync_s_per_byte / self._program.microbatches
             layer_s = (option_s + sync_s * model.layers.figures[:, FIGURE.weights])[start[:-1]]
             along = layer_s[order], slower_s[order], self._task.choices[index].edges_along(order)
-            for power in _POWERS:
+            for squarings in _SQUARINGS:
                 share = np.zeros(self._task.shape.stages)
                 for _ in range(_ROUNDS):
-                    cuts = level_cuts(*along, share, self._program.rank_of, _MOST_PLACES, power)
+                    cuts = level_cuts(*along, share, self._program.rank_of, _MOST_PLACES, squarings)
                     found = self._cut_at(index, order, cuts) if cuts.size else None
                     if found is None:
                         break

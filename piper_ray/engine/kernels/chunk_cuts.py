@@ -65,10 +65,10 @@ def level_cuts(
     share: FloatArray,
     rank_of: IndexArray,
     most_places: int,
-    power: float,
+    squarings: int,
 ) -> IndexArray:
-    """Returns int64[s + 1]: cuts, each at one of its ``cut_places``, for which the chunks' times to this power have the
-    least sum; no cuts if there are none at these places.
+    """Returns int64[s + 1]: the cuts, each at one of its ``cut_places``, for which the sum of the chunks' times, each
+    squared so often, is the least; no cuts if there are none at these places.
 
     A layer of chunk k takes ``seconds`` and ``share[k]`` of ``slower_s``, each float64[n], by place. A cut between two
     chunks of one rank costs nothing. All others cost what they do if all chunks are on different ranks.
@@ -102,7 +102,10 @@ def level_cuts(
                     chunk_s += received_s
                 if k < s - 1 and rank_of[k + 1] != rank_of[k]:
                     chunk_s += sent_s
-                found = least[a] + (max(0.0, chunk_s) / most_s) ** power
+                found = max(0.0, chunk_s) / most_s
+                for _ in range(squarings):
+                    found *= found
+                found += least[a]
                 if found < least[b]:
                     least[b], before[b] = found, a
     at = cuts.place.size - 1
