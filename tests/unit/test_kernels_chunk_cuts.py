@@ -12,6 +12,7 @@ import piper_ray
 from piper_ray.engine.chunks.tables import DegreeTables
 from piper_ray.engine.chunks.tasks import ChunkProblem
 from piper_ray.engine.kernels.chunk_cuts import cut_places, level_cuts
+from piper_ray.engine.kernels.cover import BoolArray
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
 from piper_ray.model.constraints import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
@@ -31,7 +32,12 @@ def some_tables(seeds: range) -> list[tuple[DegreeTables, IndexArray]]:
 
 
 def chunk_seconds(
-    tables: DegreeTables, order: IndexArray, cuts: tuple[int, ...], layer_s: FloatArray, rank_of: IndexArray
+    tables: DegreeTables,
+    order: IndexArray,
+    cuts: tuple[int, ...],
+    layer_s: FloatArray,
+    rank_of: IndexArray,
+    free: BoolArray,
 ) -> FloatArray:
     """From its definition. layer_s: float64[n, s], by place."""
     place = {int(x): n for n, x in enumerate(order)}
@@ -39,7 +45,7 @@ def chunk_seconds(
     for n, k in enumerate(chunk_of_place.tolist()):
         found[k] += layer_s[n, k]
     last = rank_of.size - 1
-    for edge in tables.edge_seconds:
+    for edge in (edge for edge, is_free in zip(tables.edge_seconds, free.tolist(), strict=True) if not is_free):
         a, b = int(chunk_of_place[place[edge.tail]]), int(chunk_of_place[place[edge.head]])
         if a != b:
             found[a] += 2.0 * edge.sent_s if a == last or rank_of[a] != rank_of[a + 1] else 0.0
@@ -54,14 +60,15 @@ def test_no_other_cuts_have_a_lesser_sum_of_powers() -> None:
         s = rng.randint(1, min(n, 4))
         rank_of = np.array([0, 1, 1, 0][:s] if rng.random() < 0.5 else range(s), np.int64)
         seconds, slower_s, share = random.random(n), random.random(n), random.random(s)
-        edges, squarings = tables.edges_along(order), rng.choice([0, 1, 2, 4])
+        free, squarings = random.random(len(tables.edge_seconds)) < 0.3, rng.choice([0, 1, 2, 4])
+        edges = tables.edges_along(order, free)
         places = cut_places(seconds + share.mean() * slower_s, edges.crossing_s, s, MANY)
         each = [places.place[a:b].tolist() for a, b in pairwise(places.start.tolist())]
         layer_s = seconds[:, None] + np.outer(slower_s, share)
 
         found = level_cuts(seconds, slower_s, edges, share, rank_of, MANY, squarings)
         sums = {
-            cuts: float((chunk_seconds(tables, order, cuts, layer_s, rank_of) ** 2**squarings).sum())
+            cuts: float((chunk_seconds(tables, order, cuts, layer_s, rank_of, free) ** 2**squarings).sum())
             for cuts in product(*each)
             if all(a < b for a, b in pairwise(cuts))
         }

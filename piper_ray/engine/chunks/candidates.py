@@ -53,7 +53,7 @@ _SQUARINGS = 2, 4
 """Chunks are cut so that their times, squared so often, have the least sum. The more often, the more even chunks are,
 and the more they may send."""
 
-_ROUNDS = 3
+_ROUNDS = 5
 """The most cuts for each of these, each after what the ranks run in the plan before."""
 
 _MOST_PLACES = 48
@@ -232,25 +232,30 @@ class Candidates:
             self._take(index, plan)
 
     def _cut_level(self) -> None:
-        """Plans whose chunks take about as long as each other, with what they send and receive."""
+        """Plans whose chunks take about as long as each other, with what they send and receive. Each plan says how many
+        layers of a rank cannot take their fastest TMPCs, and which edges join two chunks of a rank, in the next one."""
+        rank_of, sync_s = self._program.rank_of, self._task.sync_s_per_byte / self._program.microbatches
         for (index, model), order in product(enumerate(self._models), self._orders[:_FIRST_ORDERS]):
-            start = model.layers.option_start
+            tables, start = self._task.choices[index], model.layers.option_start
+            tail, head, *_ = tables.along_order
             option_s = model.layers.figures[:, FIGURE.forward_s : FIGURE.weight_s + 1].sum(axis=1)
             slower_s = np.maximum.reduceat(option_s, start[:-1]) - option_s[start[:-1]]
-            sync_s = self._task.sync_s_per_byte / self._program.microbatches
             layer_s = (option_s + sync_s * model.layers.figures[:, FIGURE.weights])[start[:-1]]
-            along = layer_s[order], slower_s[order], self._task.choices[index].edges_along(order)
             for squarings in _SQUARINGS:
-                share = np.zeros(self._task.shape.stages)
+                share, free = np.zeros(self._task.shape.stages), np.zeros(tail.size, np.bool_)
                 for _ in range(_ROUNDS):
-                    cuts = level_cuts(*along, share, self._program.rank_of, _MOST_PLACES, squarings)
+                    along = layer_s[order], slower_s[order], tables.edges_along(order, free)
+                    cuts = level_cuts(*along, share, rank_of, _MOST_PLACES, squarings)
                     found = self._cut_at(index, order, cuts) if cuts.size else None
                     if found is None:
                         break
+                    before = share, free
                     own = self._shares(found, option_s[found.choice] - option_s[start[:-1]], slower_s)
-                    if (own == share).all():
-                        break
                     share = own if not share.any() else 0.5 * (share + own)
+                    first, last = found.chunk_of[tail], found.chunk_of[head]
+                    free = (rank_of[first] == rank_of[last]) & (first + 1 < last)
+                    if all(map(np.array_equal, before, (share, free))):
+                        break
 
     def _shares(self, plan: Candidate, slower_s: FloatArray, most_s: FloatArray) -> FloatArray:
         """float64[s]: how much slower the layers of a chunk's rank are than they could be, as a share of the most."""

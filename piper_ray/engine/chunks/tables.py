@@ -17,6 +17,7 @@ from piper_ray.engine.chunks.rank_transfers import RankTransfers
 from piper_ray.engine.kernels.chunk_bound import APART, BEFORE_HUB, BEHIND_HUB, COLUMNS, FIGURE, HUB, LayerKinds
 from piper_ray.engine.kernels.chunk_cuts import EdgesAlong
 from piper_ray.engine.kernels.chunk_stages import OrderedLayers
+from piper_ray.engine.kernels.cover import BoolArray
 from piper_ray.engine.kernels.types import FloatArray, IndexArray, frozen
 from piper_ray.engine.lattice.contraction import without_contraction
 from piper_ray.engine.lattice.downsets import Lattice, build_lattice
@@ -364,20 +365,22 @@ class DegreeTables:
         seconds = np.array([(edge.sent_s, edge.received_s) for edge in edges], np.float64).reshape(-1, 2)
         return tail, head, seconds[:, 0].copy(), seconds[:, 1].copy()
 
-    def edges_along(self, order: IndexArray) -> EdgesAlong:
-        """The edges that cost something along an order of the positions."""
+    def edges_along(self, order: IndexArray, free: BoolArray) -> EdgesAlong:
+        """The edges that cost something along an order of the positions. free: bool[edges], in the order of
+        ``along_order``, those that cost nothing now."""
         tail, head, sent_s, received_s = self._edge_arrays
+        sent_s, received_s = (np.where(free, 0.0, 2.0 * seconds) for seconds in (sent_s, received_s))
         n, place = self.order.size, np.empty(self.order.size, np.int64)
         place[order] = np.arange(n)
         tail, head = place[tail], place[head]
         by_head = np.argsort(head, kind="stable")
-        begun_s, ended_s = (np.bincount(ends + 1, 2.0 * (sent_s + received_s), n + 1) for ends in (tail, head))
+        begun_s, ended_s = (np.bincount(ends + 1, sent_s + received_s, n + 1) for ends in (tail, head))
         return EdgesAlong(
             offsets(np.bincount(head, minlength=n).tolist()),
             tail[by_head],
-            2.0 * sent_s[by_head],
-            2.0 * received_s[by_head],
-            np.bincount(tail, 2.0 * sent_s, n).astype(np.float64),
+            sent_s[by_head],
+            received_s[by_head],
+            np.bincount(tail, sent_s, n).astype(np.float64),
             np.cumsum(begun_s - ended_s),
         )
 
