@@ -104,3 +104,13 @@ def test_ranks_that_compute_layers_again_get_fewer_of_them_in_a_quick_plan() -> 
     plan = quick_plan(instance, 2, Schedule(ScheduleName.INTERLEAVED, 1))
     first, second = np.bincount(plan.chunk_of).tolist()
     assert first < 45 < 55 < second
+
+
+def test_a_quick_plan_knows_that_edges_between_chunks_of_one_rank_cost_nothing() -> None:
+    """As skips of a U-net do if the middle of the V is its own. Else the outer chunks would seem long."""
+    tmpcs = {v: {1: [tmpc(1 + v / 1_000)]} for v in range(120)}
+    cheap = {19, 32, 59, 86, 99}
+    edges = {(v, v + 1): 0.1 if v in cheap else 40.0 for v in range(119)}
+    edges |= {(v, 119 - v): 2.0 for v in range(33)}
+    plan = quick_plan(build(tmpcs, edges, devices=2, microbatches=8), 2, Schedule(ScheduleName.ZB_V))
+    assert np.bincount(plan.chunk_of).tolist() == [33, 27, 27, 33]

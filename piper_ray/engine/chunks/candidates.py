@@ -253,7 +253,7 @@ class Candidates:
                     own = self._shares(found, option_s[found.choice] - option_s[start[:-1]], slower_s)
                     share = own if not share.any() else 0.5 * (share + own)
                     first, last = found.chunk_of[tail], found.chunk_of[head]
-                    free = (rank_of[first] == rank_of[last]) & (first + 1 < last)
+                    free = (rank_of[first] == rank_of[last]) & (first < last)
                     if all(map(np.array_equal, before, (share, free))):
                         break
 
