@@ -7,13 +7,14 @@ from itertools import product
 import numpy as np
 import pytest
 
-from piper_ray.engine.chunks.candidates import Candidates, model_of
+from piper_ray.engine.chunks.candidates import Candidate, Candidates, model_of
 from piper_ray.engine.chunks.tasks import ChunkProblem
 from piper_ray.engine.kernels.chunk_moves import batch_seconds
 from piper_ray.model.constraints import Restrictions, StageCount
+from piper_ray.model.instance import Instance
 from piper_ray.model.passes import with_passes
 from piper_ray.model.schedule import Schedule, ScheduleName
-from tests.instances import build, tmpc
+from tests.instances import RECOMPUTE, build, tmpc
 
 
 def on_ranks(ranks: int) -> Restrictions:
@@ -74,3 +75,42 @@ def test_branches_are_shared_out_by_moves_that_no_order_of_layers_allows() -> No
             )
             found.append(seconds)
     assert candidates.best.value_s == pytest.approx(min(found), rel=1e-12)
+
+
+def quick_plan(instance: Instance, ranks: int, schedule: Schedule) -> Candidate:
+    """Before any move."""
+    instance = with_passes(instance)
+    (task,) = ChunkProblem.of(instance, on_ranks(ranks), [schedule]).tasks(instance)
+    program = task.shape.program()
+    assert program is not None
+    candidates = Candidates(task, program)
+    candidates.cut_evenly()
+    assert candidates.best is not None
+    return candidates.best
+
+
+def test_a_quick_plan_is_cut_at_cheap_edges_of_uneven_chunks_also_where_layers_have_one_order() -> None:
+    """Equal work would cut 120 layers into halves, through an edge that takes as long as ten of them."""
+    tmpcs = {v: {1: [tmpc(1 + v / 1_000)]} for v in range(120)}
+    instance = build(tmpcs, {(v, v + 1): 0.1 if v == 64 else 40 for v in range(119)}, devices=2, microbatches=8)
+    plan = quick_plan(instance, 2, Schedule(ScheduleName.ZB_H1))
+    assert np.bincount(plan.chunk_of).tolist() == [65, 55]
+
+
+def test_ranks_that_compute_layers_again_get_fewer_of_them_in_a_quick_plan() -> None:
+    """The first rank holds two microbatches, the second one one of them."""
+    tmpcs = {v: {1: [tmpc(3 + v / 1_000, activation=1), tmpc(6, name=RECOMPUTE)]} for v in range(100)}
+    instance = build(tmpcs, {(v, v + 1): 0.1 for v in range(99)}, devices=2, microbatches=8, memory_bytes=60)
+    plan = quick_plan(instance, 2, Schedule(ScheduleName.INTERLEAVED, 1))
+    first, second = np.bincount(plan.chunk_of).tolist()
+    assert first < 45 < 55 < second
+
+
+def test_a_quick_plan_knows_that_edges_between_chunks_of_one_rank_cost_nothing() -> None:
+    """As skips of a U-net do if the middle of the V is its own. Else the outer chunks would seem long."""
+    tmpcs = {v: {1: [tmpc(1 + v / 1_000)]} for v in range(120)}
+    cheap = {19, 32, 59, 86, 99}
+    edges = {(v, v + 1): 0.1 if v in cheap else 40.0 for v in range(119)}
+    edges |= {(v, 119 - v): 2.0 for v in range(33)}
+    plan = quick_plan(build(tmpcs, edges, devices=2, microbatches=8), 2, Schedule(ScheduleName.ZB_V))
+    assert np.bincount(plan.chunk_of).tolist() == [33, 27, 27, 33]

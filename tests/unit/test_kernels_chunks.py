@@ -31,7 +31,7 @@ from piper_ray.engine.kernels.chunk_cover import (
 )
 from piper_ray.engine.kernels.chunk_moves import DRAWS, anneal, batch_seconds, fit_all
 from piper_ray.engine.kernels.chunk_program import PASSES, ChunkProgram, longest_paths, simulate_chunks
-from piper_ray.engine.kernels.chunk_stages import chunk_figures, fit_rank, peak_bytes, sync_of_ranks
+from piper_ray.engine.kernels.chunk_stages import ChunkModel, chunk_figures, fit_rank, peak_bytes, sync_of_ranks
 from piper_ray.engine.kernels.types import IndexArray
 from piper_ray.model.constraints import Restrictions
 from piper_ray.model.instance import Instance
@@ -208,6 +208,64 @@ def test_quick_choices_fit_and_are_refused_only_where_none_does() -> None:
                 choice[mine] = options
                 assert rank_peak(task, program, rank, chunk_of, choice) > task.memory_bytes
     assert min(refused, taken) > 5
+
+
+def test_quick_choices_are_those_of_single_steps_in_turn() -> None:
+    rng, stepped, refused = Random(6), 0, 0
+    for instance, task in (*some_tasks(range(40)), *tasks_with_hubs(range(20), SCHEDULES)):
+        task = replace(task, memory_bytes=instance.memory_bytes * rng.choice([0.1, 0.2, 0.4, 0.7]))
+        program = task.shape.program()
+        assert program is not None
+        chunk_of, choice = random_chunks(task, rng), random_choice(task, rng)
+        model = model_of(task, task.tables, program)
+        for rank in range(task.shape.ranks):
+            wanted, fits = steps_in_turn(task, model, rank, chunk_of, choice)
+            assert fit_rank(model, rank, chunk_of, choice) == fits
+            if fits:
+                assert choice.tolist() == wanted.tolist()
+                stepped += bool((wanted != task.tables.option_start[:-1])[program.rank_of[chunk_of] == rank].any())
+            refused += not fits
+    assert min(stepped, refused) > 20
+
+
+def steps_in_turn(
+    task: Task, model: ChunkModel, rank: int, chunk_of: IndexArray, choice: IndexArray
+) -> tuple[IndexArray, bool]:
+    """What ``fit_rank`` says, by a look at all steps of all layers for each step."""
+    program, figures, start = model.program, model.layers.figures, task.tables.option_start.tolist()
+    seconds = [float(row[0] + row[1] + row[2]) for row in figures]
+    mine, found, taken = np.flatnonzero(program.rank_of[chunk_of] == rank).tolist(), choice.copy(), list[int]()
+    found[mine] = task.tables.option_start[mine]
+
+    def fits() -> bool:
+        return rank_peak(task, program, rank, chunk_of, found) <= model.memory_bytes * (1.0 + 1e-12)
+
+    def steps() -> Iterator[tuple[float, int, int]]:
+        for x in mine:
+            now, held = int(found[x]), float(model.held[chunk_of[x]])
+            for o in range(start[x], start[x + 1]):
+                saved = held * float(figures[now, FIGURE.activation] - figures[o, FIGURE.activation])
+                saved += float(figures[now, FIGURE.fixed] - figures[o, FIGURE.fixed])
+                extra_s = seconds[o] - seconds[now]
+                if saved > 0.0:
+                    yield -(saved / extra_s if extra_s > 0.0 else np.inf), x, o
+
+    while not fits():
+        best = min(steps(), default=None)
+        if best is None:
+            return found, False
+        _, x, found[best[1]] = best
+        taken.append(x)
+    for x in reversed(taken):
+        best_o = int(found[x])
+        for o in range(start[x], start[x + 1]):
+            before = int(found[x])
+            found[x] = o
+            if seconds[o] >= seconds[best_o] or not fits():
+                found[x] = before
+            else:
+                best_o = o
+    return found, True
 
 
 def quicker_options(task: Task, layers: list[int], choice: IndexArray) -> Iterator[tuple[int, int]]:

@@ -18,6 +18,7 @@ from piper_ray.engine.chunks.relaxation import Relaxation
 from piper_ray.engine.chunks.tables import DegreeTables
 from piper_ray.engine.chunks.tasks import PipelineShape, Task
 from piper_ray.engine.kernels.chunk_bound import FIGURE
+from piper_ray.engine.kernels.chunk_cuts import level_cuts
 from piper_ray.engine.kernels.chunk_moves import (
     DRAWS,
     PlanWalk,
@@ -36,6 +37,9 @@ from piper_ray.model.plan import Plan
 _MOST_PATTERNS = 150
 """Ways to share layers out to the turns that are tried."""
 
+_FEW_KINDS = 64
+"""Layers are shared out to turns by their number if they are of no more kinds than this, so that many are alike."""
+
 _MOST_WAYS = 10_000_000
 """If there are more ways, all of which would be passed through, plans of equal work come close to them."""
 
@@ -45,9 +49,15 @@ _FIRST_ORDERS = 4
 _SMALL = 0.1
 """A share of the mean layer's time. Layers that take less are not counted when layers are shared out."""
 
-_DISTANCES = 0.05, 0.15, 0.4
-"""How far from equal work chunks are cut for cheap borders, in chunks: little where they are long, and up to where all
-borders between layers of the model are reached, where they are short."""
+_SQUARINGS = 2, 4
+"""Chunks are cut so that their times, squared so often, have the least sum. The more often, the more even chunks are,
+and the more they may send."""
+
+_ROUNDS = 5
+"""The most cuts for each of these, each after what the ranks run in the plan before."""
+
+_MOST_PLACES = 48
+"""The most places of a cut among which it is chosen."""
 
 _NEARLY = 1.003
 """Plans within this factor of the best one are improved layer by layer."""
@@ -141,11 +151,11 @@ class Candidates:
         for index, fastest_s in enumerate(self._fastest_s):
             large = (fastest_s >= _SMALL * fastest_s.mean()).astype(np.float64)
             self._cut(index, order, np.ones(fastest_s.size), np.ones(shape.stages))
-            for wanted in _patterns(shape, int(large.sum())):
+            few = len(set(self._task.choices[index].like)) <= _FEW_KINDS
+            for wanted in _patterns(shape, int(large.sum())) if few else ():
                 self._cut(index, order, large + 1e-6, wanted)
         self._cut_orders(self._orders[:_FIRST_ORDERS])
-        if not self._task.tables.order.is_chain:
-            self._cut_cheaply()
+        self._cut_level()
         for index, found in enumerate(self._best[:-1]):
             if found is not None and not np.array_equal(found.choice, found.tables.option_start[:-1]):
                 self._prefer_turns(index, found)
@@ -221,18 +231,38 @@ class Candidates:
         for index, plan in found.items():
             self._take(index, plan)
 
-    def _cut_cheaply(self) -> None:
-        """Plans of about equal work, cut where the fewest seconds of edges cross within a distance."""
-        stages, order = self._task.shape.stages, self._orders[0]
-        for index, fastest_s in enumerate(self._fastest_s):
-            *_, crossing_s = self._task.choices[index].along_order
-            ends_s = np.cumsum(fastest_s)
-            each_s = ends_s[-1] / stages
-            for distance in _DISTANCES:
-                wanted_s = each_s * (np.arange(1, stages)[:, None] + (-distance, distance))
-                first, last = np.minimum(np.searchsorted(ends_s, wanted_s) + 1, order.size - 1).T
-                cheapest = [a + int(crossing_s[a : b + 1].argmin()) for a, b in zip(first, last, strict=True)]
-                self._cut_at(index, order, _apart([0, *cheapest, order.size]))
+    def _cut_level(self) -> None:
+        """Plans whose chunks take about as long as each other, with what they send and receive. Each plan says how many
+        layers of a rank cannot take their fastest TMPCs, and which edges join two chunks of a rank, in the next one."""
+        rank_of, sync_s = self._program.rank_of, self._task.sync_s_per_byte / self._program.microbatches
+        for (index, model), order in product(enumerate(self._models), self._orders[:_FIRST_ORDERS]):
+            tables, start = self._task.choices[index], model.layers.option_start
+            tail, head, *_ = tables.along_order
+            option_s = model.layers.figures[:, FIGURE.forward_s : FIGURE.weight_s + 1].sum(axis=1)
+            slower_s = np.maximum.reduceat(option_s, start[:-1]) - option_s[start[:-1]]
+            layer_s = (option_s + sync_s * model.layers.figures[:, FIGURE.weights])[start[:-1]]
+            for squarings in _SQUARINGS:
+                share, free = np.zeros(self._task.shape.stages), np.zeros(tail.size, np.bool_)
+                for _ in range(_ROUNDS):
+                    along = layer_s[order], slower_s[order], tables.edges_along(order, free)
+                    cuts = level_cuts(*along, share, rank_of, _MOST_PLACES, squarings)
+                    found = self._cut_at(index, order, cuts) if cuts.size else None
+                    if found is None:
+                        break
+                    before = share, free
+                    own = self._shares(found, option_s[found.choice] - option_s[start[:-1]], slower_s)
+                    share = own if not share.any() else 0.5 * (share + own)
+                    first, last = found.chunk_of[tail], found.chunk_of[head]
+                    free = (rank_of[first] == rank_of[last]) & (first < last)
+                    if all(map(np.array_equal, before, (share, free))):
+                        break
+
+    def _shares(self, plan: Candidate, slower_s: FloatArray, most_s: FloatArray) -> FloatArray:
+        """float64[s]: how much slower the layers of a chunk's rank are than they could be, as a share of the most."""
+        rank = self._program.rank_of[plan.chunk_of]
+        now_s, all_s = (np.bincount(rank, x, self._program.last.size) for x in (slower_s, most_s))
+        found: FloatArray = (now_s / np.maximum(all_s, 1e-300))[self._program.rank_of]
+        return found
 
     def _cut_orders(self, orders: Sequence[IndexArray]) -> None:
         """Plans of equal work."""
@@ -323,13 +353,15 @@ class Candidates:
         wanted shares."""
         self._cut_at(index, order, _cuts(size[order], wanted))
 
-    def _cut_at(self, index: int, order: IndexArray, cuts: IndexArray) -> None:
+    def _cut_at(self, index: int, order: IndexArray, cuts: IndexArray) -> Candidate | None:
+        """Keeps a plan with these cuts of an order if it is the best one, and returns it; None if it does not fit."""
         chunk_of = np.empty(order.size, np.int64)
         chunk_of[order] = np.repeat(np.arange(self._task.shape.stages), np.diff(cuts))
         found = self._plan_of(index, chunk_of)
         self._count(1)
         if found is not None:
             self._take(index, found)
+        return found
 
     def _plan_of(self, index: int, chunk_of: IndexArray) -> Candidate | None:
         """The plan with a choice; None if it does not fit."""

@@ -26,8 +26,10 @@ def similar(kinds: LayerKinds, members: Sequence[IndexArray], most: int) -> tupl
     for kind, (start, end) in enumerate(pairwise(starts.tolist())):
         by_form.setdefault((int(kinds.side[kind]), end - start), []).append(kind)
     forms = [np.array(one, np.int64) for one in by_form.values()]
+    sizes = [int(starts[form[0] + 1] - starts[form[0]]) for form in forms]
     rows = [
-        np.stack([(kinds.figures[starts[kind] : starts[kind + 1]] / mean).ravel() for kind in form]) for form in forms
+        (kinds.figures[starts[form][:, None] + np.arange(size)] / mean).reshape(form.size, -1)
+        for form, size in zip(forms, sizes, strict=True)
     ]
     first = [[int(np.argmax(row.sum(axis=1)))] for row in rows]
     apart = [_apart(row, row[one[0]]) for row, one in zip(rows, first, strict=True)]

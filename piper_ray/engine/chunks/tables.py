@@ -15,7 +15,9 @@ from piper_ray.cost.shares import HeldLayers
 from piper_ray.cost.variants import Variant, fastest_first, least_by_passes
 from piper_ray.engine.chunks.rank_transfers import RankTransfers
 from piper_ray.engine.kernels.chunk_bound import APART, BEFORE_HUB, BEHIND_HUB, COLUMNS, FIGURE, HUB, LayerKinds
+from piper_ray.engine.kernels.chunk_cuts import EdgesAlong
 from piper_ray.engine.kernels.chunk_stages import OrderedLayers
+from piper_ray.engine.kernels.cover import BoolArray
 from piper_ray.engine.kernels.types import FloatArray, IndexArray, frozen
 from piper_ray.engine.lattice.contraction import without_contraction
 from piper_ray.engine.lattice.downsets import Lattice, build_lattice
@@ -235,6 +237,14 @@ class EdgeSeconds(NamedTuple):
     received_s: float
 
 
+class _AlikeLayers(NamedTuple):
+    """Kinds of layers. side: int64[kinds]. figures: of each kind's options. members: its positions, which ascend."""
+
+    side: IndexArray
+    figures: list[FloatArray]
+    members: list[IndexArray]
+
+
 @dataclass(frozen=True)
 class DegreeTables:
     """One t, and what layers may run at it. tmpcs: for each position, the fastest first. like: for each position, the
@@ -342,12 +352,37 @@ class DegreeTables:
     def along_order(self) -> tuple[IndexArray, IndexArray, FloatArray, FloatArray]:
         """The positions of the edges' ends, and what both ranks pay, and float64[n], what they pay for all edges across
         the border in front of each position."""
-        edges = self.edge_seconds
-        tail, head = _integers(edge.tail for edge in edges), _integers(edge.head for edge in edges)
-        paid_s = np.array([edge.sent_s + edge.received_s for edge in edges], np.float64)
-        n = self.order.size
+        tail, head, sent_s, received_s = self._edge_arrays
+        paid_s, n = sent_s + received_s, self.order.size
         begun_s, ended_s = (np.bincount(ends + 1, paid_s, n + 1)[:n] for ends in (tail, head))
         return tail, head, paid_s, np.cumsum(begun_s - ended_s)
+
+    @cached_property
+    def _edge_arrays(self) -> tuple[IndexArray, IndexArray, FloatArray, FloatArray]:
+        """``edge_seconds`` by columns."""
+        edges = self.edge_seconds
+        tail, head = _integers(edge.tail for edge in edges), _integers(edge.head for edge in edges)
+        seconds = np.array([(edge.sent_s, edge.received_s) for edge in edges], np.float64).reshape(-1, 2)
+        return tail, head, seconds[:, 0].copy(), seconds[:, 1].copy()
+
+    def edges_along(self, order: IndexArray, free: BoolArray) -> EdgesAlong:
+        """The edges that cost something along an order of the positions. free: bool[edges], in the order of
+        ``along_order``, those that cost nothing now."""
+        tail, head, sent_s, received_s = self._edge_arrays
+        sent_s, received_s = (np.where(free, 0.0, 2.0 * seconds) for seconds in (sent_s, received_s))
+        n, place = self.order.size, np.empty(self.order.size, np.int64)
+        place[order] = np.arange(n)
+        tail, head = place[tail], place[head]
+        by_head = np.argsort(head, kind="stable")
+        begun_s, ended_s = (np.bincount(ends + 1, sent_s + received_s, n + 1) for ends in (tail, head))
+        return EdgesAlong(
+            offsets(np.bincount(head, minlength=n).tolist()),
+            tail[by_head],
+            sent_s[by_head],
+            received_s[by_head],
+            np.bincount(tail, sent_s, n).astype(np.float64),
+            np.cumsum(begun_s - ended_s),
+        )
 
     def least_fixed_bytes(self, data_parallel_degree: int) -> float:
         """The least fixed bytes of all layers together."""
@@ -535,33 +570,51 @@ class DegreeTables:
     def kinds(self, data_parallel_degree: int, stages: int, *, merged: bool) -> tuple[LayerKinds, list[IndexArray]]:
         """Groups of layers that may be in the same chunks and run the same, and their positions, which ascend. merged:
         groups them for any chunks that they may be in."""
-        windows = self.windows(stages)
-        rows: list[tuple[int, int, int, int, bytes]] = []
-        members = list[IndexArray]()
-        for (side, options), listed in self._alike(data_parallel_degree).items():
-            positions = np.array(listed, np.int64)
-            if positions.size == 1:
-                parts = [(positions, *windows[listed[0]].tolist())]
-            elif merged:
-                first, last = windows[positions].T
-                parts = [(positions, int(first.min()), int(last.max()))]
-            else:
-                each, of = np.unique(windows[positions], axis=0, return_inverse=True)
-                parts = [(positions[of.ravel() == n], f, e) for n, (f, e) in enumerate(each.tolist())]
-            rows += [(len(part), first, last, side, options) for part, first, last in parts]
-            members += [part for part, _, _ in parts]
-        figures = [np.frombuffer(options).reshape(-1, len(FIGURE)) for *_, options in rows]
-        found = LayerKinds(
-            _integers(count for count, *_ in rows),
-            np.ones(len(rows), np.int64),
-            _integers(first for _, first, *_ in rows),
-            _integers(last for _, _, last, *_ in rows),
-            _integers(side for _, _, _, side, _ in rows),
-            offsets(len(options) for options in figures),
-            np.concatenate(figures),
-            np.zeros(sum(len(options) for options in figures)),
+        alike = self._alike_kinds(data_parallel_degree)
+        positions = np.concatenate(alike.members)
+        windows, sizes = self.windows(stages)[positions], np.array([one.size for one in alike.members])
+        if merged:
+            start = np.cumsum(sizes) - sizes
+            first, last = np.minimum.reduceat(windows[:, 0], start), np.maximum.reduceat(windows[:, 1], start)
+            return self._kinds_in(alike, np.arange(sizes.size), sizes, first, last), [*alike.members]
+        rows = np.column_stack([np.repeat(np.arange(sizes.size), sizes), windows])
+        each, row_of, sizes = np.unique(rows, axis=0, return_inverse=True, return_counts=True)
+        by_row = positions[np.argsort(row_of.ravel(), kind="stable")]
+        members = [by_row[start:end] for start, end in pairwise(offsets(sizes.tolist()).tolist())]
+        kind, first, last = each.T.copy()
+        return self._kinds_in(alike, kind, sizes, first, last), members
+
+    @staticmethod
+    def _kinds_in(
+        alike: _AlikeLayers, kind: IndexArray, layers: IndexArray, first_chunk: IndexArray, last_chunk: IndexArray
+    ) -> LayerKinds:
+        """Some of each of these kinds of layers, in these chunks."""
+        options = [alike.figures[n] for n in kind.tolist()]
+        start = offsets(map(len, options))
+        return LayerKinds(
+            layers,
+            np.ones(kind.size, np.int64),
+            first_chunk,
+            last_chunk,
+            alike.side[kind],
+            start,
+            np.concatenate(options),
+            np.zeros(int(start[-1])),
         )
-        return found, members
+
+    def _alike_kinds(self, data_parallel_degree: int) -> _AlikeLayers:
+        if data_parallel_degree not in self._alike_kinds_of:
+            alike = self._alike(data_parallel_degree)
+            self._alike_kinds_of[data_parallel_degree] = _AlikeLayers(
+                _integers(side for side, _ in alike),
+                [np.frombuffer(options).reshape(-1, len(FIGURE)) for _, options in alike],
+                [np.array(listed, np.int64) for listed in alike.values()],
+            )
+        return self._alike_kinds_of[data_parallel_degree]
+
+    @cached_property
+    def _alike_kinds_of(self) -> dict[int, _AlikeLayers]:
+        return {}
 
     def _alike(self, data_parallel_degree: int) -> dict[tuple[int, bytes], list[int]]:
         """By side and options, the positions, which ascend."""

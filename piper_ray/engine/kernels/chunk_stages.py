@@ -39,6 +39,10 @@ class OrderedLayers(NamedTuple):
     tensor_backward_s: FloatArray
 
 
+_ROUNDING = 1e-9
+"""Relative: far more than the errors of sums of bytes."""
+
+
 class ChunkModel(NamedTuple):
     """Everything that plans with chunks are made from, valued by and limited by.
 
@@ -101,13 +105,20 @@ def sync_of_ranks(program: ChunkProgram, figures: FloatArray, sync_s_per_byte: f
 def peak_bytes(program: ChunkProgram, rank: int, activation: FloatArray, fixed: float) -> float:
     """Returns the most bytes that a rank holds at a time. activation: float64[v], bytes of a microbatch in each of its
     chunks."""
-    most = 0.0
+    return _peak(program, rank, activation, fixed)[0]
+
+
+@inner_kernel
+def _peak(program: ChunkProgram, rank: int, activation: FloatArray, fixed: float) -> tuple[float, int]:
+    """Returns the most bytes that a rank holds at a time, and the moment; -1 if it holds activations at none."""
+    most, at = 0.0, -1
     for n in range(program.held_start[rank], program.held_start[rank + 1]):
         total = 0.0
         for chunk in range(activation.size):
             total += program.held[n, chunk] * activation[chunk]
-        most = max(most, total)
-    return most + fixed
+        if total > most:
+            most, at = total, n
+    return most + fixed, at
 
 
 @inner_kernel
@@ -145,29 +156,47 @@ def fit_rank(model: ChunkModel, rank: int, chunk_of: IndexArray, choice: IndexAr
         if program.rank_of[chunk_of[x]] == rank:
             layer[n], chunk_at[n] = x, program.turn_of[chunk_of[x]]
             n += 1
-    # Takes the best of all layers' best steps, until all fits.
+    # Takes the best of all layers' best steps, until all fits. A heap has the layers with a step, the best one on top.
     target, gain = np.full(size, -1, np.int64), np.zeros(size)
+    heap, steps = np.empty(size, np.int64), 0
     for n in range(size):
         target[n], gain[n] = _best_step(layers, layer[n], choice[layer[n]], held[program.stage_of[rank, chunk_at[n]]])
+        if target[n] >= 0:
+            heap[steps] = n
+            steps += 1
+    for place in range(steps // 2 - 1, -1, -1):
+        _sink(heap, steps, gain, place)
+    most_held = np.zeros(activation.size)
+    for moment in range(program.held_start[rank], program.held_start[rank + 1]):
+        for k in range(activation.size):
+            most_held[k] = max(most_held[k], program.held[moment, k])
     order = np.empty(4 * size + 64, np.int64)
     taken = 0
-    while peak_bytes(program, rank, activation, fixed) > memory_bytes:
-        best = -1
-        for n in range(size):
-            if target[n] >= 0 and (best < 0 or gain[n] > gain[best]):
-                best = n
-        if best < 0:
+    left, saved = 0.0, 0.0  # bytes beyond the memory when they were counted last, and the most that was saved since
+    while True:
+        if saved >= left - _ROUNDING * memory_bytes:
+            left, saved = peak_bytes(program, rank, activation, fixed) - memory_bytes, 0.0
+            if left <= 0.0:
+                break
+        if steps == 0:
             return False
-        x, o = layer[best], target[best]
-        activation[chunk_at[best]] += (
-            layers.figures[o, FIGURE.activation] - layers.figures[choice[x], FIGURE.activation]
-        )
-        fixed += layers.figures[o, FIGURE.fixed] - layers.figures[choice[x], FIGURE.fixed]
+        best = heap[0]
+        x, o, k = layer[best], target[best], chunk_at[best]
+        change = layers.figures[o, FIGURE.activation] - layers.figures[choice[x], FIGURE.activation]
+        change_fixed = layers.figures[o, FIGURE.fixed] - layers.figures[choice[x], FIGURE.fixed]
+        activation[k] += change
+        fixed += change_fixed
+        saved += max(0.0, -change) * most_held[k] + max(0.0, -change_fixed)
         if taken < order.size:
             order[taken] = best
             taken += 1
         choice[x] = o
-        target[best], gain[best] = _best_step(layers, x, o, held[program.stage_of[rank, chunk_at[best]]])
+        target[best], gain[best] = _best_step(layers, x, o, held[program.stage_of[rank, k]])
+        if target[best] < 0:
+            steps -= 1
+            heap[0] = heap[steps]
+        _sink(heap, steps, gain, 0)
+    most, fullest = _peak(program, rank, activation, fixed)
     for i in range(taken - 1, -1, -1):
         n = order[i]
         x, k = layer[n], chunk_at[n]
@@ -177,13 +206,33 @@ def fit_rank(model: ChunkModel, rank: int, chunk_of: IndexArray, choice: IndexAr
                 continue
             change = layers.figures[o, FIGURE.activation] - layers.figures[now, FIGURE.activation]
             change_fixed = layers.figures[o, FIGURE.fixed] - layers.figures[now, FIGURE.fixed]
+            then = most + change_fixed + (program.held[fullest, k] * change if fullest >= 0 else 0.0)
+            if then > memory_bytes * (1.0 + _ROUNDING):  # at one moment, and so at the fullest one
+                continue
             activation[k] += change
             if peak_bytes(program, rank, activation, fixed + change_fixed) <= memory_bytes:
                 choice[x] = o
             activation[k] -= change
-        activation[k] += layers.figures[choice[x], FIGURE.activation] - layers.figures[now, FIGURE.activation]
-        fixed += layers.figures[choice[x], FIGURE.fixed] - layers.figures[now, FIGURE.fixed]
+        if choice[x] != now:
+            activation[k] += layers.figures[choice[x], FIGURE.activation] - layers.figures[now, FIGURE.activation]
+            fixed += layers.figures[choice[x], FIGURE.fixed] - layers.figures[now, FIGURE.fixed]
+            most, fullest = _peak(program, rank, activation, fixed)
     return True
+
+
+@inner_kernel
+def _sink(heap: IndexArray, size: int, gain: FloatArray, place: int) -> None:
+    """Restores the order of a heap from ``place`` down: the greatest gain is on top, of equal ones the least number."""
+    while True:
+        best, child = place, 2 * place + 1
+        for other in range(child, min(child + 2, size)):
+            a, b = heap[other], heap[best]
+            if gain[a] > gain[b] or (gain[a] == gain[b] and a < b):
+                best = other
+        if best == place:
+            return
+        heap[place], heap[best] = heap[best], heap[place]
+        place = best
 
 
 @inner_kernel
