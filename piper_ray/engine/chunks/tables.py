@@ -17,8 +17,7 @@ from piper_ray.engine.chunks.rank_transfers import RankTransfers
 from piper_ray.engine.kernels.chunk_bound import APART, BEFORE_HUB, BEHIND_HUB, COLUMNS, FIGURE, HUB, LayerKinds
 from piper_ray.engine.kernels.chunk_cuts import EdgesAlong
 from piper_ray.engine.kernels.chunk_stages import OrderedLayers
-from piper_ray.engine.kernels.cover import BoolArray
-from piper_ray.engine.kernels.types import FloatArray, IndexArray, frozen
+from piper_ray.engine.kernels.types import BoolArray, FloatArray, IndexArray, frozen
 from piper_ray.engine.lattice.contraction import without_contraction
 from piper_ray.engine.lattice.downsets import Lattice, build_lattice
 from piper_ray.engine.lattice.labelling import SET_LABELS, Labelling
