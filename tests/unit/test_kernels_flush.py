@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -372,6 +373,25 @@ def kept_figures(states: TailArrays) -> dict[tuple[int, int], list[Figures]]:
 
 def as_good(one: Figures, other: Figures) -> bool:
     return all(one[k] <= other[k] + 1e-12 * (1.0 + abs(other[k])) for k in range(FIGURES))
+
+
+@pytest.mark.parametrize("schedule", [GPIPE, ONE_F_ONE_B])
+def test_a_batch_counts_a_figure_no_more_often_than_told(schedule: int) -> None:
+    """Each figure of a tail is lowered by a little, and a stage is put in front."""
+    most_often = np.zeros(FIGURES)
+    for m, stages in random_pipelines(11, 400):
+        tail = empty_tail(schedule)
+        for behind, (f, b, sync) in enumerate(stages[::-1].tolist()):
+            tail = with_stage(schedule, m, behind, StageSeconds(f + b, f, b, sync, f, b), tail)
+        front = StageSeconds(0.3, 0.1, 0.2, 0.0, 0.1, 0.2)
+        whole_s = batch_s(schedule, m, with_stage(schedule, m, len(stages), front, tail))
+        for figure in range(FIGURES):
+            lowered: Any = tuple(value - 1e-3 * (k == figure) for k, value in enumerate(tail))
+            lowered_s = batch_s(schedule, m, with_stage(schedule, m, len(stages), front, lowered))
+            often = (whole_s - lowered_s) / 1e-3
+            assert -1e-6 <= often <= times_in_batch(schedule, m, figure) + 1e-6, (m, figure)
+            most_often[figure] = max(most_often[figure], often)
+    assert most_often.max() > (6.0 if schedule == GPIPE else 0.9)
 
 
 @pytest.mark.parametrize("schedule", long_after(1, FlushSchedule.flushed()))
