@@ -34,10 +34,11 @@ from piper_ray.engine.lattice.layer_graph import build_graph
 from piper_ray.model.constraints import Restrictions
 from piper_ray.model.instance import Instance
 from piper_ray.model.schedule import PAPERS_SCHEDULE
+from piper_ray.model.stop import StoppedBy
 from tests.flush_schedules import FlushSchedule
 from tests.instances import random_instance
 from tests.lengths import long_after
-from tests.unit.test_kernels_flush import NO_LEVELS, any_tails, random_pipelines, tasks_of
+from tests.unit.test_kernels_flush import NO_GRID, NO_LEVELS, any_tails, random_pipelines, tasks_of
 
 
 @pytest.mark.parametrize("schedule", [GPIPE, ONE_F_ONE_B])
@@ -112,6 +113,32 @@ def test_limits_leave_all_that_plans_below_a_cutoff_use(schedule: FlushSchedule)
     assert ruled_out > 5
 
 
+@pytest.mark.parametrize("schedule", long_after(1, FlushSchedule.flushed()))
+def test_rounded_states_bound_a_task_and_leave_the_rest_to_exact_ones(
+    schedule: FlushSchedule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(task_search, "_FEW_STATES", 0)
+    monkeypatch.setattr(task_search, "_SOME_STATES", 0)
+    ruled_out = raised = 0
+    for seed, workload, paths, task, batch_s in searched(schedule):
+        space = SearchSpace(workload.arrays, True, paths)
+        for share in (0.9, 0.97, 1.001, 1.2) if batch_s > 0.0 else ():
+            control = np.array([batch_s * share, 0.0])
+            found = run_task(space, of_space(space, task), control, TaskEffort.ROUNDED)
+            if share < 1.0:
+                assert not found.is_rounded or found.lower_s <= batch_s, (seed, task.degrees)
+                ruled_out += found.lower_s == np.inf
+            elif found.is_rounded:
+                assert found.found is None
+                assert found.lower_s <= batch_s * (1.0 + 1e-9), (seed, task.degrees)
+                assert found.left_open is StoppedBy.TOO_MANY_STATES
+                raised += found.lower_s > 0.98 * batch_s
+            else:  # bounds alone, or a plan that needs no more states
+                assert value_s(found) == pytest.approx(batch_s, rel=1e-9)
+    assert ruled_out > 20
+    assert raised > 10
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("schedule", long_after(1, FlushSchedule.flushed()))
 def test_a_task_searched_by_dual_prices_has_the_same_plan(
@@ -164,7 +191,16 @@ def states_within(one: Searched, limits: IndexArray) -> TailArrays:
     """Of tails of plans that take no more than the best one."""
     control = np.array([one.batch_s, 0.0])
     status, states = tails(
-        one.workload.arrays, one.task.arrays, one.task.ahead, limits, NO_LEVELS, NO_BOUNDS, 10**6, True, control
+        one.workload.arrays,
+        one.task.arrays,
+        one.task.ahead,
+        limits,
+        NO_LEVELS,
+        NO_GRID,
+        NO_BOUNDS,
+        10**6,
+        True,
+        control,
     )
     assert status == FINISHED
     return states

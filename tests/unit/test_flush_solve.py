@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 
 import piper_ray
+from piper_ray.engine.flush import solve as flush_solve
 from piper_ray.engine.flush import task_search
 from piper_ray.engine.flush.search import FIRST_SHARE, FlushSearch, _Outcome
 from piper_ray.engine.flush.space import SearchSpace
-from piper_ray.engine.flush.task_search import TaskResult
+from piper_ray.engine.flush.task_search import TaskEffort, TaskResult
 from piper_ray.engine.flush.tasks import DegreePair
 from piper_ray.engine.kernels.flush_closing import TOO_LONG, StageList, best_stages, best_state
 from piper_ray.engine.kernels.flush_types import FlushTables, FlushTask, TailArrays
@@ -334,6 +335,44 @@ def test_a_limit_in_the_second_look_at_a_task_keeps_the_first(monkeypatch: pytes
     after = solve_flush(instance, ONE_F_ONE_B)
     assert before.stopped_by is after.stopped_by is StoppedBy.TIME_LIMIT
     assert after.lower_bound_s == pytest.approx((1.0 + FIRST_SHARE) * before.lower_bound_s, rel=1e-9)
+
+
+@pytest.mark.parametrize("schedule", long_after(1, FlushSchedule.flushed()))
+def test_all_tasks_of_many_states_have_bounds_before_any_is_proved(
+    schedule: FlushSchedule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here a few states are many. A gap that the bounds meet ends the search then; else the plan is that of exact
+    states."""
+    run, efforts = task_search.run_task, list[TaskEffort]()
+
+    def recorded(*given: Any) -> TaskResult:
+        efforts.append(given[3])
+        return run(*given)
+
+    monkeypatch.setattr(task_search, "run_task", recorded)
+    for module, limit in ((task_search, "_FEW_STATES"), (task_search, "_SOME_STATES"), (flush_solve, "_CHAIN_SHARE")):
+        monkeypatch.setattr(module, limit, 0)
+    proved = ended = 0
+    for seed in range(30):
+        instance = two_towers(3, devices=4, microbatches=4 + seed % 3, memory_bytes=60.0 + seed)
+        efforts.clear()
+        found = solve_flush(instance, schedule)
+        if TaskEffort.PROOF not in efforts:
+            continue
+        proved += 1
+        first = efforts.index(TaskEffort.PROOF)
+        assert TaskEffort.ROUNDED in efforts[:first]
+        monkeypatch.setattr(task_search, "_SOME_STATES", 10**6)
+        exact = solve_flush(instance, schedule)
+        monkeypatch.setattr(task_search, "_SOME_STATES", 0)
+        assert (found.plan, found.time_per_sample_s) == (exact.plan, exact.time_per_sample_s)
+        efforts.clear()
+        near = solve_flush(instance, schedule, options=SolveOptions(gap=0.1))
+        assert near.gap is not None
+        assert near.gap <= 0.1
+        ended += TaskEffort.PROOF not in efforts
+    assert proved > 3
+    assert ended > 1
 
 
 @pytest.mark.parametrize("microbatches", [1, 2, 3])

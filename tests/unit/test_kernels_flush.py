@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from piper_ray.engine.flush.path_prices import NO_BOUNDS
 from piper_ray.engine.flush.tables import FlushWorkload, build_workload
 from piper_ray.engine.flush.tasks import DegreePair, list_tasks
 from piper_ray.engine.kernels.flush_choices import EXACT, FEW, MERGED, NONE_FITS, choice_front, least_time_choice
-from piper_ray.engine.kernels.flush_closing import best_stages
+from piper_ray.engine.kernels.flush_closing import best_stages, best_state
 from piper_ray.engine.kernels.flush_paths import (
     Figures,
     StageSeconds,
@@ -24,6 +25,7 @@ from piper_ray.engine.kernels.flush_paths import (
     least_batch_s,
     simulate_step,
     step_s,
+    times_in_batch,
     with_stage,
 )
 from piper_ray.engine.kernels.flush_stages import NO_ROW, front_rows, in_flight, least_figures, quickest_row
@@ -43,7 +45,7 @@ from tests.instances import RECOMPUTE, VANILLA, build, random_instance
 from tests.lengths import long_after
 
 NAMES = {GPIPE: "gpipe", ONE_F_ONE_B: "1f1b"}
-NO_LEVELS = np.zeros((1, 2))
+NO_LEVELS, NO_GRID = np.zeros((1, 2)), np.zeros(0)
 
 
 def random_pipelines(seed: int, number: int) -> Iterator[tuple[int, FloatArray]]:
@@ -339,6 +341,7 @@ def test_tails_keep_what_no_other_is_as_good_as(schedule: FlushSchedule) -> None
                 task.ahead,
                 any_tails(task.arrays, workload),
                 NO_LEVELS,
+                NO_GRID,
                 NO_BOUNDS,
                 10**6,
                 True,
@@ -372,6 +375,71 @@ def as_good(one: Figures, other: Figures) -> bool:
     return all(one[k] <= other[k] + 1e-12 * (1.0 + abs(other[k])) for k in range(FIGURES))
 
 
+@pytest.mark.parametrize("schedule", [GPIPE, ONE_F_ONE_B])
+def test_a_batch_counts_a_figure_no_more_often_than_told(schedule: int) -> None:
+    """Each figure of a tail is lowered by a little, and a stage is put in front."""
+    most_often = np.zeros(FIGURES)
+    for m, stages in random_pipelines(11, 400):
+        tail = empty_tail(schedule)
+        for behind, (f, b, sync) in enumerate(stages[::-1].tolist()):
+            tail = with_stage(schedule, m, behind, StageSeconds(f + b, f, b, sync, f, b), tail)
+        front = StageSeconds(0.3, 0.1, 0.2, 0.0, 0.1, 0.2)
+        whole_s = batch_s(schedule, m, with_stage(schedule, m, len(stages), front, tail))
+        for figure in range(FIGURES):
+            lowered: Any = tuple(value - 1e-3 * (k == figure) for k, value in enumerate(tail))
+            lowered_s = batch_s(schedule, m, with_stage(schedule, m, len(stages), front, lowered))
+            often = (whole_s - lowered_s) / 1e-3
+            assert -1e-6 <= often <= times_in_batch(schedule, m, figure) + 1e-6, (m, figure)
+            most_often[figure] = max(most_often[figure], often)
+    assert most_often.max() > (6.0 if schedule == GPIPE else 0.9)
+
+
+@pytest.mark.parametrize("schedule", long_after(1, FlushSchedule.flushed()))
+def test_rounded_tails_are_fewer_and_bound_all_by_little(schedule: FlushSchedule) -> None:
+    """Each figure loses its part of the grid at most once for each stage, and the slowest stage once in all."""
+    fewer = lower = 0
+    for seed in range(60):
+        instance = random_instance(seed, most_layers=5, most_tmpcs=2)
+        workload = workload_of(instance)
+        for task in tasks_of(instance, workload, schedule) if workload else []:
+            assert workload is not None
+            arrays, downsets = task.arrays, workload.arrays.bits.shape[0]
+            step_s = Random(seed).choice([0.3, 3.0, 20.0])
+            often = [times_in_batch(arrays.schedule, arrays.microbatches, figure) for figure in range(FIGURES)]
+            grid_s = step_s / np.array([*often, 1.0])
+            every, rounded = (
+                tails(
+                    workload.arrays,
+                    arrays,
+                    task.ahead,
+                    any_tails(arrays, workload),
+                    NO_LEVELS,
+                    grid,
+                    NO_BOUNDS,
+                    10**6,
+                    True,
+                    np.array([np.inf, 0.0]),
+                )[1]
+                for grid in (NO_GRID, grid_s)
+            )
+            kept = kept_figures(rounded)
+            for key, group in kept_figures(every).items():
+                assert all(any(as_good(one, figures) for one in kept[key]) for figures in group), seed
+            for row in rounded.figures[1:, :FIGURES]:
+                steps = row[np.isfinite(row)] / grid_s[:FIGURES][np.isfinite(row)]
+                assert steps == pytest.approx(np.round(steps), abs=1e-6)
+            (state, least_s), (_, known_s) = (best_state(arrays, found, downsets) for found in (rounded, every))
+            if state < 0:
+                assert known_s == np.inf
+                continue
+            stages = arrays.most_stages
+            assert known_s - (2 * stages + 2) * step_s <= least_s <= known_s * (1.0 + 1e-12), seed
+            fewer += len(rounded.origin) < len(every.origin)
+            lower += least_s < known_s * (1.0 - 1e-9)
+    assert fewer > 5
+    assert lower > 20
+
+
 def test_levels_raise_the_bound_and_never_above_the_best_plan() -> None:
     raised = 0
     for seed in range(80):
@@ -384,7 +452,9 @@ def test_levels_raise_the_bound_and_never_above_the_best_plan() -> None:
             for levels in (NO_LEVELS, np.array([[k, 2.0 * k] for k in range(0, 40, 2)])):
                 control = np.array([np.inf, 0.0])
                 limits = any_tails(arrays, workload)
-                _, states = tails(workload.arrays, arrays, task.ahead, limits, levels, NO_BOUNDS, 10**6, True, control)
+                _, states = tails(
+                    workload.arrays, arrays, task.ahead, limits, levels, NO_GRID, NO_BOUNDS, 10**6, True, control
+                )
                 m = workload.arrays.bits.shape[0]
                 top = range(int(states.start[m - 1]), int(states.start[m - 1] + states.kept[m - 1]))
                 listed = [(batch_s(ONE_F_ONE_B, arrays.microbatches, figures_of(states.figures, s)), s) for s in top]

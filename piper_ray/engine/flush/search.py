@@ -19,7 +19,7 @@ import numpy as np
 from piper_ray.engine.backends.calls import Workers
 from piper_ray.engine.flush.space import SearchSpace
 from piper_ray.engine.flush.tables import FlushWorkload
-from piper_ray.engine.flush.task_search import ChosenStages, TaskEffort, TaskMemo, TaskResult, call_of
+from piper_ray.engine.flush.task_search import PROOFS, ChosenStages, TaskEffort, TaskMemo, TaskResult, call_of
 from piper_ray.engine.flush.tasks import DegreePair
 from piper_ray.engine.ledger import TIE, Ledger, Round
 from piper_ray.model.stop import StoppedBy
@@ -214,12 +214,16 @@ class FlushSearch:
     def _seek(
         self, tasks: Sequence[DegreePair], cutoff_s: float, round_: Round, effort: TaskEffort
     ) -> Generator[None, None, None]:
-        """Runs one round: seeks plans of at most ``cutoff_s``, or only bounds on them."""
+        """Runs one round: seeks plans of at most ``cutoff_s``, or only bounds on them. Tasks of very many states come
+        last, after bounds on all of these."""
         self._bound_s, limits = cutoff_s, self.ledger.limits
         may_end = limits.gap > 0.0 or min(limits.within_s, limits.passes) < np.inf
-        again = yield from self._go_through(tasks, cutoff_s, round_, effort, in_order=may_end)
-        tasks = [outcome.task for outcome in again]
-        yield from self._go_through(tasks, self._bound_s, round_, effort, in_order=True, before=again)
+        for one in PROOFS if effort is TaskEffort.PROOF else (effort,):
+            again = yield from self._go_through(tasks, cutoff_s, round_, one, in_order=may_end)
+            late = [outcome.task for outcome in again]
+            yield from self._go_through(late, self._bound_s, round_, one, in_order=True, before=again)
+            cases = [self._cases[task.order] for task in tasks]
+            tasks = [replace(case.task, lower_s=case.lower_s) for case in cases if case.is_rounded]
 
     def _go_through(
         self,
@@ -239,7 +243,7 @@ class FlushSearch:
         """
         workers, waiting, left = self.workers, deque(tasks), deque(task.order for task in tasks)
         known_s = self.ledger.upper_s
-        memo = self.memo if effort in (TaskEffort.PLAN, TaskEffort.PROOF) else None
+        memo = self.memo if effort in (TaskEffort.PLAN, *PROOFS) else None
         self._in_order, running = in_order, 0
         ready: dict[int, _Outcome] = {}
         left_open: list[_Outcome] = []
@@ -253,7 +257,7 @@ class FlushSearch:
                         break
                     workers.give(call_of(self.space, task, self._bound_s, effort, known_s))
                     running += 1
-                round_.tell_of_progress(len(tasks) - len(waiting) - running, running)
+                round_.tell_of_progress(round_.count - len(waiting) - running, running)
                 for finished in workers.done(_LOOK_S if self._next(left, ready) is None else 0.0):
                     running -= 1
                     task, began_with_s = finished.call.key, finished.call.bound_s
@@ -296,7 +300,7 @@ class FlushSearch:
 
     def _count(self, outcome: _Outcome, most_s: float, memo: TaskMemo | None) -> None:
         proved_s = self._take(outcome.task, outcome.result)
-        if memo is not None and outcome.began_with_s > 0.0:
+        if memo is not None and outcome.began_with_s > 0.0 and not outcome.result.is_rounded:
             memo.record(outcome.task, most_s, replace(outcome.result, lower_s=proved_s))
 
     def _lower_bound(self, bound_s: float) -> None:
@@ -318,7 +322,7 @@ class FlushSearch:
         proved_s = min(result.lower_s, self._bound_s)
         case.proved_s = max(case.proved_s, result.proved_s, 0.0 if result.prices is None else result.prices.bound_s)
         case.task = replace(case.task, prices=result.prices or case.task.prices)
-        case.lower_s = max(case.lower_s, proved_s, case.proved_s)
+        case.lower_s, case.is_rounded = max(case.lower_s, proved_s, case.proved_s), result.is_rounded
         if result.left_open is not None:
             case.left_open, case.left_s = result.left_open, self._bound_s
         if result.found is not None:
@@ -341,7 +345,7 @@ class _Case:
     """A task with what is known of it.
 
     lower_s: the bound for its plans on the search's downsets. proved_s: the bound for all of its plans. left_open: why
-    its bound could not be met. left_s: the time that its plans had to beat then.
+    its bound could not be met. left_s: the time that its plans had to beat then. is_rounded: as in ``TaskResult``.
     """
 
     task: DegreePair
@@ -351,6 +355,7 @@ class _Case:
     looked_through: bool = False
     left_open: StoppedBy | None = None
     left_s: float = 0.0
+    is_rounded: bool = False
 
     def was_left_at(self, most_s: float) -> bool:
         """Whether the task was left open by a search for plans of at most about as long."""

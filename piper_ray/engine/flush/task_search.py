@@ -28,11 +28,12 @@ from piper_ray.engine.flush.tables import FlushWorkload
 from piper_ray.engine.flush.tasks import DegreePair
 from piper_ray.engine.kernels.flush_choices import MANY, NONE_FITS, choice_front, least_time_choice, stage_items
 from piper_ray.engine.kernels.flush_closing import TOO_LONG, StageList, best_stages, best_state, close_gap
-from piper_ray.engine.kernels.flush_paths import simulate_step, step_s
+from piper_ray.engine.kernels.flush_paths import simulate_step, step_s, times_in_batch
 from piper_ray.engine.kernels.flush_stages import AheadArrays, in_flight, least_figures
 from piper_ray.engine.kernels.flush_states import FINISHED, STOPPED, TOO_MANY, tails
 from piper_ray.engine.kernels.flush_types import (
     FASTEST,
+    FIGURES,
     GPIPE,
     LEAST_TIME,
     ON_FRONT,
@@ -159,6 +160,11 @@ _MOST_MIXES = 5_000_000
 _MOST_STATES = 20_000_000
 _FEW_STATES = 3_000
 """From this number of states on, prices of positions and of layers are worth their time."""
+_SOME_STATES, _SOME_ROUNDED_STATES = 50_000, 1_000_000
+"""From the first number of states on, a bound by rounded ones is sought, by at most the second number of these."""
+_ROUNDED_SHARES = (0.016, 0.008)
+"""How much rounding takes off each figure of a pipeline of most stages, as a share of the cutoff, at most; about half
+of that on average."""
 _STATES_BYTES = 500e6
 """Memory of a worker for the states of a task's tails; few have as many."""
 
@@ -166,6 +172,7 @@ _BY_LEVELS = {GPIPE: False, ONE_F_ONE_B: True, TWO_BW: False}
 """Whether slower stages in front lengthen a tail's warm-up: then tails are found for several levels of their time."""
 
 _NO_LEVELS: FloatArray = np.zeros((1, 2))
+_UNROUNDED: FloatArray = np.zeros(0)
 _FAR = 1.08
 """Bounds are raised if a plan's time is further from them by this factor; the rest is left to the search."""
 _LEVELS = 24
@@ -178,7 +185,7 @@ class TaskResult:
     """The result of a task. lower_s: a bound for its plans that are faster than the best known; inf: there is none.
 
     left_open: why the bound is not met, if so. proved_s: a bound for all of its plans. prices: of the task, if they
-    were computed.
+    were computed. is_rounded: whether it is left open with a bound by rounded states, which others may raise.
     """
 
     lower_s: float
@@ -188,6 +195,7 @@ class TaskResult:
     left_open: StoppedBy | None = None
     proved_s: float = 0.0
     prices: PathPrices | None = None
+    is_rounded: bool = False
 
 
 class _Stopped(Exception):
@@ -195,13 +203,17 @@ class _Stopped(Exception):
 
 
 class TaskEffort(Enum):
-    """How much is done for a task: a quick bound; a bound by good prices; a plan; or a plan and the proof that none is
-    better."""
+    """How much is done for a task: a quick bound; a bound by good prices; a plan; a plan and the proof that none is
+    better, or a bound by rounded states where there are many; or the proof, however many states it takes."""
 
     QUICK_BOUND = "quick bound"
     BOUND = "bound"
     PLAN = "plan"
+    ROUNDED = "rounded"
     PROOF = "proof"
+
+
+PROOFS = (TaskEffort.ROUNDED, TaskEffort.PROOF)
 
 
 def run_task(
@@ -226,7 +238,7 @@ def run_task(
     if task.mixes.most_mixes > _MOST_MIXES:
         return TaskResult(task.lower_s, left_open=StoppedBy.TOO_MANY_STATES)
     task = task.with_mixes()
-    kept, whole, proves = 0, space.whole(task) if task.prices is None else None, effort is TaskEffort.PROOF
+    kept, whole, proves = 0, space.whole(task) if task.prices is None else None, effort in PROOFS
     if whole is not None:
         by_even_s = _least_by_even_s(space, task, control) if space.is_large and not task.has_kinds else 0.0
         if by_even_s == np.inf:
@@ -243,7 +255,7 @@ def run_task(
         proved_s = min(_least_by_prices_s(space, task, prices, np.array([known_s, 0.0])), known_s)
     if proved_s > control[0] * (1.0 + TIE):
         return TaskResult(np.inf, kept, proved_s=proved_s, prices=prices)
-    found = _run_priced(space, replace(task, prices=prices), control, proves)
+    found = _run_priced(space, replace(task, prices=prices), control, effort)
     return replace(
         found, states=kept + found.states, proved_s=max(found.proved_s, proved_s), prices=found.prices or prices
     )
@@ -342,8 +354,9 @@ def _find_prices(space: SearchSpace, task: DegreePair, most_s: float = np.inf) -
     return path_prices(space.tables, task.arrays, most_s)
 
 
-def _run_priced(space: SearchSpace, task: DegreePair, control: FloatArray, proves: bool) -> TaskResult:
+def _run_priced(space: SearchSpace, task: DegreePair, control: FloatArray, effort: TaskEffort) -> TaskResult:
     """Searches a task on the downsets that prices leave."""
+    proves = effort in PROOFS
     if task.prices is not None and task.prices.bound_s > control[0] * (1.0 + TIE):
         return TaskResult(np.inf, proved_s=task.prices.bound_s)
     try:
@@ -356,8 +369,33 @@ def _run_priced(space: SearchSpace, task: DegreePair, control: FloatArray, prove
         return TaskResult(np.inf, proved_s=proved_s)
     if listed.is_empty:
         return TaskResult(np.inf, prices=listed.prices)
-    found = _tails(listed, task, _NO_LEVELS, _MOST_STATES, control, follows_all=proves)
-    return replace(_completed(listed, task, *found, control, proves), prices=listed.prices)
+    may_round = effort is TaskEffort.ROUNDED and 0.0 < control[0] < np.inf
+    most_states = _SOME_STATES if may_round else _MOST_STATES
+    status, states = _tails(listed, task, _NO_LEVELS, most_states, control, follows_all=proves)
+    if status == TOO_MANY and may_round:
+        least_s, rounded = _least_rounded_s(listed, task, control)
+        left_open = None if least_s == np.inf else StoppedBy.TOO_MANY_STATES
+        kept = len(states.origin) + rounded
+        return TaskResult(least_s, kept, left_open=left_open, prices=listed.prices, is_rounded=left_open is not None)
+    return replace(_completed(listed, task, status, states, control, proves), prices=listed.prices)
+
+
+def _least_rounded_s(listed: ListedTables, task: DegreePair, control: FloatArray) -> tuple[float, int]:
+    """Returns a bound on plans that take less than control[0], by tails whose figures are rounded down, on ever finer
+    grids; inf: there is no such plan. Also returns the number of their states."""
+    arrays, least_s, kept = task.arrays, task.lower_s, 0
+    often = [times_in_batch(arrays.schedule, arrays.microbatches, figure) for figure in range(FIGURES)]
+    counted = arrays.most_stages * np.array([*often, 1.0])
+    for share in _ROUNDED_SHARES:
+        grid_s = share * float(control[0]) / counted
+        status, states = _tails(listed, task, _NO_LEVELS, _SOME_ROUNDED_STATES, control, grid_s=grid_s)
+        kept += len(states.origin)
+        if status != FINISHED:
+            break
+        least_s = max(least_s, best_state(arrays, states, listed.tables.bits.shape[0])[1])
+        if least_s == np.inf:
+            break
+    return least_s, kept
 
 
 def _completed(
@@ -415,10 +453,11 @@ def _tails(
     control: FloatArray,
     *,
     follows_all: bool = True,
+    grid_s: FloatArray = _UNROUNDED,
 ) -> tuple[int, TailArrays]:
     tables, ahead, most_tails, bounds, _ = listed
     found: tuple[int, TailArrays] = tails(
-        tables, task.arrays, ahead, most_tails, levels, bounds, most_states, follows_all, control
+        tables, task.arrays, ahead, most_tails, levels, grid_s, bounds, most_states, follows_all, control
     )
     return found
 

@@ -110,6 +110,13 @@ def with_stage(schedule: int, microbatches: int, behind: int, stage: StageSecond
     return whole_s + first, whole_s + final, whole, whole_s + final_own, whole_own, last, synced
 
 
+@leaf_kernel
+def times_in_batch(schedule: int, microbatches: int, figure: int) -> int:
+    """Returns how often a batch counts a figure at most."""
+    is_slowest = schedule == GPIPE and figure in (1, 2, 4)
+    return max(1, microbatches - 1) if is_slowest else 1
+
+
 @inlined_kernel
 def batch_s(schedule: int, microbatches: int, figures: Figures) -> float:
     """Returns the seconds of the batch of a pipeline with these figures."""

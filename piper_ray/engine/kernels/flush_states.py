@@ -60,6 +60,7 @@ def tails(
     ahead: AheadArrays,
     most_tails: IndexArray,
     levels: FloatArray,
+    grid_s: FloatArray,
     bounds: PathBounds,
     most_states: int,
     follows_all: bool,
@@ -70,8 +71,10 @@ def tails(
     the call.
 
     most_tails: int64[m], the most stages that a tail of each downset may have. levels: float64[l, 2], ascending forward
-    and backward seconds, the first 0 and 0. bounds: of the task. follows_all: whether choices other than that of least
-    time are followed; for an early plan they are not, and nothing is proved.
+    and backward seconds, the first 0 and 0. grid_s: float64[FIGURES + 1], of each figure the seconds to whose multiples
+    it is rounded down, so that fewer states differ, and all bound those that are left out; float64[0]: none is rounded.
+    bounds: of the task. follows_all: whether choices other than that of least time are followed; for an early plan they
+    are not, and nothing is proved.
     """
     m = tables.bits.shape[0]
     schedule, microbatches, most_stages = task.schedule, task.microbatches, task.most_stages
@@ -259,6 +262,9 @@ def tails(
                                 )
                                 if bound > limit:
                                     continue
+                                if grid_s.size > 0:
+                                    grown = _rounded_down(grown, grid_s)
+                                    priced_s = _multiple_below(priced_s, grid_s[PRICED])
                                 if _is_beaten(grown, priced_s, new_figures, first[level], mix, link):
                                     continue
                                 if new == new_room:
@@ -391,6 +397,24 @@ def figures_of(figures: FloatArray, s: int) -> Figures:
     """Returns the figures of one state."""
     row = figures[s]
     return row[0], row[1], row[2], row[3], row[4], row[5], row[6]
+
+
+@inlined_kernel
+def _rounded_down(figures: Figures, grid_s: FloatArray) -> Figures:
+    return (
+        _multiple_below(figures[0], grid_s[0]),
+        _multiple_below(figures[1], grid_s[1]),
+        _multiple_below(figures[2], grid_s[2]),
+        _multiple_below(figures[3], grid_s[3]),
+        _multiple_below(figures[4], grid_s[4]),
+        _multiple_below(figures[5], grid_s[5]),
+        _multiple_below(figures[6], grid_s[6]),
+    )
+
+
+@inlined_kernel
+def _multiple_below(value_s: float, step_s: float) -> float:
+    return float(np.floor(value_s / step_s) * step_s)
 
 
 @inlined_kernel
