@@ -12,8 +12,7 @@ import piper_ray
 from piper_ray.engine.chunks.tables import DegreeTables
 from piper_ray.engine.chunks.tasks import ChunkProblem
 from piper_ray.engine.kernels.chunk_cuts import cut_places, level_cuts
-from piper_ray.engine.kernels.cover import BoolArray
-from piper_ray.engine.kernels.types import FloatArray, IndexArray
+from piper_ray.engine.kernels.types import BoolArray, FloatArray, IndexArray
 from piper_ray.model.constraints import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
 from tests.instances import random_instance

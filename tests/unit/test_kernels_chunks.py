@@ -13,7 +13,7 @@ import pytest
 
 import piper_ray
 from piper_ray.engine.chunks.candidates import all_plans, model_of, walk_bounds
-from piper_ray.engine.chunks.crossings import Tower, rank_seconds
+from piper_ray.engine.chunks.crossings import TowerPieces, rank_seconds
 from piper_ray.engine.chunks.layer_counts import LayerCounts
 from piper_ray.engine.chunks.rank_cover import RankCover, waits_s
 from piper_ray.engine.chunks.relaxation import Case, Relaxation
@@ -422,11 +422,13 @@ def is_in(case: Case, task: Task, relaxation: Relaxation, plan: tuple[IndexArray
 
 def has_tower(case: Case, task: Task, relaxation: Relaxation, chunk_of: IndexArray) -> bool:
     """Whether the dearest tower is in as many pieces as the case says, on its ranks."""
-    if (tower := Tower.dearest(task, np.inf)) is None:
+    if (tower := TowerPieces.dearest(task, np.inf)) is None:
         return True
     ranks = relaxation.program.rank_of[chunk_of[tower.layers]]
     pieces = 1 + np.count_nonzero(np.diff(ranks))
-    return pieces == case.pieces and {*ranks.tolist()} <= {*case.ranks} if case.ranks else pieces >= case.pieces
+    if not case.ranks:
+        return bool(pieces >= case.pieces)
+    return bool(pieces == case.pieces) and {*ranks.tolist()} <= {*case.ranks}
 
 
 @pytest.mark.long

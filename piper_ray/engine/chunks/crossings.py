@@ -37,15 +37,15 @@ def forced_transfers_s(task: Task, target_s: float) -> float:
     return sum(_least_between_pieces_s(chain, *known, 1)[1] for chain in _chains(task.tables))
 
 
-class Tower(NamedTuple):
-    """A chain. layers: its positions. transfers_s: what ranks send and receive at least between its pieces, in either
+class TowerPieces(NamedTuple):
+    """The pieces of a chain. layers: its positions. transfers_s: what ranks send and receive at least between its pieces, in either
     direction, if it is in so many pieces, by their number; the last is for at least so many."""
 
     layers: list[int]
     transfers_s: list[float]
 
     @classmethod
-    def dearest(cls, task: Task, target_s: float) -> Tower | None:
+    def dearest(cls, task: Task, target_s: float) -> TowerPieces | None:
         """The chain whose edges cost the most together, in plans that take less than ``target_s``."""
         if not (chains := _chains(task.tables)):
             return None

@@ -16,7 +16,7 @@ import numpy as np
 
 from piper_ray.engine.chunks.crossings import (
     ChunkTransfers,
-    Tower,
+    TowerPieces,
     forced_transfers_s,
     further_beside_hub,
     least_of_ranks_s,
@@ -344,7 +344,7 @@ class Relaxation:
     def _by_ranks_of_tower(self) -> Iterator[Case]:
         """The cases by the ranks that have the dearest tower, if it is in the least number of pieces; and the case that
         it is in more. None if that many pieces may be on all ranks, or if one more costs little."""
-        tower, case, p = Tower.dearest(self.task, self.target_s), self.case, self.task.shape.ranks
+        tower, case, p = TowerPieces.dearest(self.task, self.target_s), self.case, self.task.shape.ranks
         if tower is None or np.isinf(least_s := min(tower.transfers_s)):
             return
         pieces = next((n for n in range(case.pieces, p) if tower.transfers_s[n] < np.inf), p)
