@@ -38,8 +38,8 @@ def forced_transfers_s(task: Task, target_s: float) -> float:
 
 
 class TowerPieces(NamedTuple):
-    """The pieces of a chain. layers: its positions. transfers_s: what ranks send and receive at least between its pieces, in either
-    direction, if it is in so many pieces, by their number; the last is for at least so many."""
+    """The pieces of a chain. layers: its positions. transfers_s: what ranks send and receive at least between its
+    pieces, in either direction, if it is in so many, by their number; the last is for at least so many."""
 
     layers: list[int]
     transfers_s: list[float]
