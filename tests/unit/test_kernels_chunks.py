@@ -212,7 +212,7 @@ def test_quick_choices_fit_and_are_refused_only_where_none_does() -> None:
 
 def test_quick_choices_are_those_of_single_steps_in_turn() -> None:
     rng, stepped, refused = Random(6), 0, 0
-    for instance, task in (*some_tasks(range(40)), *tasks_with_hubs(range(20), SCHEDULES)):
+    for instance, task in (*some_tasks(range(40)), *tasks_with_hubs(range(20), SCHEDULES), *tight_tasks(range(6))):
         task = replace(task, memory_bytes=instance.memory_bytes * rng.choice([0.1, 0.2, 0.4, 0.7]))
         program = task.shape.program()
         assert program is not None
@@ -226,6 +226,21 @@ def test_quick_choices_are_those_of_single_steps_in_turn() -> None:
                 stepped += bool((wanted != task.tables.option_start[:-1])[program.rank_of[chunk_of] == rank].any())
             refused += not fits
     assert min(stepped, refused) > 20
+
+
+def tight_tasks(seeds: range) -> Iterator[tuple[Instance, Task]]:
+    """Chains whose layers save much or little memory for their time, so that some steps turn out not to be needed."""
+    for seed in seeds:
+        rng = Random(seed)
+        layers = {}
+        for v in range(16):
+            time_s, activation = rng.randint(5, 20), rng.randint(20, 60)
+            saving = [tmpc(time_s + rng.randint(1, 9), activation=rng.randint(1, 19), name=name) for name in "ab"]
+            layers[v] = {1: [tmpc(time_s, activation=activation), *saving]}
+        edges = {(v, v + 1): 1 for v in range(15)}
+        instance = piper_ray.with_passes(build(layers, edges, devices=2, microbatches=4, memory_bytes=1000.0))
+        tasks = ChunkProblem.of(instance, Restrictions(data_parallelism=False), SCHEDULES).tasks(instance)
+        yield from ((instance, task) for task in tasks if task.shape.ranks > 1)
 
 
 def steps_in_turn(

@@ -530,9 +530,8 @@ class Relaxation:
         from piper_ray.engine.chunks.share_program import ShareProgram  # HiGHS is loaded where it is needed
 
         basis = None if counted else self.basis
-        return ShareProgram(
-            self.kinds, self.limits, self._hub, self.task.lower_s, self.paths, basis, counted, self._excluded
-        )
+        apart = self._hub, self._excluded
+        return ShareProgram(self.kinds, self.limits, *apart, self.task.lower_s, self.paths, basis, counted)
 
     def whole_plan(self) -> tuple[IndexArray, IndexArray] | None:
         """A plan of whole layers that keeps the limits of memory, as in ``placed``; None if none is found soon. It may
@@ -628,15 +627,13 @@ class Relaxation:
         """The bound of these prices. counts: the limits of those of layers."""
         paths = _some(self.paths, slice(prices.path.size))
         of_layers_s = size_s = 0.0
-        transfers = np.arange(self.kinds.layers.size - len(self._transfers), self.kinds.layers.size)
-        merged = np.append(self.merged, transfers)
-        if self.case.ranks:
-            prices = prices._replace(layers=np.where(self._excluded, np.inf, 0.0)[merged])
+        if self.case.ranks:  # without counts, which divide plans beside a hub alone
+            prices = prices._replace(layers=np.where(self._excluded, np.inf, 0.0)[self._merged_and_transfers])
         if counts is not None:
             limit = np.where(prices.layers > 0.0, counts.most, counts.least)
             of_layers_s = float((prices.layers * limit).sum())
             size_s = float((np.abs(prices.layers) * (limit + counts.most)).sum())
-            prices = prices._replace(layers=prices.layers[merged])
+            prices = prices._replace(layers=prices.layers[self._merged_and_transfers])
         found_s, _ = chunk_bound.least_priced_s(self.exact_kinds, self.limits, paths, prices)
         limited = self.limits.most_units < chunk_bound.NO_LIMIT
         priced_s = self.task.memory_bytes * prices.memory.sum()
@@ -665,9 +662,12 @@ class Relaxation:
             found.append(ChunkTransfers(left_s, 0, self.task.shape.stages - 1))
         self._transfers = found
         self.exact_kinds, self.kinds = (with_transfers(one, found) for one in (self.exact_kinds, self.kinds))
+        # Of each exact kind the merged one; those of transfers are the last ones in both.
+        kinds = self.kinds.layers.size
+        self._merged_and_transfers = np.append(self.merged, np.arange(kinds - len(found), kinds))
 
     def _exclude(self) -> None:
-        """Excludes the dearest tower from other ranks' chunks than may have it."""
+        """Says where kinds of the dearest tower may not be: in chunks of ranks that do not have it in this case."""
         shape = self.kinds.layers.size, self.task.shape.stages
         self._excluded = np.zeros(shape, np.bool_)
         if self.case.ranks:

@@ -71,7 +71,7 @@ class Basis(NamedTuple):
 
 class ShareProgram:
     """The program in units of ``scale_s`` and of the memory of a device. hub: the hub's chunk, -1 if it is open or
-    there is none.
+    there is none. excluded: bool[kinds, s], the chunks that may have no layer of a kind.
 
     Columns: parts of layers; seconds of each kind of pass of each chunk; synchronisation of each rank; activations of
     each chunk; fixed bytes of each rank; what ranks have too much, and too little; the batch. Rows: each kind's layers
@@ -86,11 +86,11 @@ class ShareProgram:
         kinds: LayerKinds,
         limits: ShapeLimits,
         hub: int,
+        excluded: BoolArray,
         scale_s: float,
         paths: Paths,
         basis: Basis | None = None,
         counted: Sequence[int] = (),
-        excluded: BoolArray | None = None,
     ) -> None:
         self._kinds, self._limits, self._hub, self._scale_s = kinds, limits, hub, scale_s
         self._counted = np.array(counted, np.int64)
@@ -288,13 +288,12 @@ class ShareProgram:
         return row[some], column[some], value[some]
 
 
-def _cells(kinds: LayerKinds, hub: int, excluded: BoolArray | None) -> _Cells:
+def _cells(kinds: LayerKinds, hub: int, excluded: BoolArray) -> _Cells:
     found = []
     for c in range(kinds.layers.size):
         first, last = (kinds.first_chunk[c], kinds.last_chunk[c]) if hub < 0 else window(kinds, c, hub)
         chunks, options = np.arange(first, last + 1), np.arange(kinds.option_start[c], kinds.option_start[c + 1])
-        if excluded is not None:
-            chunks = chunks[~excluded[c, chunks]]
+        chunks = chunks[~excluded[c, chunks]]
         size = chunks.size * options.size
         found.append((np.full(size, c), np.repeat(chunks, options.size), np.tile(options, chunks.size)))
     return _Cells(*(np.concatenate(part).astype(np.int64) for part in zip(*found, strict=True)))

@@ -214,6 +214,7 @@ class TaskEffort(Enum):
 
 
 PROOFS = (TaskEffort.ROUNDED, TaskEffort.PROOF)
+"""The efforts that prove, in their order: the second one is for tasks that the first one left with rounded states."""
 
 
 def run_task(
