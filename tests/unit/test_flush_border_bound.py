@@ -5,15 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import product
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
 
 from piper_ray.engine.flush import border_bound
+from piper_ray.engine.flush import space as flush_space
 from piper_ray.engine.flush.border_bound import BorderBound, border_labelling, downsets_with_cheap_borders
 from piper_ray.engine.flush.path_prices import LayerChoices, in_flight_at
 from piper_ray.engine.flush.position_program import path_prices
+from piper_ray.engine.flush.space import SearchSpace
 from piper_ray.engine.flush.tables import FlushWorkload
+from piper_ray.engine.flush.task_search import TaskEffort, run_task
 from piper_ray.engine.kernels.cell_stages import CellLimits
 from piper_ray.engine.kernels.flush_borders import cheapest_downsets
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
@@ -252,6 +256,31 @@ def test_prices_sought_for_ways_bound_more(monkeypatch: pytest.MonkeyPatch) -> N
                 assert found_s[-1] <= batch_s * (1.0 + 1e-9), (seed, task.degrees)
             closer += found_s[1] > found_s[0] * (1.0 + 1e-3)
     assert closer > 10
+
+
+def test_of_many_layers_bounds_near_the_plan_are_made_by_ways_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of others the search takes no longer than these would."""
+    asked, compared = list[float](), 0
+
+    def recorded(bound: BorderBound, *given: Any) -> float:  # noqa: ARG001
+        asked.append(given[3])
+        return float(given[3])
+
+    monkeypatch.setattr(BorderBound, "least_s", recorded)
+    for _, workload, paths, task, batch_s in searched(FlushSchedule.ONE_F_ONE_B)[:12]:
+        bound = _bound(workload, task.arrays.variants)
+        if bound is None or batch_s == 0.0:
+            continue
+        space, near_s = SearchSpace(workload.arrays, True, paths), 0.95 * batch_s
+        near = replace(task, borders=bound, lower_s=near_s)
+        for layers, often in ((10**6, 0), (0, 1)):
+            monkeypatch.setattr(flush_space, "MANY_LAYERS", layers)
+            asked.clear()
+            found = run_task(space, near, np.array([1.001 * batch_s, 0.0]), TaskEffort.BOUND)
+            assert near_s <= found.lower_s <= batch_s * (1.0 + 1e-9)
+            assert len(asked) == often
+        compared += 1
+    assert compared > 3
 
 
 def never() -> bool:

@@ -68,10 +68,11 @@ class PathProgram:
             mixture = np.tensordot(np.array(values[self._passes :]), np.stack(self._ways), axes=1)
             mixture[:2] += np.reshape(values[: self._passes], (2, -1))
             paths = longest_paths(self._task.schedule, self._task.microbatches, *mixture)
-            longer = [path for path in paths if path.seconds(*mixture) > batch * (1.0 + _LONGER)]
+            most_s = batch * (1.0 + _LONGER)
+            longer = [path for path in paths[:_PATHS_AT_ONCE] if path.seconds(*mixture) > most_s]
             if not longer:
                 return bool(self._weights.sum() > 0.0)
-            for path in longer[:_PATHS_AT_ONCE]:
+            for path in longer:
                 self._add_path(path)
                 self._paths.append(path)
         return False

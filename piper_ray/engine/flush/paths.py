@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from piper_ray.engine.kernels.flush_critical import paths_of_1f1b, paths_of_gpipe
 from piper_ray.engine.kernels.flush_types import GPIPE, TWO_BW
 from piper_ray.engine.kernels.types import FloatArray, IndexArray, frozen
 
@@ -35,15 +36,13 @@ def longest_paths(
     schedule: int, microbatches: int, forward_s: FloatArray, backward_s: FloatArray, sync_s: FloatArray
 ) -> list[PassPath]:
     """Returns the longest path of each position, the longest first. The arguments in s are by stages behind."""
+    seconds = np.stack([forward_s, backward_s, sync_s])  # arrays of one kind, for which kernels are compiled once
     if schedule == GPIPE:
-        found = _of_gpipe(microbatches, forward_s, backward_s)
+        often = paths_of_gpipe(microbatches, seconds[0], seconds[1])
     else:
-        found = [
-            path
-            for end in _ends(sync_s)
-            for path in _up_to(end, forward_s.size, _of_1f1b(microbatches, forward_s[: end + 1], backward_s[: end + 1]))
-        ]
-    return sorted(found, key=lambda path: -path.seconds(forward_s, backward_s, sync_s))
+        often = paths_of_1f1b(microbatches, seconds[0], seconds[1], _ends(sync_s))
+    lengths_s = often.reshape(often.shape[0], -1) @ seconds.ravel()
+    return [PassPath(*often[k]) for k in np.argsort(-lengths_s, kind="stable").tolist()]
 
 
 def path_past(schedule: int, microbatches: int, positions: int, slow: int) -> PassPath:
@@ -101,18 +100,7 @@ def fits_in_order(
     return False
 
 
-def _of_gpipe(m: int, forward_s: FloatArray, backward_s: FloatArray) -> list[PassPath]:
-    """Returns paths through all forward passes and through the backward passes up to each position."""
-    found = []
-    for q in range(forward_s.size):
-        forward, backward = np.ones_like(forward_s), _ones(forward_s.size, 0, q + 1)
-        forward[np.argmax(forward_s)] += m - 1
-        backward[np.argmax(backward_s[: q + 1])] += m - 1
-        found.append(PassPath(forward, backward, _ones(forward_s.size, q, q + 1)))
-    return found
-
-
-def _ends(sync_s: FloatArray) -> list[int]:
+def _ends(sync_s: FloatArray) -> IndexArray:
     """Returns the position of the first stage, and those that synchronise longer than all in front of them, longest
     first."""
     first, found = sync_s.size - 1, []
@@ -121,73 +109,4 @@ def _ends(sync_s: FloatArray) -> list[int]:
         if sync_s[q] > longest_s:
             longest_s = sync_s[q]
             found.append(q)
-    return [first, *found[: -_MOST_ENDS - 1 : -1]]
-
-
-def _up_to(end: int, positions: int, paths: list[PassPath]) -> list[PassPath]:
-    """Returns paths to the end of a position. paths: of the pipeline that begins with that position. They are preceded
-    by the first microbatch's forward passes in front of it."""
-    if end == positions - 1:
-        return paths
-    in_front, none = np.ones(positions - 1 - end), np.zeros(positions - 1 - end)
-    return [
-        PassPath(np.append(path.forward, in_front), np.append(path.backward, none), np.append(path.sync, none))
-        for path in paths
-    ]
-
-
-def _of_1f1b(m: int, forward_s: FloatArray, backward_s: FloatArray) -> list[PassPath]:
-    """Returns paths to the end of the first stage, each with m - w + 1 microbatches at a position."""
-    positions, found = forward_s.size, []
-    whole_s = forward_s + backward_s
-    down, up = _there_and_back(m, whole_s, forward_s), _there_and_back(m, whole_s, backward_s)
-    for q in range(positions):
-        w = min(m, q + 1)
-        forward = _ones(positions, q + 1, positions)
-        backward = forward.copy()
-        forward[q] += m - w + 1
-        backward[q] += m - w + 1
-        goes_down = goes_up = True
-        if m == w:
-            slowest_f, slowest_b = q + int(np.argmax(forward_s[q:])), q + int(np.argmax(backward_s[q:]))
-            passes_f, passes_b = (w - 1) * forward_s[slowest_f], (w - 1) * backward_s[slowest_b]
-            goes_up = bool(passes_f + up.seconds[q] >= down.seconds[q] + passes_b)
-            goes_down = not goes_up
-            forward[slowest_f] += (w - 1) * goes_up
-            backward[slowest_b] += (w - 1) * goes_down
-        for goes, way, passes in ((goes_down, down, forward), (goes_up, up, backward)):
-            if goes:
-                forward[way.reach[q] : q] += 1.0
-                backward[way.reach[q] : q] += 1.0
-                passes[way.slowest[q]] += way.often[q]
-        found.append(PassPath(forward, backward, _ones(positions, positions - 1, positions)))
-    return found
-
-
-class _Ways(NamedTuple):
-    """S or E of each position: how far behind it reaches, the slowest stage up to there, and how often that one
-    counts."""
-
-    reach: IndexArray
-    slowest: IndexArray
-    often: IndexArray
-    seconds: FloatArray
-
-
-def _there_and_back(m: int, whole_s: FloatArray, pass_s: FloatArray) -> _Ways:
-    positions = np.arange(pass_s.size)
-    slowest_s = np.maximum.accumulate(pass_s[::-1])[::-1]
-    is_slowest = np.where(pass_s == slowest_s, positions, pass_s.size)
-    slowest = np.minimum.accumulate(is_slowest[::-1])[::-1]
-    often = np.minimum(m, positions + 1) - 1
-    behind_s = np.append(0.0, np.cumsum(whole_s))[:-1]
-    gain_s = often * slowest_s - behind_s
-    best_s = np.maximum.accumulate(gain_s)
-    reach = np.maximum.accumulate(np.where(gain_s >= best_s, positions, 0))
-    return _Ways(reach, slowest[reach], often[reach], behind_s + best_s)
-
-
-def _ones(size: int, first: int, end: int) -> FloatArray:
-    found = np.zeros(size)
-    found[first:end] = 1.0
-    return found
+    return np.array([first, *found[: -_MOST_ENDS - 1 : -1]])

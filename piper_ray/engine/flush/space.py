@@ -98,8 +98,13 @@ class SearchSpace:
 
     def is_soon_bounded(self, task: DegreePair) -> bool:
         """Whether ``least_s`` with little work takes less time than the first states."""
-        downsets, layers = self.tables.bits.shape[0], self.tables.option_start.shape[1] - 1
-        return self.graph is None and layers > MANY_LAYERS and downsets * task.arrays.most_stages <= _SOON
+        downsets = self.tables.bits.shape[0]
+        return self.graph is None and self.has_many_layers and downsets * task.arrays.most_stages <= _SOON
+
+    @property
+    def has_many_layers(self) -> bool:
+        """Whether states take so long that bounds come first."""
+        return bool(self.tables.option_start.shape[1] - 1 > MANY_LAYERS)
 
     def within(
         self, task: DegreePair, control: FloatArray, check: Callable[[], None]
