@@ -13,6 +13,7 @@ from typing import Any
 
 from piper_ray.calibrate.workload import running_arguments, shared_replicas
 from piper_ray.model.errors import InfeasibleError, UsageError
+from piper_ray.model.fields import plain_fields
 from piper_ray.model.figures import PROOF_TOLERANCE
 from piper_ray.model.schedule import ScheduleName
 from piper_ray.model.solution import Status
@@ -205,9 +206,7 @@ def _of_plans(found: FoundPlans) -> Row:
         "microbatch_samples": best.samples,
         "step_s": best.step_s,
         "step_lower_bound_s": found.lower_s,
-        "tokens_per_s": figures.tokens_per_s,
-        "tokens_per_s_per_device": figures.tokens_per_s_per_device,
-        "mfu": figures.mfu,
+        **plain_fields(figures, ("tokens_per_s", "tokens_per_s_per_device", "mfu")),
         "peak_memory_bytes": best.simulation.peak_memory_bytes,
         "layout": words.text,
         **({"devices_of_kinds": json.dumps(gpus), "kinds_of_stages": json.dumps(words.kinds)} if gpus else {}),
