@@ -1,5 +1,4 @@
-"""Fields of dataclasses: those whose values are computed when they are first read; and fields as plain data, for JSON.
-"""
+"""Fields of dataclasses: values that are computed when they are first read, and all of them as plain data."""
 
 from __future__ import annotations
 

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from piper_ray.calibrate.workload import running_arguments, shared_replicas
 from piper_ray.model.errors import InfeasibleError, UsageError
 from piper_ray.model.fields import plain_fields
 from piper_ray.model.figures import PROOF_TOLERANCE
+from piper_ray.model.mode import ALL_REPLICAS
 from piper_ray.model.schedule import ScheduleName
 from piper_ray.model.solution import Status
 from piper_ray.model.stop import Stop
@@ -84,7 +84,7 @@ class PlannedModel:
             sum(nodes_of.values()),
             devices,
             usual_batch(self.model, devices) if batch is None else batch,
-            running_arguments(precision, (), None, None)["precision"],
+            precision,
             trained_by,
             tokens,
             None if schedule is None else ScheduleName(schedule),
@@ -143,7 +143,7 @@ def _demand(point: PlanPoint, planned: PlannedModel) -> PlanDemand:
         batch=point.batch,
         precision=point.precision,
         software=runtime.software,
-        offer=Offer(zero=shared_replicas("all")),
+        offer=Offer(zero=ALL_REPLICAS),
     )
     runtime.require_kinds([*kinds])
     question = PlanQuestion(planned.model, planned.hardware, runtime, asked, point.asked_schedule)
