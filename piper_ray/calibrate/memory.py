@@ -13,6 +13,7 @@ from piper_ray.calibrate.layouts import Laid
 from piper_ray.calibrate.runs import PublishedRun, note_words
 from piper_ray.model.arguments import choice, did_you_mean
 from piper_ray.model.errors import Fault, InputError
+from piper_ray.model.fields import plain_fields
 from piper_ray.model.mode import Recomputation, Sharding
 from piper_ray.simulate.actions import ActionKind, flush_lists
 from piper_ray.workloads.estimate.doubt import memory_doubt
@@ -138,10 +139,7 @@ class LayoutMemory:
 def layout_document(layout: Layout) -> dict[str, object]:
     """A layout by the names of its parts."""
     return {
-        "tensor": layout.tensor,
-        "pipeline": layout.pipeline,
-        "data": layout.data,
-        "context": layout.context,
+        **plain_fields(layout, ("tensor", "pipeline", "data", "context")),
         "expert": layout.expert or 1,
         "expert_tensor": layout.expert_tensor,
         **layout.schedule.to_dict(),

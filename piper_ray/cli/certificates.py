@@ -22,6 +22,7 @@ from piper_ray import (
 from piper_ray.cli.interrupts import current
 from piper_ray.cli.options import flag, option
 from piper_ray.cli.telling import Unwritten, note, refuse_unwritable, working
+from piper_ray.model.fields import plain_fields
 from piper_ray.model.figures import PROOF_DIGITS, PROOF_TOLERANCE, percent_text, plural, time_text
 from piper_ray.model.mode import found_schemes
 from piper_ray.model.schedule import PAPERS_SCHEDULE
@@ -184,12 +185,7 @@ def certified_document(
             "restrictions": found.restrictions.to_dict(),
             "unrestricted": found.is_unrestricted,
             **found.schedule.to_dict(),
-            "downsets": found.downsets,
-            "tails": found.tails,
-            "stages": found.stages,
-            "choices": found.choices,
-            "pairs": found.pairs,
-            "by_prices": found.by_prices,
+            **plain_fields(found, ("downsets", "tails", "stages", "choices", "pairs", "by_prices")),
             "schemes": schemes,
         }
     }

@@ -17,6 +17,7 @@ from piper_ray.export.flags import TORCH
 from piper_ray.export.job import ExportJob
 from piper_ray.export.run_as import check_batch
 from piper_ray.model.errors import InputError, UsageError
+from piper_ray.model.fields import plain_fields
 from piper_ray.model.figures import plural, printable
 from piper_ray.model.instance import Instance, Layer, Tmpc, TrainedModel
 from piper_ray.model.mode import ALL_REPLICAS, Mode, Recomputation, Sharding
@@ -103,10 +104,7 @@ def _trained(model: TrainedModel | None) -> dict[str, object]:
     return {
         "precision": model.precision,
         "adapter_rank": model.lora_rank,
-        "weight_bytes": model.weight_bytes,
-        "gradient_bytes": model.gradient_bytes,
-        "optimizer_bytes": model.optimizer_bytes,
-        "optimizer_on_host": model.optimizer_on_host,
+        **plain_fields(model, ("weight_bytes", "gradient_bytes", "optimizer_bytes", "optimizer_on_host")),
     }
 
 

@@ -81,9 +81,10 @@ _MOST_NESTED = 24
 _MOST_STATEMENTS = 20_000
 _ELSEWHERE = "is not read: its file is neither here nor in a folder above; put this file into a clone, or set more here"
 _NOT_FOLLOWED = "registry"
+"""Functions with such names look up a model; their arguments name it."""
+
 _HARMLESS = ("default_adamw", "decoder_vocab_size")
 """Functions of torchtitan that set nothing of time or memory: rates of AdamW, the size of the vocabulary."""
-"""Functions with such names look up a model; their arguments name it."""
 
 _CALCULATED: dict[type[ast.operator], Callable[[int | float, int | float], int | float]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,

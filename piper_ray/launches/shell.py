@@ -36,11 +36,10 @@ _PRINTING = frozenset(
 
 @dataclass(frozen=True)
 class ShellCommand:
-    """A command that the script reaches. line: of the script. is_certain: whether the script certainly reaches it."""
+    """A command that the script reaches. line: of the script."""
 
     words: tuple[str, ...]
     line: int
-    is_certain: bool
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,6 @@ class Followed:
 
     commands: tuple[ShellCommand, ...]
     files: Mapping[str, str]
-    outside: Outside
 
 
 class _Ends(Exception):
@@ -60,7 +58,7 @@ def follow(text: str, outside: Outside) -> Followed:
     """Follows a script. Raises UsageError that names the line of invalid shell syntax."""
     script = _Script(outside)
     script.run_text(text, 0)
-    return Followed(tuple(script.commands), script.words.state.files, outside)
+    return Followed(tuple(script.commands), script.words.state.files)
 
 
 class _Script:
@@ -68,7 +66,6 @@ class _Script:
         self.words = ShellWords(State(), outside)
         self.commands: list[ShellCommand] = []
         self.statements = 0
-        self.is_certain = True
 
     @property
     def state(self) -> State:
@@ -197,9 +194,8 @@ class _Script:
         if len(ways) == 1:
             self._all(ways[0], depth + 1, line)
             return
-        begin, certain = self.state.copied(), self.is_certain
+        begin = self.state.copied()
         ends: list[State] = []
-        self.is_certain = False
         for way in ways:
             self.words.state = begin.copied()
             try:
@@ -207,7 +203,6 @@ class _Script:
             except _Ends:
                 continue  # a branch that ends the script does not reach the launch
             ends.append(self.state)
-        self.is_certain = certain
         self.words.state = begin
         if not ends:
             raise _Ends
@@ -329,7 +324,7 @@ class _Script:
         elif document is not None and (name in _SHELLS or name in _QUEUES):
             self.run_text(document, depth + 1, line)
         elif name not in _PRINTING:
-            self.commands.append(ShellCommand(tuple(words), line, self.is_certain))
+            self.commands.append(ShellCommand(tuple(words), line))
 
     def _function(self, body: Node, arguments: list[str], depth: int, line: int) -> None:
         before, self.state.arguments = self.state.arguments, arguments
@@ -344,7 +339,7 @@ class _Script:
         if text is None:
             outside.not_found.append(after_unseen(name))
             if arguments is not None:
-                self.commands.append(ShellCommand((name, *arguments), line, self.is_certain))
+                self.commands.append(ShellCommand((name, *arguments), line))
             return
         before, here = self.state, outside.path
         if arguments is not None:

@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 
 from piper_ray.model import arguments
 from piper_ray.model.errors import UsageError
+from piper_ray.model.fields import plain_fields
 from piper_ray.model.instance import Instance, Tmpc, divisors
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.plan_rules import layers_in_order, order_violations
@@ -631,11 +632,7 @@ class Restrictions:
     def to_dict(self) -> dict[str, object]:
         """Ready for ``json.dump``: the usual three by name, and other constraints under ``constraints`` if there are
         any."""
-        usual: dict[str, object] = {
-            "tensor_parallelism": self.tensor_parallelism,
-            "data_parallelism": self.data_parallelism,
-            "recompute": self.recompute.value,
-        }
+        usual = plain_fields(self, ("tensor_parallelism", "data_parallelism", "recompute"))
         others = [{"kind": type(constraint).__name__, **_fields(constraint)} for constraint in self.others]
         return usual | ({"constraints": others} if others else {})
 

@@ -1,8 +1,11 @@
-"""Fields of dataclasses whose values are computed when they are first read."""
+"""Fields of dataclasses: values that are computed when they are first read, and all of them as plain data."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+import math
+from collections.abc import Callable, Iterable
+from enum import Enum
 from typing import Any, NamedTuple, TypeVar, cast
 
 T = TypeVar("T")
@@ -52,3 +55,22 @@ class _Field:
 
 def _found(instance: object) -> dict[str, Any]:
     return {name: getattr(instance, name) for name in vars(instance)}
+
+
+def plain_fields(value: Any, names: Iterable[str] | None = None) -> dict[str, Any]:
+    """These fields and properties of an object, ready for ``json.dump``. names: None for all fields of a dataclass."""
+    listed = [field.name for field in dataclasses.fields(value)] if names is None else names
+    return {name: plain_data(getattr(value, name)) for name in listed}
+
+
+def plain_data(value: object) -> object:
+    """Dataclasses as objects, enums as their values; JSON has no infinity, which becomes null."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return plain_fields(value)
+    if isinstance(value, (list, tuple)):
+        return [plain_data(item) for item in value]
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -44,11 +44,10 @@ class OwnPipelines:
 @dataclass(frozen=True)
 class KindsApart:
     """parts: of the kinds that do anything. least_s: no sharing out takes less. It is below ``batch_s`` if the search
-    for a kind's plan ended with a gap. solves: how many plans were sought."""
+    for a kind's plan ended with a gap."""
 
     parts: tuple[OwnPipelines, ...]
     least_s: float
-    solves: int
 
     @property
     def batch_s(self) -> float:
@@ -94,19 +93,18 @@ def kinds_apart(
         known: dict[str, _OfKind] = {}  # equal kinds take equally long
         found = [_OfKind.of(instance, kind, count, restrictions, schedule, step, known) for kind in names]
         ways += list(combinations(found, count))
-    solves, own = 0, replace(options, resume=None)
+    own = replace(options, resume=None)
     while True:
         value_s, split = min((_least(some, wanted) for some in ways), key=lambda one: one[0])
         if value_s == math.inf:
             return None
         if value_s >= within_s:
-            return KindsApart((), value_s, solves)
+            return KindsApart((), value_s)
         unknown = [(one.least_s[n], one, n) for one, n in split if n not in one.plans]
         if not unknown:
-            return KindsApart(tuple(one.part(n) for one, n in split), value_s, solves)
+            return KindsApart(tuple(one.part(n) for one, n in split), value_s)
         _, one, n = max(unknown, key=lambda part: part[0])
         if not one.bound(n):
-            solves += 1
             one.solve(n, own, stop)
 
 

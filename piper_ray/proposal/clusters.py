@@ -128,7 +128,7 @@ def _after(
         limit_bytes = demand.planned_bytes(before.demand.whole_bytes(instance.memory_bytes))
         if before.best.simulation.peak_memory_bytes <= limit_bytes <= instance.memory_bytes:
             best = before.best.on(instance.replace(memory_bytes=limit_bytes), demand.step)
-            return replace(before, demand=demand, found=(best,), seconds=0.0)
+            return replace(before, demand=demand, found=(best,))
     plans = [one.best for one in alike]
     found = propose(demand, stop.part(), tell, watch, listed=1, known=plans, like=like)
     bounds_s = [one.lower_s for one in roomier if one.best.instance.memory_bytes >= found.best.instance.memory_bytes]

@@ -4,7 +4,6 @@ user's own plan is valued in the same way."""
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -62,7 +61,6 @@ class FoundPlans:
     cells: Cells
     lower_s: float
     refused: tuple[str, ...]
-    seconds: float
     schemes_save: float | None = None
 
     @property
@@ -147,9 +145,8 @@ def _proposed(
     threads: int | None,
     like: FoundPlans | None = None,
 ) -> FoundPlans:
-    began_s = time.perf_counter()
     demand = demand.with_batch(tell)
-    stop.offer(lambda: FoundPlans(demand, (), Cells((), (), ()), 0.0, (), 0.0))
+    stop.offer(lambda: FoundPlans(demand, (), Cells((), (), ()), 0.0, ()))
     ways, cells = _ways_of(demand, stop, like)
     refused = list(dict.fromkeys(text for way in ways for text in way.refused))
     refused += cells.refused
@@ -160,8 +157,7 @@ def _proposed(
 
     def so_far() -> FoundPlans:
         search.close_cells()
-        seconds = time.perf_counter() - began_s
-        return FoundPlans(demand, search.found, cells, search.ledger.lower_s, tuple(refused), seconds)
+        return FoundPlans(demand, search.found, cells, search.ledger.lower_s, tuple(refused))
 
     stop.offer(so_far)
     search.run()
@@ -205,7 +201,7 @@ def _ways_of(demand: PlanDemand, stop: Stop[Any], like: FoundPlans | None = None
 def priced(demand: PlanDemand, stop: Stop[Any]) -> FoundPlans:
     """All combinations, before any search. Raises as ``propose``."""
     _, cells = _ways_of(demand, stop)
-    return FoundPlans(demand, (), cells, 0.0, (), 0.0)
+    return FoundPlans(demand, (), cells, 0.0, ())
 
 
 def _still(one: Proposed, way: _Way) -> Proposed | None:

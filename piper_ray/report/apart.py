@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from piper_ray.model.fields import plain_fields
 from piper_ray.model.figures import least_text, plural, printable, time_text
 from piper_ray.model.instance import Instance
 from piper_ray.model.solution import Solution
@@ -52,12 +53,9 @@ def apart_document(apart: KindsApart | None) -> dict[str, object] | None:
         return None
     parts = [
         {
-            "kind": part.kind,
-            "microbatches": part.microbatches,
-            "batch_s": part.batch_s,
+            **plain_fields(part, ("kind", "microbatches", "batch_s")),
             "stages": len(part.plan.stages),
-            "data_parallel_degree": part.plan.stages[0].data_parallel_degree,
-            "tensor_parallel_degree": part.plan.stages[0].tensor_parallel_degree,
+            **plain_fields(part.plan.stages[0], ("data_parallel_degree", "tensor_parallel_degree")),
         }
         for part in apart.parts
     ]

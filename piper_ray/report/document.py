@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from piper_ray.evaluate import Evaluation
 from piper_ray.model import arguments
 from piper_ray.model.cluster import Cluster, DeviceKind
 from piper_ray.model.constraints import Restrictions
+from piper_ray.model.fields import plain_data, plain_fields
 from piper_ray.model.figures import given_size_text, printable, time_text
 from piper_ray.model.instance import Batch, Instance
 from piper_ray.model.options import Contract, SolveOptions
@@ -28,8 +27,6 @@ from piper_ray.workloads.formats.load import instance_of
 from piper_ray.workloads.formats.plans import Document, header, stage_documents
 
 if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
     from piper_ray.engine.frontier.result import Frontier, FrontierPoint
     from piper_ray.planners.planner import BaselineResult
     from piper_ray.simulate.result import Simulation
@@ -136,14 +133,14 @@ def solution_document(
     return {
         **header("solution", instance, solution.plan),
         "restrictions": restrictions.to_dict(),
-        "options": _plain(options),
+        "options": plain_data(options),
         **proof_document(solution),
-        "stopped_by": _plain(solution.stopped_by),
+        "stopped_by": plain_data(solution.stopped_by),
         **_valued(instance, solution.plan, evaluation, solution.schedule),
         "simulated": _simulated_document(instance, simulation),
-        "infeasibility": _plain(solution.infeasibility),
+        "infeasibility": plain_data(solution.infeasibility),
         "blocks": _blocks_document(solution.blocks),
-        "stats": _plain(solution.stats),
+        "stats": plain_data(solution.stats),
     }
 
 
@@ -175,7 +172,7 @@ def proof_document(solution: Solution) -> Document:
         "step": _step_document(solution.step),
         "time_per_sample_s": solution.time_per_sample_s,
         "status": solution.status.value,
-        "lower_bound_s": _plain(solution.lower_bound_s),
+        "lower_bound_s": plain_data(solution.lower_bound_s),
         "gap": solution.gap,
     }
 
@@ -189,7 +186,7 @@ def workload_text(instance: Instance, header: Iterable[str]) -> str:
 
 
 def _step_document(step: StepTerms) -> object:
-    return None if step == StepTerms() else _plain(step)
+    return None if step == StepTerms() else plain_data(step)
 
 
 def baseline_facts(result: BaselineResult) -> Document:
@@ -220,14 +217,14 @@ def frontier_document(
     return {
         **header("frontier", instance),
         "restrictions": restrictions.to_dict(),
-        "options": _plain(options),
+        "options": plain_data(options),
         **frontier.schedule.to_dict(),
         **({"chunks": None} if frontier.chunks_differ else {}),
-        "stopped_by": _plain(frontier.stopped_by),
+        "stopped_by": plain_data(frontier.stopped_by),
         "reason": frontier.reason,
-        "by_devices": [_fields(point, _POINT) for point in frontier.points()],
-        "by_budget": [_fields(point, _POINT) for point in budgets],
-        "stats": _plain(frontier.stats),
+        "by_devices": [plain_fields(point, _POINT) for point in frontier.points()],
+        "by_budget": [plain_fields(point, _POINT) for point in budgets],
+        "stats": plain_data(frontier.stats),
     }
 
 
@@ -238,7 +235,7 @@ def kind_document(
     return {
         **header("frontier", instance),
         "restrictions": restrictions.to_dict(),
-        "options": _plain(options),
+        "options": plain_data(options),
         **schedule.to_dict(),
         "by_kinds": [*rows],
     }
@@ -291,10 +288,6 @@ _POINT = ("devices", "data_parallel_budget", "status", "time_per_sample_s", "low
 _RANK = ("replica", "devices", "compute_s", "communication_s", "waiting_s", "bubble_s", "in_flight")
 
 
-def _fields(value: object, names: Iterable[str]) -> Document:
-    return {name: _plain(getattr(value, name)) for name in names}
-
-
 def _valued(instance: Instance, plan: Plan | None, evaluation: Evaluation | None, schedule: Schedule) -> Document:
     """A plan and what it costs, as far as there are such."""
     return {
@@ -304,7 +297,7 @@ def _valued(instance: Instance, plan: Plan | None, evaluation: Evaluation | None
         else {
             "time_per_sample_s": evaluation.time_per_sample_s,
             **speed_document(instance.batch, evaluation.time_per_sample_s),
-            **_fields(evaluation, ("devices", "data_parallel_sum")),
+            **plain_fields(evaluation, ("devices", "data_parallel_sum")),
             "stages": len(evaluation.stages),
             "bottleneck": evaluation.bottleneck,
         },
@@ -314,7 +307,7 @@ def _valued(instance: Instance, plan: Plan | None, evaluation: Evaluation | None
 def _plan_with_figures(instance: Instance, plan: Plan, evaluation: Evaluation | None, schedule: Schedule) -> Document:
     stages = stage_documents(instance, plan, schedule)
     for written, stage in zip(stages, evaluation.stages if evaluation else (), strict=evaluation is not None):
-        written["figures"] = {**_fields(stage, _FIGURES), "binds": list(stage.binding)}
+        written["figures"] = {**plain_fields(stage, _FIGURES), "binds": list(stage.binding)}
     return {"stages": stages, **plan.rule_dict()}
 
 
@@ -338,24 +331,24 @@ def simulation_document(instance: Instance, simulation: Simulation) -> Document:
     seconds: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for part in simulation.critical_path:  # how long it stays on each rank, and with what
         seconds[part.rank][part.what] += part.duration_s
-    of_batch = _fields(simulation.batch, ("samples_per_microbatch", "tokens_per_sample"))
+    of_batch = plain_fields(simulation.batch, ("samples_per_microbatch", "tokens_per_sample"))
     rates = ("samples_per_s", "tokens_per_s")
     return {
         **header("simulation", instance),
         **simulation.schedule.to_dict(),
-        "options": {**_fields(simulation.options, _names(simulation.options)), **of_batch},
-        **_fields(simulation, ("step_s", "time_per_sample_s")),
-        **(_fields(simulation, rates) if simulation.step_s > 0 else dict.fromkeys(rates)),
-        **_fields(
+        "options": {**plain_fields(simulation.options), **of_batch},
+        **plain_fields(simulation, ("step_s", "time_per_sample_s")),
+        **(plain_fields(simulation, rates) if simulation.step_s > 0 else dict.fromkeys(rates)),
+        **plain_fields(
             simulation,
             ("promised_s", "keeps_promise", "steady", "pipelines", "window_s", "bubble_share", "in_flight"),
         ),
-        "sustaining_in_flight": _plain(simulation.sustaining),
+        "sustaining_in_flight": plain_data(simulation.sustaining),
         "ranks": [
             {
                 "stages": [stage + 1 for stage in rank.stages],
-                **_fields(rank, (*_RANK, "peak_memory_bytes")),
-                "weight_versions": _plain(rank.versions),
+                **plain_fields(rank, (*_RANK, "peak_memory_bytes")),
+                "weight_versions": plain_data(rank.versions),
             }
             for rank in simulation.ranks
         ],
@@ -369,24 +362,7 @@ def _blocks_document(blocks: BlockStats | None) -> Document | None:
     """The document of the blocks, with the old name of its time for one more version."""
     if blocks is None:
         return None
-    return {**_fields(blocks, _names(blocks)), "time_per_sample": blocks.time_per_sample_s}
-
-
-def _names(of: DataclassInstance) -> list[str]:
-    return [field.name for field in dataclasses.fields(of)]
-
-
-def _plain(value: object) -> object:
-    """Dataclasses as objects, enums as their values; JSON has no infinity, which becomes null."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _fields(value, _names(value))
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+    return {**plain_fields(blocks), "time_per_sample": blocks.time_per_sample_s}
 
 
 def info(instance: Instance | Source, *, contract: Contract = Contract.SAFE) -> dict[str, object]:

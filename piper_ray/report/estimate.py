@@ -427,13 +427,14 @@ def _synchronised_text(result: Estimate, mode: LayerMode, costs: LayerCosts) -> 
 
 
 def _time_terms(costs: LayerCosts) -> str:
+    passes = costs.passes
     terms = [
-        ("forward", costs.forward_s),
-        ("backward", costs.backward_s),
-        ("again", costs.recompute_s),
-        ("exchanges", costs.exchange_forward_s + costs.exchange_backward_s + costs.exchange_recompute_s),
+        ("forward", passes.forward_s),
+        ("backward", passes.backward_s),
+        ("again", passes.again_s),
+        ("exchanges", passes.talk.all_s),
         ("offload", costs.offload_s),
-        ("waiting for the host", costs.idle_forward_s + costs.idle_backward_s),
+        ("waiting for the host", passes.idle_forward_s + passes.idle_backward_s),
         ("gathering sharded weights", costs.gather_forward_s + costs.gather_backward_s),
     ]
     return " + ".join(f"{name} {time_text(seconds, 4)}" for name, seconds in terms if seconds or name == "forward")

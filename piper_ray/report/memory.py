@@ -8,6 +8,7 @@ from itertools import groupby
 from rich.console import Console
 
 from piper_ray.calibrate.memory import LayoutMemory
+from piper_ray.model.fields import plain_fields
 from piper_ray.model.figures import Scale, share_text, size_scale, size_text
 from piper_ray.report.terminal import Column, print_lines, print_table
 from piper_ray.version import __version__
@@ -33,37 +34,21 @@ def memory_document(found: LayoutMemory) -> dict[str, object]:
         "format": "piper-ray/memory",
         "version": 1,
         "piper_ray": __version__,
-        "model": found.model,
-        "parameters": found.parameters,
-        "layout": dict(found.layout),
-        "software": found.software,
-        "precision": found.precision,
-        "gpu": found.gpu,
-        "device_bytes": found.device_bytes,
-        "needed_bytes": found.needed_bytes,
-        "likely_bytes": list(found.likely_bytes),
-        "fits": found.fits,
+        **plain_fields(found, ("model", "parameters", "layout", "software", "precision")),
+        **plain_fields(found, ("gpu", "device_bytes", "needed_bytes", "likely_bytes", "fits")),
         "ranks": [_rank_document(number, rank) for number, rank in enumerate(found.ranks)],
-        "assumed": list(found.assumed),
-        "notes": list(found.notes),
+        **plain_fields(found, ("assumed", "notes")),
     }
 
 
 def _rank_document(number: int, rank: RankMemory) -> dict[str, object]:
     return {
         "rank": number,
-        "layers": list(rank.layers),
-        "in_flight": list(rank.in_flight),
-        "parameters": rank.parameters,
-        "moment": rank.moment,
+        **plain_fields(rank, ("layers", "in_flight", "parameters", "moment")),
         "terms_bytes": rank.terms,
         "items_bytes": dict(rank.items),
-        "allocated_bytes": rank.allocated_bytes,
-        "context_bytes": rank.context_bytes,
-        "communicators_bytes": rank.communicators_bytes,
-        "stuck_bytes": rank.stuck_bytes,
-        "reserved_bytes": rank.reserved_bytes,
-        "shown_bytes": rank.shown_bytes,
+        **plain_fields(rank, ("allocated_bytes", "context_bytes", "communicators_bytes", "stuck_bytes")),
+        **plain_fields(rank, ("reserved_bytes", "shown_bytes")),
         "needed_bytes": rank.device_bytes,
     }
 

@@ -9,6 +9,7 @@ from statistics import median
 from rich.console import Console
 
 from piper_ray.model.cores import load_text
+from piper_ray.model.fields import plain_fields
 from piper_ray.model.figures import Scale, plural, size_scale, size_text, time_scale, time_text
 from piper_ray.model.instance import Batch
 from piper_ray.report.summary import batch_text, rates_text
@@ -156,6 +157,9 @@ def _cells(share: RankShare, seconds: Scale, sizes: Scale) -> list[str]:
     ]
 
 
+_OF_RUN = ("device", "threads", "measured_threads", "load", "step_s", "spread_s", "steps_s", "promised_s", "losses")
+
+
 def run_document(run: Run) -> dict[str, object]:
     """Everything but the passes: the trace has those. Times in s, sizes in bytes."""
     job = run.job
@@ -170,15 +174,7 @@ def run_document(run: Run) -> dict[str, object]:
         "sharing": job.sharing.value,
         "microbatches": job.microbatches,
         "samples_per_microbatch": job.microbatch,
-        "device": run.device,
-        "threads": run.threads,
-        "measured_threads": run.measured_threads,
-        "load": run.load,
-        "step_s": run.step_s,
-        "spread_s": run.spread_s,
-        "steps_s": list(run.steps_s),
-        "promised_s": run.promised_s,
-        "losses": list(run.losses),
+        **plain_fields(run, _OF_RUN),
         "ranks": [_rank_document(run, rank) for rank in range(len(run.ranks))],
     }
 
@@ -191,8 +187,7 @@ def _rank_document(run: Run, rank: int) -> dict[str, object]:
         "measured": vars(measured_share(run, rank)),
         "promised": None if promised is None else vars(promised),
         "passes_median_s": {what: median(times_s) for what, times_s in sorted(_passes(run, rank).items())},
-        "border_bytes": found.border_bytes,
-        "versions": found.versions,
+        **plain_fields(found, ("border_bytes", "versions")),
     }
 
 

@@ -33,6 +33,7 @@ from piper_ray.evaluate import Evaluation
 from piper_ray.model.constraints import Restrictions
 from piper_ray.model.errors import InfeasibleError, UsageError
 from piper_ray.model.events import Listener, silent
+from piper_ray.model.fields import plain_fields
 from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.plan import Plan
@@ -243,10 +244,7 @@ def _of_solution(solution: Solution) -> Row:
 def _of_search(stats: SolveStats, kept: KeptLattice) -> Row:
     """What it took; times with those of the lattice, where it was made for this point."""
     return {
-        "layers": stats.layers,
-        "downsets": stats.downsets,
-        "levels": stats.levels,
-        "pairs": stats.pairs,
+        **plain_fields(stats, ("layers", "downsets", "levels", "pairs")),
         "evaluations": len(stats.evaluations),
         "lattice_s": kept.lattice_s + stats.lattice_s,
         "stage_costs_s": kept.stage_costs_s + stats.stage_costs_s,

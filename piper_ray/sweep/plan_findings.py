@@ -72,9 +72,7 @@ class PlanRecord:
     combinations: int | None
     combinations_closed: int | None
     note: str | None
-    error_kind: str | None
     error: str | None
-    seconds: float
     cpu_s: float | None
 
     @property

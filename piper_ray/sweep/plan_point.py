@@ -11,9 +11,10 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from piper_ray.calibrate.workload import running_arguments, shared_replicas
 from piper_ray.model.errors import InfeasibleError, UsageError
+from piper_ray.model.fields import plain_fields
 from piper_ray.model.figures import PROOF_TOLERANCE
+from piper_ray.model.mode import ALL_REPLICAS
 from piper_ray.model.schedule import ScheduleName
 from piper_ray.model.solution import Status
 from piper_ray.model.stop import Stop
@@ -83,7 +84,7 @@ class PlannedModel:
             sum(nodes_of.values()),
             devices,
             usual_batch(self.model, devices) if batch is None else batch,
-            running_arguments(precision, (), None, None)["precision"],
+            precision,
             trained_by,
             tokens,
             None if schedule is None else ScheduleName(schedule),
@@ -142,7 +143,7 @@ def _demand(point: PlanPoint, planned: PlannedModel) -> PlanDemand:
         batch=point.batch,
         precision=point.precision,
         software=runtime.software,
-        offer=Offer(zero=shared_replicas("all")),
+        offer=Offer(zero=ALL_REPLICAS),
     )
     runtime.require_kinds([*kinds])
     question = PlanQuestion(planned.model, planned.hardware, runtime, asked, point.asked_schedule)
@@ -205,9 +206,7 @@ def _of_plans(found: FoundPlans) -> Row:
         "microbatch_samples": best.samples,
         "step_s": best.step_s,
         "step_lower_bound_s": found.lower_s,
-        "tokens_per_s": figures.tokens_per_s,
-        "tokens_per_s_per_device": figures.tokens_per_s_per_device,
-        "mfu": figures.mfu,
+        **plain_fields(figures, ("tokens_per_s", "tokens_per_s_per_device", "mfu")),
         "peak_memory_bytes": best.simulation.peak_memory_bytes,
         "layout": words.text,
         **({"devices_of_kinds": json.dumps(gpus), "kinds_of_stages": json.dumps(words.kinds)} if gpus else {}),

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from piper_ray.model.constraints import Restrictions
+from piper_ray.model.fields import plain_fields
 from piper_ray.model.figures import PROOF_TOLERANCE
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import EXACT, SolveOptions
@@ -54,18 +55,12 @@ class Point:
 
     def identity(self, graph_hash: str, options: SolveOptions) -> dict[str, object]:
         """What tells which point a row of the dataset is of, as ``Sweep.identity`` has it."""
-        restrictions = self.restrictions
         facts = {
             "graph_hash": graph_hash,
-            "workload": self.workload,
-            "planner": self.planner,
-            "devices": self.devices,
-            "microbatches": self.microbatches,
+            **plain_fields(self, ("workload", "planner", "devices", "microbatches")),
             "memory_bytes": float(self.memory_bytes),
             "bandwidth_bytes_per_s": float(self.bandwidth_bytes_per_s),
-            "tensor_parallelism": restrictions.tensor_parallelism,
-            "data_parallelism": restrictions.data_parallelism,
-            "recompute": restrictions.recompute.value,
+            **plain_fields(self.restrictions, ("tensor_parallelism", "data_parallelism", "recompute")),
             "gap_limit": float(options.gap),
             "time_limit_s": options.time_limit_s,
         }

@@ -34,8 +34,10 @@ TOKENS, VOCABULARY = 2048, 51200
 def test_a_layer_within_6_percent(mode: LayerMode, forward_ms: float, backward_ms: float) -> None:
     result = estimated(gpt(48, 6144, 64), samples=4, batch=4, fused=False, software="megatron-2022")
     costs = result.costs(kind_of(result), mode)
-    forward_s = costs.forward_s + costs.exchange_forward_s
-    backward_s = costs.backward_s + costs.recompute_s + costs.exchange_backward_s + costs.exchange_recompute_s
+    forward_s = costs.passes.forward_s + costs.passes.talk.forward_s
+    backward_s = (
+        costs.passes.backward_s + costs.passes.again_s + costs.passes.talk.backward_s + costs.passes.talk.again_s
+    )
     assert 1e3 * forward_s == pytest.approx(forward_ms, rel=0.06)
     assert 1e3 * backward_s == pytest.approx(backward_ms, rel=0.06)
 

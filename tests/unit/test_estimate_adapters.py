@@ -47,9 +47,9 @@ def test_state_gradients_and_times_of_a_layer() -> None:
     trained = 16 * 81_920
     assert after.gradient_bytes == 4 * trained
     assert after.state_bytes == 2 * (before.parameters + trained) + 16 * trained
-    assert after.forward_s > before.forward_s
-    assert after.backward_s < 0.8 * before.backward_s  # no gradients of the model's own weights
-    assert after.weight_s < 0.2 * before.weight_s
+    assert after.passes.forward_s > before.passes.forward_s
+    assert after.passes.backward_s < 0.8 * before.passes.backward_s  # no gradients of the model's own weights
+    assert after.passes.weight_s < 0.2 * before.passes.weight_s
     assert before.trained == before.parameters
 
 

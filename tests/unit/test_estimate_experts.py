@@ -87,7 +87,7 @@ def test_the_dispatcher_is_the_one_that_is_asked_for_or_the_usual_one() -> None:
 def exposed_s(**changes: object) -> float:
     asked = EstimateRequest(nodes=4, offer=Offer(experts=(32,)))
     found = estimate(MIXTURE, HARDWARE, "H100-SXM", replace(asked, **changes))  # type: ignore[arg-type]
-    return found.costs(kind_of(found), LayerMode(degree=1, experts=32)).exchange_forward_s
+    return found.costs(kind_of(found), LayerMode(degree=1, experts=32)).passes.talk.forward_s
 
 
 def test_what_is_said_of_experts_changes_what_they_take() -> None:
@@ -108,7 +108,7 @@ def idle_s(experts: int = 8, **changes: object) -> float:
     asked = EstimateRequest(nodes=4, tokens=64, offer=Offer(experts=(experts,)))
     found = estimate(MIXTURE, HARDWARE, "H100-SXM", replace(asked, **changes))  # type: ignore[arg-type]
     costs = found.costs(kind_of(found), LayerMode(degree=1, experts=experts))
-    return costs.idle_forward_s + costs.idle_backward_s
+    return costs.passes.idle_forward_s + costs.passes.idle_backward_s
 
 
 @pytest.mark.long
@@ -129,7 +129,7 @@ def test_the_host_waits_less_for_what_graphs_capture_and_more_where_exchanges_ov
 def test_sorting_tokens_does_not_hide_beside_passes() -> None:
     asked = EstimateRequest(nodes=4, offer=Offer(experts=(8,)), overlaps=("experts",), expert_imbalance=1.0)
     found = estimate(MIXTURE, HARDWARE, "H100-SXM", asked)
-    exposed = found.costs(kind_of(found), LayerMode(degree=1, experts=8)).exchange_forward_s
+    exposed = found.costs(kind_of(found), LayerMode(degree=1, experts=8)).passes.talk.forward_s
     assert exposed > 1024 * 2 * HARDWARE.gpu("H100-SXM").sorting_s > 0.5 * exposed
 
 

@@ -234,8 +234,8 @@ def test_experts_lie_on_the_devices_of_a_node() -> None:
     sent_s = sent_bytes * 3 / 4 / (450e9 * software.dispatch_fraction) + 3 * H100.link_latency_s
     there = 1.25 * (sent_s + copies * H100.sorting_s) + 2 * software.message_s
     exposed = 1 - software.forward_overlap
-    assert sharded.exchange_forward_s == pytest.approx(exposed * (ring + 2 * software.message_s) + there)
-    assert four.exchange_forward_s == pytest.approx(exposed * 2 * (ring + software.message_s))
+    assert sharded.passes.talk.forward_s == pytest.approx(exposed * (ring + 2 * software.message_s) + there)
+    assert four.passes.talk.forward_s == pytest.approx(exposed * 2 * (ring + software.message_s))
 
 
 def test_zero_shards_the_optimizer_only_and_gathers_weights_in_place_of_gradients() -> None:
@@ -279,7 +279,7 @@ def test_context_parallelism_splits_tokens_and_attention_and_passes_keys_on() ->
     assert one.compute_s / 2 < two.compute_s < 0.53 * one.compute_s
     assert two.parameters == one.parameters
     assert 2 * two.activation_bytes == one.activation_bytes
-    assert two.exchange_forward_s == 0.0  # keys and values pass while attention works
+    assert two.passes.talk.forward_s == 0.0  # keys and values pass while attention works
     assert LayerMode(degree=4, sequence_parallel=True, context=2).id == "sp+cp2"
 
 
@@ -297,14 +297,14 @@ def test_experts_apart_from_tensor_parallelism() -> None:
     experts = 3 * 1024 * 4096 * 16
     assert alone.parameters - near.parameters == experts * 7 / 8
     assert alone.parameters - far.parameters == experts * 15 / 16
-    assert alone.exchange_forward_s == 0.0
+    assert alone.passes.talk.forward_s == 0.0
     # Over two nodes a token's two copies cross once, in three of four cases; within one they are sorted row by row.
     software = load_software()["megatron-core"]
     far_s = 4 * 1024 * 1024 * (1 - 1 / 4) / (50e9 * 0.85) + 14 * H100.link_latency_s + 2 * H100.network_latency_s
-    assert far.exchange_forward_s == pytest.approx(1.25 * far_s + 2 * software.message_s)
+    assert far.passes.talk.forward_s == pytest.approx(1.25 * far_s + 2 * software.message_s)
     sorted_s = 2 * 1024 * H100.sorting_s
     near_s = 4 * 1024 * 2 * 1024 * 7 / 8 / (450e9 * 0.8) + 7 * H100.link_latency_s + sorted_s
-    assert near.exchange_forward_s == pytest.approx(1.25 * near_s + 2 * software.message_s)
+    assert near.passes.talk.forward_s == pytest.approx(1.25 * near_s + 2 * software.message_s)
 
 
 def test_offload_waits_where_the_host_is_slower_than_the_pass() -> None:
@@ -313,7 +313,7 @@ def test_offload_waits_where_the_host_is_slower_than_the_pass() -> None:
     mode = LayerMode(degree=1, offload=True)
     costs, kept = result.costs(kind, mode), result.costs(kind, LayerMode(degree=1)).activation_bytes
     moved_s = kept / (32e9 * 0.8)
-    assert moved_s > costs.backward_s > costs.forward_s
+    assert moved_s > costs.passes.backward_s > costs.passes.forward_s
     assert costs.time_s == pytest.approx(2 * moved_s + 2 * kept / (2039e9 * 0.85))
     assert costs.activation_bytes == 0.0
     assert costs.transient_bytes == 2 * kept + backward_bytes(kind, mode)

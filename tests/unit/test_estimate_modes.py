@@ -145,7 +145,7 @@ def test_ways_to_attend_to_all_tokens_by_hand() -> None:
     for name in ("ring", "all-gather", "all-to-all"):
         result = estimated(read_model("llama3-8b"), "H100-SXM", context_exchange=name, offer=Offer(contexts=(1, 8)))
         costs = result.costs(kind_of(result), mode)
-        found[name] = (costs.exchange_forward_s, costs.exchange_backward_s)
+        found[name] = (costs.passes.talk.forward_s, costs.passes.talk.backward_s)
     gather_s = all_gather_s(keys_bytes, Group(8), H100, 8) + message_s
     heads_s = all_to_all_s((keys_bytes + queries_bytes) / 8, Group(8), H100, 8) + 2 * message_s
     assert found["all-gather"] == pytest.approx((gather_s, 2 * gather_s))
@@ -201,7 +201,7 @@ def test_scattered_gradients_and_gathered_weights_hide_beside_passes() -> None:
     kind = kind_of(result)
     costs = result.costs(kind, LayerMode(degree=8, optimizer_shards=8, sharding=Sharding.GRADIENTS))
     scatter_s = all_gather_s(4 * costs.trained, Group(8, 8), H100, 8)
-    backward_s = costs.backward_s + costs.exchange_backward_s + costs.idle_backward_s
+    backward_s = costs.passes.backward_s + costs.passes.talk.backward_s + costs.passes.idle_backward_s
     exposed_s = max(0.0, scatter_s - backward_s)
     assert costs.gather_forward_s == 0.0
     assert costs.gather_backward_s == pytest.approx(exposed_s + 0.25 * min(scatter_s, backward_s))
@@ -245,7 +245,7 @@ def test_what_is_kept_gathered_is_not_gathered_again() -> None:
     tensor_bytes = 2 * s * h
     gather_s = all_gather_s(tensor_bytes, Group(t), H100, 8)
     hidden = software_named("megatron-core").backward_overlap
-    assert again.exchange_backward_s - kept.exchange_backward_s == pytest.approx(2 * (1 - hidden) * gather_s)
+    assert again.passes.talk.backward_s - kept.passes.talk.backward_s == pytest.approx(2 * (1 - hidden) * gather_s)
     assert kept.activation_bytes - again.activation_bytes == pytest.approx(2 * tensor_bytes * (1 - 1 / t))
     ids = {tmpc.id for tmpc in result.instance.layers[1].tmpcs[t]}
     assert {"sp", "sp+gathered", "sp+full"} <= ids

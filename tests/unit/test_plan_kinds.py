@@ -333,7 +333,7 @@ def test_solve_says_whether_pipelines_of_one_kind_each_are_faster(config: Path, 
 
 
 def test_a_search_that_ended_at_its_bound_has_no_time() -> None:
-    assert apart_document(KindsApart((), 2.0, 1)) == {"batch_s": None, "lower_bound_s": 2.0, "kinds": []}
+    assert apart_document(KindsApart((), 2.0)) == {"batch_s": None, "lower_bound_s": 2.0, "kinds": []}
 
 
 def test_no_pipelines_of_one_kind_fit(tmp_path: Path) -> None:

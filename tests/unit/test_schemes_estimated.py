@@ -92,7 +92,7 @@ def _assert_costs(model: str, key: str, mode: LayerMode, degree: int, name: str)
     else:
         assert name_of(scheme, of.graph) == name + ", gathered inputs kept" * mode.gathered
         assert figures.time_s == pytest.approx(costs.planned_s, rel=1e-3)
-    assert figures.weight_s == pytest.approx(costs.weight_s, rel=1e-9)
+    assert figures.weight_s == pytest.approx(costs.passes.weight_s, rel=1e-9)
     assert figures.state_bytes == pytest.approx(costs.state_bytes, rel=1e-9)
     assert figures.weights_bytes == pytest.approx(costs.synchronised_bytes, rel=1e-9)
     assert figures.activation_bytes <= costs.activation_bytes * 1.01

@@ -139,8 +139,8 @@ def places_of(
 
 
 @dataclass(frozen=True)
-class Placement:
-    """The picture, and in words what one of its cells is."""
+class LegendedPicture:
+    """A picture, and in words what one of its cells is, or how high its lanes are."""
 
     picture: Markup
     legend: str
@@ -212,7 +212,7 @@ class _Grid:
         return x, _MARGIN + row * (_CELL_HEIGHT + _ROW_GAP)
 
 
-def placements(instance: Instance, plan: Plan, simulation: Simulation) -> list[Placement]:
+def placements(instance: Instance, plan: Plan, simulation: Simulation) -> list[LegendedPicture]:
     """A picture for each kind of devices, with its own frames and colour."""
     found = []
     for number, (name, cluster) in enumerate(zip(instance.cluster.kind_names, instance.cluster.alike, strict=True)):
@@ -232,7 +232,7 @@ def placement(
     colour: str | None = None,
     sites: int = 1,
     behind: Sequence[int] | None = None,
-) -> Placement:
+) -> LegendedPicture:
     """The placement of some stages. Devices of no stage stay empty. colour: of all stages; None: each has its own.
     sites, behind: as in ``places_of``."""
     places = places_of(simulation, cluster, within, sites, behind)
@@ -248,7 +248,7 @@ def placement(
     pieces += _frames(grid)
     words = f"{plural(len(within), 'stage')} on {used:,} of {plural(cluster.devices, 'device')}"
     name = "node" if cluster.node_devices is None else "domain"
-    return Placement(picture(_WIDTH, grid.height, pieces, words, "placement"), _legend(name, groups, grid))
+    return LegendedPicture(picture(_WIDTH, grid.height, pieces, words, "placement"), _legend(name, groups, grid))
 
 
 def _legend(name: str, groups: Sequence[int], grid: _Grid) -> str:
@@ -317,15 +317,7 @@ _MOST_STAGES = 6
 _LANE, _GAP, _AXIS = 30.0, 6.0, 24.0
 
 
-@dataclass(frozen=True)
-class MemoryPicture:
-    """The picture, and in words how high its lanes are."""
-
-    picture: Markup
-    legend: str
-
-
-def memory_picture(simulation: Simulation, lanes: Sequence[Group]) -> MemoryPicture:
+def memory_picture(simulation: Simulation, lanes: Sequence[Group]) -> LegendedPicture:
     """For each group of ranks the most that any of them holds on a device. The top of a lane is the limit, or the
     highest peak where that is more, or far less."""
     until_s = simulation.window_s[1]
@@ -347,7 +339,7 @@ def memory_picture(simulation: Simulation, lanes: Sequence[Group]) -> MemoryPict
     of_device = ", a device's" if top_bytes == limit_bytes else f"; a device has {held_text(limit_bytes)}"
     legend = f"The height of a lane is {held_text(top_bytes)}{of_device}."
     words = f"Memory of {plural(len(simulation.ranks), 'rank')} over time. {legend}"
-    return MemoryPicture(picture(_WIDTH, bottom + _AXIS, pieces, words, "memory"), legend)
+    return LegendedPicture(picture(_WIDTH, bottom + _AXIS, pieces, words, "memory"), legend)
 
 
 def most_by_column(steps: MemorySteps, until_s: float) -> npt.NDArray[np.float64]:

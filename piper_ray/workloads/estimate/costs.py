@@ -68,81 +68,7 @@ class Setting:
         return self.stack.gpu
 
 
-@dataclass(frozen=True)
-class LayerCosts:
-    """A layer's figures on each device, in s per microbatch and bytes. ``tmpc`` adds them up.
-
-    idle_forward_s, idle_backward_s: time that the GPU waits for the host to launch kernels. gather_forward_s,
-    gather_backward_s: FSDP's exchanges, as far as they take longer than the pass. offload_s: moving activations to the
-    host and back. offload_forward_s: its part in the forward pass. synchronised_bytes: w. weight_s: the part of
-    backward_s in products that give gradients of weights. shared_bytes: bytes of state that all replicas together hold
-    once. updated: the number of parameters whose optimizer state is here. unsaid_s: the part of synchronisation that w
-    cannot express at any d (``exchanges``).
-    """
-
-    forward_s: float
-    backward_s: float
-    recompute_s: float
-    exchange_forward_s: float
-    exchange_backward_s: float
-    exchange_recompute_s: float
-    idle_forward_s: float
-    idle_backward_s: float
-    offload_s: float
-    gather_forward_s: float
-    gather_backward_s: float
-    parameters: float
-    trained: float
-    gradient_bytes: float
-    synchronised_bytes: float
-    state_bytes: float
-    activation_bytes: float
-    transient_bytes: float
-    excess_bytes: float
-    offload_forward_s: float
-    weight_s: float
-    shared_bytes: float
-    updated: float
-    unsaid_s: float
-
-    @property
-    def forward_pass_s(self) -> float:
-        """The part of p before the backward pass begins."""
-        waiting = self.idle_forward_s + self.gather_forward_s + self.offload_forward_s
-        return self.forward_s + self.exchange_forward_s + waiting
-
-    @property
-    def compute_s(self) -> float:
-        """Arithmetic and memory traffic, which more devices never make longer."""
-        return self.forward_s + self.backward_s + self.recompute_s
-
-    @property
-    def time_s(self) -> float:
-        """p: all parts, one after the other."""
-        exchanges = self.exchange_forward_s + self.exchange_backward_s + self.exchange_recompute_s
-        waiting = self.idle_forward_s + self.idle_backward_s + self.gather_forward_s + self.gather_backward_s
-        return self.compute_s + exchanges + waiting + self.offload_s
-
-    @property
-    def planned_s(self) -> float:
-        """p, corrected by what the planner's own charge for synchronisation leaves out or has too much of."""
-        return max(self.time_s + self.unsaid_s, (self.time_s + self.forward_pass_s) / 2.0)
-
-    @property
-    def fixed_bytes(self) -> float:
-        """b: the state, and what a backward pass needs beyond the workspace that is set aside once for all layers."""
-        return self.state_bytes + self.excess_bytes
-
-    @cached_property
-    def compared(self) -> tuple[float, ...]:
-        """All figures on which a plan with this layer depends, including the whole backward pass and its gradients of
-        inputs."""
-        backward_s = self.planned_s - self.forward_pass_s
-        seconds = self.forward_pass_s, self.planned_s, self.weight_s, backward_s, backward_s - self.weight_s
-        return (*seconds, self.synchronised_bytes, self.activation_bytes, self.fixed_bytes, self.shared_bytes)
-
-
-class _Passes(NamedTuple):
+class LayerPasses(NamedTuple):
     """The seconds of a layer's passes for a microbatch, without what is moved during them.
 
     forward_s, backward_s, again_s: time on the GPU. weight_s: the part of the backward pass for gradients of weights.
@@ -164,6 +90,70 @@ class _Passes(NamedTuple):
         return self.forward_s + self.talk.forward_s + self.idle_forward_s, back_s
 
 
+@dataclass(frozen=True)
+class LayerCosts:
+    """A layer's figures on each device, in s per microbatch and bytes. ``tmpc`` adds them up.
+
+    gather_forward_s, gather_backward_s: FSDP's exchanges, as far as they take longer than the pass. offload_s: moving
+    activations to the host and back. offload_forward_s: its part in the forward pass. synchronised_bytes: w.
+    shared_bytes: bytes of state that all replicas together hold once. updated: the number of parameters whose optimizer
+    state is here. unsaid_s: the part of synchronisation that w cannot express at any d (``exchanges``).
+    """
+
+    passes: LayerPasses
+    offload_s: float
+    gather_forward_s: float
+    gather_backward_s: float
+    parameters: float
+    trained: float
+    gradient_bytes: float
+    synchronised_bytes: float
+    state_bytes: float
+    activation_bytes: float
+    transient_bytes: float
+    excess_bytes: float
+    offload_forward_s: float
+    shared_bytes: float
+    updated: float
+    unsaid_s: float
+
+    @property
+    def forward_pass_s(self) -> float:
+        """The part of p before the backward pass begins."""
+        waiting = self.passes.idle_forward_s + self.gather_forward_s + self.offload_forward_s
+        return self.passes.forward_s + self.passes.talk.forward_s + waiting
+
+    @property
+    def compute_s(self) -> float:
+        """Arithmetic and memory traffic, which more devices never make longer."""
+        return self.passes.forward_s + self.passes.backward_s + self.passes.again_s
+
+    @property
+    def time_s(self) -> float:
+        """p: all parts, one after the other."""
+        idle_s = self.passes.idle_forward_s + self.passes.idle_backward_s
+        waiting = idle_s + self.gather_forward_s + self.gather_backward_s
+        return self.compute_s + self.passes.talk.all_s + waiting + self.offload_s
+
+    @property
+    def planned_s(self) -> float:
+        """p, corrected by what the planner's own charge for synchronisation leaves out or has too much of."""
+        return max(self.time_s + self.unsaid_s, (self.time_s + self.forward_pass_s) / 2.0)
+
+    @property
+    def fixed_bytes(self) -> float:
+        """b: the state, and what a backward pass needs beyond the workspace that is set aside once for all layers."""
+        return self.state_bytes + self.excess_bytes
+
+    @cached_property
+    def compared(self) -> tuple[float, ...]:
+        """All figures on which a plan with this layer depends, including the whole backward pass and its gradients of
+        inputs."""
+        backward_s, weight_s = self.planned_s - self.forward_pass_s, self.passes.weight_s
+        seconds = self.forward_pass_s, self.planned_s, weight_s, backward_s, backward_s - weight_s
+        return (*seconds, self.synchronised_bytes, self.activation_bytes, self.fixed_bytes, self.shared_bytes)
+
+
 _Known = TypeVar("_Known")
 
 
@@ -177,18 +167,18 @@ def _known_on(stack: Stack, kind: LayerKind, key: Hashable, work_out: Callable[[
     return known
 
 
-def _passes(kind: LayerKind, mode: LayerMode, stack: Stack) -> _Passes:
+def _passes(kind: LayerKind, mode: LayerMode, stack: Stack) -> LayerPasses:
     return _known_on(stack, kind, mode.divided, lambda: _work_out_passes(kind, mode, stack))
 
 
-def _work_out_passes(kind: LayerKind, mode: LayerMode, stack: Stack) -> _Passes:
+def _work_out_passes(kind: LayerKind, mode: LayerMode, stack: Stack) -> LayerPasses:
     launch_s = stack.launch_s(mode.degree)
     once = _known_on(stack, kind, mode.divides, lambda: _work_out_once(kind, mode, stack))
     forward, backward = sum(once.forward), once.backward_s
     again, again_launches = _again(kind, mode, stack, once.forward)
     talk = exchanges_of(kind, mode, stack)
     experts_host = experts_host_s(kind, mode, stack)
-    return _Passes(
+    return LayerPasses(
         forward,
         backward,
         again,
@@ -228,7 +218,7 @@ def costs_of(kind: LayerKind, mode: LayerMode, setting: Setting) -> LayerCosts:
     """The figures of one layer in one mode."""
     stack = setting.stack
     passes = _passes(kind, mode, stack)
-    talk, passes_s = passes.talk, passes.seconds
+    passes_s = passes.seconds
     parameters = memory.parameters_on_device(kind, mode)
     trained = memory.trained_on_device(kind, mode)
     transient = memory.working_bytes(kind, mode, stack.traits) + memory.gathered_bytes(kind, mode, setting.training)
@@ -243,14 +233,7 @@ def costs_of(kind: LayerKind, mode: LayerMode, setting: Setting) -> LayerCosts:
         for moved_s, pass_s in zip(in_passes_s(kind, mode, stack, setting.training), passes_s, strict=True)
     ]
     return LayerCosts(
-        forward_s=passes.forward_s,
-        backward_s=passes.backward_s,
-        recompute_s=passes.again_s,
-        exchange_forward_s=talk.forward_s,
-        exchange_backward_s=talk.backward_s,
-        exchange_recompute_s=talk.again_s,
-        idle_forward_s=passes.idle_forward_s,
-        idle_backward_s=passes.idle_backward_s,
+        passes=passes,
         offload_s=sum(offload),
         gather_forward_s=gathers[0],
         gather_backward_s=gathers[1],
@@ -263,7 +246,6 @@ def costs_of(kind: LayerKind, mode: LayerMode, setting: Setting) -> LayerCosts:
         transient_bytes=transient,
         excess_bytes=max(0.0, transient - setting.workspace_bytes) if charged else 0.0,
         offload_forward_s=offload[0],
-        weight_s=passes.weight_s,
         shared_bytes=memory.shared_bytes(kind, mode, setting.training),
         updated=sum(x.trained / mode.state_parts(x.routed) for x in memory.numbers_on_device(kind, mode)),
         unsaid_s=unsaid_s(kind, mode, stack, setting.training, setting.microbatches),
@@ -359,7 +341,7 @@ _ALONE = Tmpc("", 0.0)
 
 def tmpc_of(costs: LayerCosts, mode: LayerMode) -> Tmpc:
     """The TMPC, without neighbours: ``between`` adds what it sends them."""
-    times = times_of(costs.planned_s, costs.forward_pass_s, costs.weight_s)
+    times = times_of(costs.planned_s, costs.forward_pass_s, costs.passes.weight_s)
     return _ALONE.changed(
         id=mode.id,
         **times,

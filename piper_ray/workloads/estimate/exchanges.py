@@ -186,6 +186,10 @@ class ExchangeSeconds:
     backward_s: float
     again_s: float
 
+    @property
+    def all_s(self) -> float:
+        return self.forward_s + self.backward_s + self.again_s
+
 
 def exchanges_of(kind: LayerKind, mode: LayerMode, stack: Stack) -> ExchangeSeconds:
     """All exchanges of a layer in a mode.

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from piper_ray.model.fields import plain_fields
 from piper_ray.workloads.schemes import rules
 from piper_ray.workloads.schemes.graph import Step, TensorPlacement, Value
 from piper_ray.workloads.schemes.layers import BORDERS
@@ -73,14 +74,10 @@ def scheme_document(scheme: Scheme) -> Document:
         "weights": {name: place.text for name, place in sorted(scheme.weights.items())},
         "kept": [{"value": name, "placement": place.text} for name, place in scheme.kept],
         "moves": _moves(scheme),
-        "time_s": figures.time_s,
-        "forward_s": figures.forward_s,
-        "backward_s": figures.backward_s,
+        **plain_fields(figures, ("time_s", "forward_s", "backward_s")),
         "once_a_batch_s": figures.once_s,
         "weight_gradients_s": figures.weight_s,
-        "activation_bytes": figures.activation_bytes,
-        "state_bytes": figures.state_bytes,
-        "weights_bytes": figures.weights_bytes,
+        **plain_fields(figures, ("activation_bytes", "state_bytes", "weights_bytes")),
         "made_again_bytes": figures.again_bytes,
         "copied_parameters": figures.copied,
     }

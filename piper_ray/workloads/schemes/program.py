@@ -72,7 +72,6 @@ _At = dict[tuple[str, TensorPlacement], dict[int, float]]
 class _Columns:
     """The program under construction."""
 
-    costs: list[float] = field(default_factory=list)
     names: list[tuple[Any, ...]] = field(default_factory=list)
     rows: list[tuple[float, float, dict[int, float]]] = field(default_factory=list)
     is_binary: list[bool] = field(default_factory=list)
