@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal, TypedDict
 
 from piper_ray.model import arguments
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
-from piper_ray.model.mode import ALL_REPLICAS, parse_recomputation
+from piper_ray.model.mode import ALL_REPLICAS, Recomputation, parse_recomputation
 from piper_ray.model.units import parse_bytes_per_s
-
-if TYPE_CHECKING:
-    from piper_ray.workloads.estimate.build import EstimateRequest
 
 PARAMETERS = {"reserve": "reserve_bytes", "host-memory": "host_memory_bytes"}
 """The parameters of functions that estimate, by those of the command's options that have another name."""
@@ -38,51 +35,39 @@ def text_argument(name: str, value: str, example: str) -> str:
     return value
 
 
-def bytes_argument(name: str, value: object) -> float | None:
-    """A number of bytes; None stays None. Raises UsageError."""
-    return None if value is None else arguments.number_from(name, value, 0.0, "a number of bytes >= 0")
+class _Running(TypedDict):
+    """Fields of a request (``build.EstimateRequest``): how software runs the model."""
+
+    precision: str
+    overlaps: tuple[str, ...]
+    dispatcher: str | None
+    expert_imbalance: float | None
 
 
-def requested(given: Mapping[str, Any], offered: Mapping[str, Any], **others: Any) -> EstimateRequest:
-    """The request of a function's arguments, by their names. offered, others: fields of the offer and of the request
-    that each function fills in its own way. Raises UsageError."""
-    from piper_ray.workloads.estimate.build import EstimateRequest
-    from piper_ray.workloads.estimate.modes import Offer
-
-    uplink, dispatcher, imbalance = given["uplink"], given["dispatcher"], given["expert_imbalance"]
-    if imbalance is not None:
-        imbalance = arguments.number_from("expert_imbalance", imbalance, 1.0, "a number >= 1")
-    return EstimateRequest(
-        gpus_per_node=arguments.positive_or_none("gpus_per_node", given["gpus_per_node"]),
-        domain=arguments.positive_or_none("domain", given["domain"]),
-        uplink_bytes_per_s=None if uplink is None else parse_bytes_per_s(uplink),
-        tokens=arguments.positive_or_none("tokens", given["tokens"]),
-        samples=arguments.positive_or_none("microbatch_size", given["microbatch_size"]),
-        batch=arguments.positive_or_none("global_batch", given["global_batch"]),
-        fused=arguments.flag("fused_attention", given["fused_attention"]),
-        offer=Offer(
-            zero=shared_replicas(given["zero"]),
-            zero2=arguments.positive("zero_2", given["zero_2"]),
-            fsdp=shared_replicas(given["fsdp"], "fsdp"),
-            offload=arguments.flag("offload", given["offload"]),
-            expert_tensor=arguments.positive("expert_tensor_parallel", given["expert_tensor_parallel"]),
-            gathered=arguments.flag("keep_gathered", given["keep_gathered"]),
-            **offered,
-        ),
-        recomputations=tuple(map(parse_recomputation, _texts("recompute", given["recompute"], "core_attn,mlp"))),
-        overlaps=_texts("overlap", given["overlap"], "experts"),
+def running_arguments(
+    precision: str, overlap: Iterable[str], dispatcher: str | None, expert_imbalance: float | None
+) -> _Running:
+    """These arguments of functions as fields of a request. Raises UsageError."""
+    names = (overlap,) if isinstance(overlap, str) else tuple(overlap)
+    return _Running(
+        precision=text_argument("precision", precision, "bf16"),
+        overlaps=tuple(text_argument("overlap", name, "experts") for name in names),
         dispatcher=None if dispatcher is None else text_argument("dispatcher", dispatcher, "once-per-node"),
-        expert_imbalance=imbalance,
-        lora=arguments.positive_or_none("lora", given["lora"]) or 0,
-        reserve_bytes=bytes_argument("reserve_bytes", given["reserve_bytes"]),
-        **others,
+        expert_imbalance=None
+        if expert_imbalance is None
+        else arguments.number_from("expert_imbalance", expert_imbalance, 1.0, "a number >= 1"),
     )
 
 
-def _texts(name: str, values: Iterable[str], example: str) -> tuple[str, ...]:
-    """One text or several. Raises UsageError."""
-    listed = (values,) if isinstance(values, str) else values
-    return tuple(text_argument(name, value, example) for value in listed)
+def recomputation_arguments(recompute: Iterable[str]) -> tuple[Recomputation, ...]:
+    """The kinds of recomputation to offer. Raises UsageError."""
+    names = (recompute,) if isinstance(recompute, str) else recompute
+    return tuple(parse_recomputation(text_argument("recompute", one, "core_attn,mlp")) for one in names)
+
+
+def bytes_argument(name: str, value: object) -> float | None:
+    """A number of bytes; None stays None. Raises UsageError."""
+    return None if value is None else arguments.number_from(name, value, 0.0, "a number of bytes >= 0")
 
 
 @arguments.named_as_parameters(PARAMETERS)
@@ -154,24 +139,39 @@ def estimate(
     >>> piper_ray.estimate("llama3-70b", gpu="H100-SXM", nodes=64).devices
     512
     """
-    given = locals()
     from piper_ray.workloads.estimate import build
     from piper_ray.workloads.estimate.config import read_model, with_images
     from piper_ray.workloads.estimate.hardware import load_hardware
+    from piper_ray.workloads.estimate.modes import Offer
 
+    text = text_argument
     arguments.of_kind("gpu", gpu, str, "the name of a GPU, such as 'H100-SXM'")
-    offered = {
-        "contexts": tuple(sorted({1, *arguments.degrees("context_parallel", context_parallel)})),
-        "experts": arguments.degrees("expert_parallel", expert_parallel),
-    }
-    request = requested(
-        given,
-        offered,
+    request = build.EstimateRequest(
         nodes=arguments.positive("nodes", nodes),
-        software=text_argument("software", software, "megatron-core"),
-        precision=text_argument("precision", precision, "bf16"),
-        context_exchange=text_argument("context_exchange", context_exchange, "ring"),
+        gpus_per_node=arguments.positive_or_none("gpus_per_node", gpus_per_node),
+        domain=arguments.positive_or_none("domain", domain),
+        uplink_bytes_per_s=None if uplink is None else parse_bytes_per_s(uplink),
+        tokens=arguments.positive_or_none("tokens", tokens),
+        samples=arguments.positive_or_none("microbatch_size", microbatch_size),
+        batch=arguments.positive_or_none("global_batch", global_batch),
+        fused=arguments.flag("fused_attention", fused_attention),
+        software=text("software", software, "megatron-core"),
+        offer=Offer(
+            zero=shared_replicas(zero),
+            zero2=arguments.positive("zero_2", zero_2),
+            fsdp=shared_replicas(fsdp, "fsdp"),
+            offload=arguments.flag("offload", offload),
+            contexts=tuple(sorted({1, *arguments.degrees("context_parallel", context_parallel)})),
+            experts=arguments.degrees("expert_parallel", expert_parallel),
+            expert_tensor=arguments.positive("expert_tensor_parallel", expert_tensor_parallel),
+            gathered=arguments.flag("keep_gathered", keep_gathered),
+        ),
+        recomputations=recomputation_arguments(recompute),
+        context_exchange=text("context_exchange", context_exchange, "ring"),
+        **running_arguments(precision, overlap, dispatcher, expert_imbalance),
+        lora=arguments.positive_or_none("lora", lora) or 0,
         optimizer_on_host=arguments.flag("optimizer_on_host", optimizer_on_host),
+        reserve_bytes=bytes_argument("reserve_bytes", reserve_bytes),
     )
     notes: list[str] = []
     table = load_hardware(None if hardware is None else arguments.location("hardware", hardware), notes.append)

@@ -8,7 +8,15 @@ from dataclasses import dataclass, field, replace
 from types import NoneType
 from typing import Any
 
-from piper_ray.calibrate.workload import MODEL_WORDS, PARAMETERS, bytes_argument, requested, text_argument
+from piper_ray.calibrate.workload import (
+    MODEL_WORDS,
+    PARAMETERS,
+    bytes_argument,
+    recomputation_arguments,
+    running_arguments,
+    shared_replicas,
+    text_argument,
+)
 from piper_ray.model import arguments
 from piper_ray.model.errors import UsageError
 from piper_ray.model.figures import plural
@@ -23,8 +31,10 @@ from piper_ray.proposal.offers import PlanQuestion, headroom_of
 from piper_ray.proposal.propose import propose
 from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName
 from piper_ray.simulate.result import Simulation
+from piper_ray.workloads.estimate.build import EstimateRequest
 from piper_ray.workloads.estimate.config import read_model, with_images
 from piper_ray.workloads.estimate.hardware import load_hardware
+from piper_ray.workloads.estimate.modes import Offer
 
 
 @dataclass(frozen=True)
@@ -138,7 +148,6 @@ def plan(
     >>> best.figures.devices
     8
     """
-    given = locals()
     arguments.of_kind("gpu", gpu, (str, Mapping), "the name of a GPU, such as 'H100-SXM', or the nodes of each")
     kinds = _kinds(gpu, nodes, site, between)
     arguments.of_kind("step", step, StepTerms, "StepTerms")
@@ -156,18 +165,34 @@ def plan(
     named = RUNTIMES[arguments.choice("runtime", runtime, RuntimeName)]
 
     names = precision.split(",") if isinstance(precision, str) else list(precision)
-    names = list(dict.fromkeys(text_argument("precision", name, "bf16") for name in names))
+    names = list(dict.fromkeys(running_arguments(name, (), None, None)["precision"] for name in names))
     if not names:
         raise UsageError("precision must name at least one, such as 'bf16'")
     if arguments.flag("schemes", schemes) and "fp8" in names:
         raise UsageError("schemes is for bf16 or fp16")
-    asked = requested(
-        given,
-        {},
+    asked = EstimateRequest(
         nodes=1,  # of each kind its own
-        precision=names[0],
+        gpus_per_node=arguments.positive_or_none("gpus_per_node", gpus_per_node),
+        domain=arguments.positive_or_none("domain", domain),
+        uplink_bytes_per_s=None if uplink is None else parse_bytes_per_s(uplink),
+        tokens=arguments.positive_or_none("tokens", tokens),
+        samples=arguments.positive_or_none("microbatch_size", microbatch_size),
+        batch=arguments.positive_or_none("global_batch", global_batch),
+        fused=arguments.flag("fused_attention", fused_attention),
         graphs=tuple(text_argument("cuda_graphs", one, "attn") for one in cuda_graphs),
+        offer=Offer(
+            zero=shared_replicas(zero),
+            zero2=arguments.positive("zero_2", zero_2),
+            fsdp=shared_replicas(fsdp, "fsdp"),
+            offload=arguments.flag("offload", offload),
+            expert_tensor=arguments.positive("expert_tensor_parallel", expert_tensor_parallel),
+            gathered=arguments.flag("keep_gathered", keep_gathered),
+        ),
+        recomputations=recomputation_arguments(recompute),
+        **running_arguments(names[0], overlap, dispatcher, expert_imbalance),
+        lora=arguments.positive_or_none("lora", lora) or 0,
         optimizer_on_host=None if optimizer_on_host is None else arguments.flag("optimizer_on_host", optimizer_on_host),
+        reserve_bytes=bytes_argument("reserve_bytes", reserve_bytes),
         host_memory_bytes=bytes_argument("host_memory_bytes", host_memory_bytes),
     )
     if site is None:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from piper_ray.calibrate.workload import running_arguments
 from piper_ray.model.errors import InfeasibleError, UsageError
 from piper_ray.model.fields import plain_fields
 from piper_ray.model.figures import PROOF_TOLERANCE
@@ -84,7 +85,7 @@ class PlannedModel:
             sum(nodes_of.values()),
             devices,
             usual_batch(self.model, devices) if batch is None else batch,
-            precision,
+            running_arguments(precision, (), None, None)["precision"],
             trained_by,
             tokens,
             None if schedule is None else ScheduleName(schedule),
