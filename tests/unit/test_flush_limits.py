@@ -139,32 +139,6 @@ def test_rounded_states_bound_a_task_and_leave_the_rest_to_exact_ones(
     assert raised > 10
 
 
-@pytest.mark.parametrize("schedule", FlushSchedule.flushed())
-def test_an_early_plan_is_sought_by_few_states_once_one_is_known(
-    schedule: FlushSchedule, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By rounded states, which make a plan that is near the best one, and by no more than some of these."""
-    monkeypatch.setattr(task_search, "_FEW_STATES", 0)
-    monkeypatch.setattr(task_search, "_SOME_STATES", 0)
-    near = ended = 0
-    for seed, workload, paths, task, batch_s in searched(schedule):
-        space, most_s = SearchSpace(workload.arrays, True, paths), 1.2 * batch_s
-        if not 0.0 < batch_s < np.inf:
-            continue
-        found = run_task(space, task, np.array([most_s, 0.0]), TaskEffort.PLAN, most_s)
-        value = value_s(found)
-        assert value is None or value >= batch_s * (1.0 - 1e-9), seed
-        near += value is not None and value <= 1.02 * batch_s
-        with monkeypatch.context() as few:
-            few.setattr(task_search, "_SOME_EARLY_STATES", 0)
-            found = run_task(space, task, np.array([most_s, 0.0]), TaskEffort.PLAN, most_s)
-            ended += found.left_open is StoppedBy.TOO_MANY_STATES
-            unknown = run_task(space, task, np.array([most_s, 0.0]), TaskEffort.PLAN)
-            assert unknown.left_open is None, seed
-    assert near > 20
-    assert ended > 20
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("schedule", long_after(1, FlushSchedule.flushed()))
 def test_a_task_searched_by_dual_prices_has_the_same_plan(

@@ -627,7 +627,7 @@ class Relaxation:
         """The bound of these prices. counts: the limits of those of layers."""
         paths = _some(self.paths, slice(prices.path.size))
         of_layers_s = size_s = 0.0
-        if self.case.ranks:  # without counts, which divide plans beside a hub alone
+        if self.case.ranks:  # counts are None then: they divide plans only where there is a hub
             prices = prices._replace(layers=np.where(self._excluded, np.inf, 0.0)[self._merged_and_transfers])
         if counts is not None:
             limit = np.where(prices.layers > 0.0, counts.most, counts.least)

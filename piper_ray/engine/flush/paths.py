@@ -42,6 +42,7 @@ def longest_paths(
     else:
         often = paths_of_1f1b(microbatches, seconds[0], seconds[1], _ends(sync_s))
     lengths_s = often.reshape(often.shape[0], -1) @ seconds.ravel()
+    # Copies, so that a path that is kept does not keep them all.
     return [PassPath(*often[k].copy()) for k in np.argsort(-lengths_s, kind="stable").tolist()]
 
 

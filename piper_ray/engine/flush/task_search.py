@@ -160,9 +160,8 @@ _MOST_MIXES = 5_000_000
 _MOST_STATES = 20_000_000
 _FEW_STATES = 3_000
 """From this number of states on, prices of positions and of layers are worth their time."""
-_SOME_STATES, _SOME_ROUNDED_STATES, _SOME_EARLY_STATES = 50_000, 1_000_000, 200_000
-"""From the first number of states on, a bound by rounded ones is sought, by at most the second number of these. Once a
-plan is known, an early one is sought by at most the third."""
+_SOME_STATES, _SOME_ROUNDED_STATES = 50_000, 1_000_000
+"""From the first number of states on, a bound by rounded ones is sought, by at most the second number of these."""
 _ROUNDED_SHARES = (0.016, 0.008)
 """How much rounding takes off each figure of a pipeline of most stages, as a share of the cutoff, at most; about half
 of that on average."""
@@ -257,7 +256,7 @@ def run_task(
         proved_s = min(_least_by_prices_s(space, task, prices, np.array([known_s, 0.0])), known_s)
     if proved_s > control[0] * (1.0 + TIE):
         return TaskResult(np.inf, kept, proved_s=proved_s, prices=prices)
-    found = _run_priced(space, replace(task, prices=prices), control, effort, is_plan_known=known_s < np.inf)
+    found = _run_priced(space, replace(task, prices=prices), control, effort)
     return replace(
         found, states=kept + found.states, proved_s=max(found.proved_s, proved_s), prices=found.prices or prices
     )
@@ -266,8 +265,8 @@ def run_task(
 def _bounded(space: SearchSpace, task: DegreePair, control: FloatArray) -> TaskResult:
     """Bounds a task at the best plan's time. On listed downsets what takes least comes first: even prices, for graphs
     of many layers; good prices; the cheapest borders by these; then prices for ever fewer stages. Shortest ways over
-    the cheapest borders, which take longest, come last, and only if the stages of plans are too many to list, or were
-    not listed because the bound is near, which of graphs of many layers is not near enough."""
+    the cheapest borders, which take longest, come last, and only if the stages of plans are not listed. Where the bound
+    is near, only graphs of many layers need them."""
     borders, is_listed = task.borders, space.graph is None and np.isfinite(control[0]) and not task.has_kinds
     if not is_listed:
         found = TaskResult(task.lower_s, prices=task.prices)
@@ -358,10 +357,8 @@ def _find_prices(space: SearchSpace, task: DegreePair, most_s: float = np.inf) -
     return path_prices(space.tables, task.arrays, most_s)
 
 
-def _run_priced(
-    space: SearchSpace, task: DegreePair, control: FloatArray, effort: TaskEffort, *, is_plan_known: bool
-) -> TaskResult:
-    """Searches a task on the downsets that prices leave. is_plan_known: an early plan is then worth few states."""
+def _run_priced(space: SearchSpace, task: DegreePair, control: FloatArray, effort: TaskEffort) -> TaskResult:
+    """Searches a task on the downsets that prices leave."""
     proves = effort in PROOFS
     if task.prices is not None and task.prices.bound_s > control[0] * (1.0 + TIE):
         return TaskResult(np.inf, proved_s=task.prices.bound_s)
@@ -376,28 +373,24 @@ def _run_priced(
     if listed.is_empty:
         return TaskResult(np.inf, prices=listed.prices)
     may_round = effort is TaskEffort.ROUNDED and 0.0 < control[0] < np.inf
-    is_early = effort is TaskEffort.PLAN and is_plan_known and 0.0 < control[0] < np.inf
-    most_states = _SOME_STATES if may_round or is_early else _MOST_STATES
+    most_states = _SOME_STATES if may_round else _MOST_STATES
     status, states = _tails(listed, task, _NO_LEVELS, most_states, control, follows_all=proves)
     if status == TOO_MANY and may_round:
         least_s, rounded = _least_rounded_s(listed, task, control)
         left_open = None if least_s == np.inf else StoppedBy.TOO_MANY_STATES
         kept = len(states.origin) + rounded
         return TaskResult(least_s, kept, left_open=left_open, prices=listed.prices, is_rounded=left_open is not None)
-    kept = 0
-    if status == TOO_MANY and is_early:
-        kept, grid_s = len(states.origin), _grid_s(task, _ROUNDED_SHARES[-1], control)
-        status, states = _tails(listed, task, _NO_LEVELS, _SOME_EARLY_STATES, control, follows_all=False, grid_s=grid_s)
-    found = _completed(listed, task, status, states, control, proves)
-    return replace(found, states=kept + found.states, prices=listed.prices)
+    return replace(_completed(listed, task, status, states, control, proves), prices=listed.prices)
 
 
 def _least_rounded_s(listed: ListedTables, task: DegreePair, control: FloatArray) -> tuple[float, int]:
     """Returns a bound on plans that take less than control[0], by tails whose figures are rounded down, on ever finer
     grids; inf: there is no such plan. Also returns the number of their states."""
     arrays, least_s, kept = task.arrays, task.lower_s, 0
+    often = [times_in_batch(arrays.schedule, arrays.microbatches, figure) for figure in range(FIGURES)]
+    counted = arrays.most_stages * np.array([*often, 1.0])
     for share in _ROUNDED_SHARES:
-        grid_s = _grid_s(task, share, control)
+        grid_s = share * float(control[0]) / counted
         status, states = _tails(listed, task, _NO_LEVELS, _SOME_ROUNDED_STATES, control, grid_s=grid_s)
         kept += len(states.origin)
         if status != FINISHED:
@@ -406,14 +399,6 @@ def _least_rounded_s(listed: ListedTables, task: DegreePair, control: FloatArray
         if least_s == np.inf:
             break
     return least_s, kept
-
-
-def _grid_s(task: DegreePair, share: float, control: FloatArray) -> FloatArray:
-    """Returns the grid of ``tails`` by which rounding takes at most this share of control[0] off each figure of a
-    pipeline of most stages."""
-    arrays = task.arrays
-    often = [times_in_batch(arrays.schedule, arrays.microbatches, figure) for figure in range(FIGURES)]
-    return share * float(control[0]) / (arrays.most_stages * np.array([*often, 1.0]))
 
 
 def _completed(
