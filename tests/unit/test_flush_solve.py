@@ -476,6 +476,66 @@ def test_the_least_memory_with_a_plan(schedule: str) -> None:
     assert found >= 5
 
 
+def pairs_that_fit(memory_bytes: float) -> Instance:
+    """Two towers whose layers hold 6,000 and 4,000 bytes: with 10,000, four stages must have one of each tower, which
+    no chain of one tower after the other does."""
+    held = dict.fromkeys(range(1, 5), 6000.0) | dict.fromkeys(range(5, 9), 4000.0)
+    layers = {v: {1: [tmpc(1.0, fixed=held.get(v, 0.0))]} for v in range(10)}
+    return replace(two_towers(4, microbatches=4, memory_bytes=memory_bytes), layers=build(layers, {}).layers)
+
+
+def efforts_of(monkeypatch: pytest.MonkeyPatch) -> list[tuple[TaskEffort, TaskResult]]:
+    """The efforts that solves make from now on, with their results."""
+    run, efforts = task_search.run_task, list[tuple[TaskEffort, TaskResult]]()
+
+    def recorded(*given: Any) -> TaskResult:
+        efforts.append((given[3], run(*given)))
+        return efforts[-1][1]
+
+    monkeypatch.setattr(task_search, "run_task", recorded)
+    monkeypatch.setattr(flush_solve, "_CHAIN_SHARE", 0)
+    return efforts
+
+
+def test_where_no_early_plan_fits_one_that_does_comes_before_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    efforts = efforts_of(monkeypatch)
+    solution = solve_flush(pairs_that_fit(10_000.0), ONE_F_ONE_B)
+    assert solution.status is Status.OPTIMAL
+    assert degrees(solution) == (1, 1, 4)
+    kinds = [effort for effort, _ in efforts]
+    first = next(number for number, (_, result) in enumerate(efforts) if result.found is not None)
+    assert kinds[first] is TaskEffort.FIT
+    assert {TaskEffort.PLAN} <= set(kinds[:first]) <= {TaskEffort.PLAN, TaskEffort.FIT}
+    assert TaskEffort.ROUNDED in kinds[first:]
+
+
+def test_the_memory_that_suffices_is_found_without_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    efforts = efforts_of(monkeypatch)
+    solution = piper_ray.solve(pairs_that_fit(9_000.0), schedule="1f1b")
+    assert solution.infeasibility is not None
+    assert solution.infeasibility.least_memory_bytes == pytest.approx(10_000.0, abs=1.0)
+    fitted = [effort for effort, result in efforts if result.found is not None]
+    assert len(fitted) > 3
+    assert set(fitted) == {TaskEffort.FIT}
+
+
+def test_a_limit_on_the_search_for_the_memory_leaves_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    instance, tried = pairs_that_fit(9_000.0), list[float]()
+
+    def fits(memory_bytes: float) -> bool | None:
+        tried.append(memory_bytes)
+        return memory_bytes > 10_000.0 if len(tried) < 4 else None
+
+    assert flush_solve.enough_memory(instance, fits) == (11_250.0, False)
+    assert tried == [18_000.0, 13_500.0, 11_250.0, 10_125.0]
+    assert flush_solve.enough_memory(instance, lambda _: None) is None
+    monkeypatch.setattr(flush_solve, "enough_memory", lambda *_: flush_solve.EnoughMemory(11_250.0, is_exact=False))
+    found = piper_ray.solve(instance, schedule="1f1b").infeasibility
+    assert found is not None
+    assert found.least_memory_bytes is None
+    assert found.reason.endswith("with 4 microbatches; 10.99 KiB would do, perhaps less")
+
+
 def test_what_was_asked_for_is_told_where_no_plan_does_it() -> None:
     """Where no (d, t) is left there is no round, and so none that found anything."""
     instance = equal_chain(3, devices=5, microbatches=4)

@@ -31,6 +31,8 @@ do."""
 _STEP, _LEAST_STEP = 0.03, 0.01
 """The largest share on a large lattice or with several kinds of devices, once a plan is known: the number of states
 grows steeply with the time that plans may take. The least one after a round that made it grow steeply."""
+_ROUGH = 1.3
+"""A plan is rough if its time exceeds the bound by more than this factor: then steps are as long as without a plan."""
 _FIRST_STEP = 0.04
 """The largest share of the first round after bounds of listed downsets: half of what these mostly leave."""
 _FEW_STATES, _STEEP = 1_000, 4.0
@@ -116,6 +118,10 @@ class FlushSearch:
             mine.searched |= theirs.searched
             mine.looked_through |= theirs.looked_through
 
+    def fit(self) -> None:
+        """Seeks plans that fit in memory, whatever their time; or proves that a task has none."""
+        self._run_before(FlushSearch(self.space, self.tasks, self.workers, self._part(), effort=TaskEffort.FIT))
+
     def bound(self, workload: FlushWorkload) -> None:
         """Computes bounds of all open tasks by the cheapest borders of ``workload``, at the best plan's time if there
         is one: first a quick bound of each, then closer ones, of the task of the lowest bound first. Does nothing if a
@@ -166,7 +172,7 @@ class FlushSearch:
         ledger, share, index, before = self.ledger, self.first_share, 0, 0
         has_kinds = any(task.has_kinds for task in self.tasks)
         try:
-            if self.effort in (TaskEffort.QUICK_BOUND, TaskEffort.BOUND):
+            if self.effort in (TaskEffort.FIT, TaskEffort.QUICK_BOUND, TaskEffort.BOUND):
                 tasks = self._open_below(ledger.upper_s)
                 yield from self._seek(tasks, ledger.upper_s, Round(ledger, 1, len(tasks), ledger.upper_s), self.effort)
                 return
@@ -194,7 +200,7 @@ class FlushSearch:
                 few, before = before, self.states - states if ledger.upper_s == upper_s else before
                 # A step that does not raise the bound, such as one from 0, is not repeated.
                 rose = lower_s < cutoff_s <= ledger.lower_s * (1.0 + TIE)
-                if rose and (self.space.is_large or has_kinds) and np.isfinite(ledger.upper_s):
+                if rose and (self.space.is_large or has_kinds) and ledger.upper_s <= _ROUGH * ledger.lower_s:
                     is_steep = before > _STEEP * max(few, _FEW_STATES)
                     share = min(share, max(share / 4.0, _LEAST_STEP) if is_steep else _STEP)
                 elif rose and has_kinds and index < _CAREFUL_ROUNDS:

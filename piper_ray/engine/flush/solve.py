@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,7 +32,7 @@ from piper_ray.engine.preparation import downsets_within, note_of_many, tell_of_
 from piper_ray.engine.request import SolveRequest
 from piper_ray.model.cluster import Cluster
 from piper_ray.model.constraints import Restrictions, can_use_all, reason_against_all
-from piper_ray.model.figures import memory_text, plural
+from piper_ray.model.figures import memory_text, plural, size_text
 from piper_ray.model.instance import Instance
 from piper_ray.model.passes import with_passes
 from piper_ray.model.plan import Plan
@@ -40,6 +41,12 @@ from piper_ray.model.solution import DegreeStats, Infeasibility, Solution, Solve
 
 _ANY_PLAN = 0.999
 """A search with this gap ends at its first plan."""
+
+_CLOSE = 1e-6
+"""The relative error of the least memory with a plan."""
+
+_EXPLAINED_PASSES = 500_000_000
+"""The work for which that is sought: a million states, some tens of seconds."""
 
 _MOST_DOWNSETS = 200_000
 """If there are more downsets than this, only the useful ones are listed."""
@@ -287,6 +294,8 @@ class _Problem:
         if are_bounded and self.is_chain_long and search.ledger.stopped_by is None:
             search.bound(self.workload)
         self._improve(search, instance, "chain", self.chain)
+        if self.space.is_large and search.ledger.upper_s == np.inf and search.ledger.stopped_by is None:
+            search.fit()
         if are_bounded and np.isfinite(search.ledger.upper_s) and search.ledger.stopped_by is None:
             search.bound(self.workload)
         if self.is_wide and self.space.paths is not None and search.ledger.stopped_by is None:
@@ -308,26 +317,34 @@ class _Problem:
         instance, restrictions = request.instance, request.restrictions
         if restrictions.all_devices and not can_use_all(instance, restrictions):
             return Infeasibility(reason_against_all(instance, restrictions), None)
-        any_plan = replace(request.limits, gap=_ANY_PLAN)
-        least = None
-        if not instance.cluster.kinds:
-            least = least_memory_bytes(instance, lambda memory_bytes: self._fits(memory_bytes, workers, any_plan))
+        least = None if instance.cluster.kinds else self._least_memory(workers, request.limits)
         every = "all " if restrictions.all_devices else ""
         stages = "" if restrictions.stage_count is None else f" of {plural(restrictions.stage_count, 'stage')}"
         reason = (
             f"no plan{stages} with one d and one t fits on {every}{instance.devices:,} "
             f"devices{_memory_of_each(instance.cluster)} with {instance.microbatches:,} microbatches"
         )
-        return Infeasibility(reason, least)
+        if least is not None and not least.is_exact:
+            return Infeasibility(f"{reason}; {size_text(least.high_bytes)} would do, perhaps less", None)
+        return Infeasibility(reason, None if least is None else least.high_bytes)
 
-    def _fits(self, memory_bytes: float, workers: Workers, limits: Limits) -> bool | None:
-        """Whether there is a plan with ``memory_bytes`` on each device; None: a limit was reached first."""
-        roomy = self.instance.replace(memory_bytes=memory_bytes)
-        ledger = Ledger[ChosenStages](roomy.microbatches, limits)
-        self.run(FlushSearch(self.space, self.tasks(self.workload, roomy), workers, ledger), roomy)
-        if ledger.best is not None:
-            return True
-        return None if ledger.stopped_by is not None or ledger.lower_s < float("inf") else False
+    def _least_memory(self, workers: Workers, limits: Limits) -> EnoughMemory | None:
+        any_plan, left = replace(limits, gap=_ANY_PLAN), _EXPLAINED_PASSES
+
+        def fits(memory_bytes: float) -> bool | None:
+            nonlocal left
+            roomy = self.instance.replace(memory_bytes=memory_bytes)
+            ledger = Ledger[ChosenStages](roomy.microbatches, replace(any_plan, passes=min(limits.passes, left)))
+            search = FlushSearch(self.space, self.tasks(self.workload, roomy), workers, ledger)
+            search.fit()
+            if ledger.best is None and ledger.lower_s < np.inf:
+                self.run(search, roomy)
+            left -= ledger.passes
+            if ledger.best is not None:
+                return True
+            return None if ledger.stopped_by is not None or ledger.lower_s < np.inf else False
+
+        return enough_memory(self.instance, fits)
 
     def stats(self, search: FlushSearch) -> SolveStats:
         lattice = self.workload.lattice
@@ -362,12 +379,18 @@ def _stats_of(instance: Instance) -> SolveStats:
     return replace(stats_of_nothing(instance, len(instance.layers)), degrees=DegreeStats(0, 0, 0, 0))
 
 
-def least_memory_bytes(instance: Instance, fits: Callable[[float], bool | None]) -> float | None:
-    """Returns the least memory of a device, in bytes, with which an infeasible instance has a plan, within 1 byte or
-    1e-9.
+class EnoughMemory(NamedTuple):
+    """A memory of a device, in bytes, with which an infeasible instance has a plan. is_exact: whether there is none
+    with less, by more than 1 byte and ``_CLOSE``."""
 
-    fits: whether there is a plan with that memory; None: a limit was reached first. Returns None if no memory helps or
-    a limit was reached first.
+    high_bytes: float
+    is_exact: bool
+
+
+def enough_memory(instance: Instance, fits: Callable[[float], bool | None]) -> EnoughMemory | None:
+    """Returns the least memory with a plan, or the least that is known when a limit is reached; None if none is known.
+
+    fits: whether there is a plan with that memory; None: a limit was reached first.
     """
     most_bytes = ceiling_bytes(instance, instance.microbatches)
     low, high = instance.memory_bytes, max(1.0, 2.0 * instance.memory_bytes)
@@ -375,10 +398,10 @@ def least_memory_bytes(instance: Instance, fits: Callable[[float], bool | None])
         if found is None or high > most_bytes:
             return None
         low, high = high, 2.0 * high
-    while high - low > max(1.0, 1e-9 * high):
+    while high - low > max(1.0, _CLOSE * high):
         middle = (low + high) / 2.0
         found = fits(middle)
         if found is None:
-            return None
+            return EnoughMemory(high, False)
         low, high = (low, middle) if found else (middle, high)
-    return high
+    return EnoughMemory(high, True)

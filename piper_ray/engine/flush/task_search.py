@@ -29,6 +29,7 @@ from piper_ray.engine.flush.tasks import DegreePair
 from piper_ray.engine.kernels.flush_choices import MANY, NONE_FITS, choice_front, least_time_choice, stage_items
 from piper_ray.engine.kernels.flush_closing import TOO_LONG, StageList, best_stages, best_state, close_gap
 from piper_ray.engine.kernels.flush_paths import simulate_step, step_s, times_in_batch
+from piper_ray.engine.kernels.flush_room import fitting_stages, least_held_bytes, tails_with_room
 from piper_ray.engine.kernels.flush_stages import AheadArrays, in_flight, least_figures
 from piper_ray.engine.kernels.flush_states import FINISHED, STOPPED, TOO_MANY, tails
 from piper_ray.engine.kernels.flush_types import (
@@ -153,6 +154,9 @@ def _chosen(
     return chosen
 
 
+_MOST_FITTED = 30_000
+"""Whether a plan fits is found out on at most this many downsets: each pair of them is looked at, which takes up to a
+second."""
 _FEW_NODES = 3_000
 _MOST_NODES = 200_000
 _MOST_MIXES = 5_000_000
@@ -203,9 +207,11 @@ class _Stopped(Exception):
 
 
 class TaskEffort(Enum):
-    """How much is done for a task: a quick bound; a bound by good prices; a plan; a plan and the proof that none is
-    better, or a bound by rounded states where there are many; or the proof, however many states it takes."""
+    """How much is done for a task: any plan that fits in memory, or the proof that none does; a quick bound; a bound by
+    good prices; a plan; a plan and the proof that none is better, or a bound by rounded states where there are many; or
+    the proof, however many states it takes."""
 
+    FIT = "fit"
     QUICK_BOUND = "quick bound"
     BOUND = "bound"
     PLAN = "plan"
@@ -232,6 +238,8 @@ def run_task(
     """
     if task.lower_s > control[0] * (1.0 + TIE):
         return TaskResult(np.inf)
+    if effort is TaskEffort.FIT:
+        return _fitted(space, task)
     if effort is TaskEffort.QUICK_BOUND:
         return _quickly_bounded(space, task, control)
     if effort is TaskEffort.BOUND:
@@ -260,6 +268,23 @@ def run_task(
     return replace(
         found, states=kept + found.states, proved_s=max(found.proved_s, proved_s), prices=found.prices or prices
     )
+
+
+def _fitted(space: SearchSpace, task: DegreePair) -> TaskResult:
+    """Seeks a plan that fits in memory, whatever its time. Nothing is found out about many downsets, several kinds of
+    devices, or a fixed number of stages."""
+    whole, unknown = space.whole(task), TaskResult(task.lower_s)
+    if whole is None or task.has_kinds or task.arrays.stages > 0 or len(whole.tables.bits) > _MOST_FITTED:
+        return unknown
+    tables, arrays = whole.tables, task.arrays
+    held_bytes = least_held_bytes(tables, arrays)
+    most = tails_with_room(tables, arrays, held_bytes)
+    if most[0] < 0:
+        return TaskResult(np.inf)
+    stages = fitting_stages(tables, arrays, whole.ahead, held_bytes, most)
+    if stages.outer.size == 0:
+        return unknown
+    return replace(unknown, found=choose(tables, arrays, stages, is_exact=False))
 
 
 def _bounded(space: SearchSpace, task: DegreePair, control: FloatArray) -> TaskResult:
