@@ -289,11 +289,11 @@ class FlushSearch:
                 tried = () if reason is None else before
                 for outcome in (*ready.values(), *recalled, *((*tried, *left_open) if left else ())):
                     self._take(outcome.task, outcome.result)
-        again = [outcome for outcome in left_open if outcome.began_with_s > self._bound_s]
+        best_s = self._bound_s  # counting one that found a plan lowers the bound
         for outcome in left_open:
-            if outcome.began_with_s <= self._bound_s:
+            if outcome.began_with_s <= best_s:
                 self._count(outcome, most_s, memo)
-        return again
+        return [outcome for outcome in left_open if outcome.began_with_s > best_s]
 
     def _next(self, left: Sequence[int], ready: Mapping[int, _Outcome]) -> int | None:
         """Returns the order of the task whose outcome counts next; None if that is not ready."""
