@@ -43,6 +43,10 @@ _PRICING = 8
 """How many times as long as testing a pair of downsets it takes to price a stage at a position."""
 
 
+_FREE_S = -1.0
+"""Marks free stages, where the least time of a stage would stand."""
+
+
 class PlacedStages(NamedTuple):
     """Stages that plans below a cutoff may have, each at each position where it may be. Sizes: p such pairs, by outer
     downset; s stages."""
@@ -50,7 +54,7 @@ class PlacedStages(NamedTuple):
     start: IndexArray  # int64[m + 1]: the first pair of an outer downset
     stage: npt.NDArray[np.int32]  # int32[p], ascending
     behind: npt.NDArray[np.int16]  # int16[p]
-    time_s: FloatArray  # float64[p]: the least of both passes that fits
+    time_s: FloatArray  # float64[p]: the least of both passes that fits; -1 if the stage is free
     inner: npt.NDArray[np.int32]  # int32[s]
     figures: FloatArray  # float64[s, 7]: ``LeastFigures``
 
@@ -157,7 +161,7 @@ def placed_stages(
                 least_s[i, behind + 1] = min(least_s[i, behind + 1], behind_s)
                 if used == time_of.size:
                     stage_of, behind_of, time_of = twice(stage_of), twice(behind_of), twice(time_of)
-                stage_of[used], behind_of[used], time_of[used] = stages, behind, 0.0
+                stage_of[used], behind_of[used], time_of[used] = stages, behind, _FREE_S
                 used += 1
                 is_kept = True
             if is_kept:
@@ -241,9 +245,8 @@ def cheapest_way(stages: PlacedStages, bounds: PathBounds, limit: float) -> tupl
 def _cost_s(
     stage: StageKey, is_first: bool, behind: int, time_s: float, least: LeastFigures, bounds: PathBounds
 ) -> float:
-    """Returns the least cost of a stage at the prices of its position. is_first: whether none is in front of it. One
-    that takes no time costs nothing, whatever its layers hold."""
-    if least.time_s == 0.0 and least.sync_s == 0.0:
+    """Returns the least cost of a stage at the prices of its position. is_first: whether none is in front of it."""
+    if time_s == _FREE_S:
         return 0.0
     cost_s = least_priced_s(stage, behind, time_s, least, bounds)
     return cost_s + bounds.first_sync[behind] * least.sync_s if is_first else cost_s
