@@ -15,7 +15,7 @@ from piper_ray.engine.flush.path_prices import even_prices
 from piper_ray.engine.flush.space import SearchSpace
 from piper_ray.engine.flush.stand_in_bound import StandInBound
 from piper_ray.engine.flush.stand_ins import StandIns
-from piper_ray.engine.flush.tables import FlushWorkload
+from piper_ray.engine.flush.tables import FlushWorkload, tables_of_rows
 from piper_ray.engine.flush.task_search import TaskEffort, run_task
 from piper_ray.engine.flush.tasks import DegreePair
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
@@ -88,6 +88,22 @@ def test_no_plan_is_faster_than_their_bound(schedule: FlushSchedule) -> None:
     assert looked_at > 60
 
 
+def test_no_downset_has_less_ahead_or_inside_than_what_stands_in_for_it() -> None:
+    rng, less = Random(4), 0
+    for seed in range(30):
+        for workload, task, found, _ in _with_stand_ins(seed, FlushSchedule.ONE_F_ONE_B, rng):
+            ahead, tables_ = task.ahead, tables_of_rows(workload.arrays, found.rows)
+            least = found.ahead(tables_, ahead)
+            for figure in ("own_s", "ahead_s", "ahead_forward_s", "ahead_activation", "ahead_fixed", "ahead_shared"):
+                of_all, of_rows = getattr(ahead, figure), getattr(least, figure)
+                assert (of_rows[found.of] <= of_all * (1.0 + 1e-12)).all(), (seed, figure)
+                less += (of_rows < of_all[found.rows]).any()
+            work_s, least_s = ahead.own_s[found.rows], least.own_s
+            rises_s = np.subtract.outer(work_s, work_s)
+            assert (np.subtract.outer(least_s, least_s)[rises_s >= 0.0] <= rises_s[rises_s >= 0.0] + 1e-12).all()
+    assert less > 20
+
+
 def costly_borders(seed: int) -> Instance:
     """A small graph of layers with one to three choices, and edges of which some take longer than the layers."""
     rng = Random(seed)
@@ -108,7 +124,7 @@ def costly_borders(seed: int) -> Instance:
             for k in range(choices)
         )
 
-    memory_bytes = rng.choice([1e9, 25.0])
+    memory_bytes = rng.choice([1e9, 6.0, 3.0, 2.0])
     return Instance(
         tuple(Layer(v, f"{v}", {1: row(v)}) for v in range(layers)),
         tuple(edges),
