@@ -25,7 +25,7 @@ from piper_ray.engine.kernels.flush_choices import stage_items
 from piper_ray.engine.kernels.flush_paths import simulate_step
 from piper_ray.engine.kernels.flush_stages import in_flight, least_figures, look_ahead, priced_time_s
 from piper_ray.engine.kernels.flush_states import FINISHED, tails
-from piper_ray.engine.kernels.flush_types import GPIPE, ONE_F_ONE_B, ORIGIN, TailArrays
+from piper_ray.engine.kernels.flush_types import GPIPE, NO_FREE_STAGES, ONE_F_ONE_B, ORIGIN, TailArrays
 from piper_ray.engine.kernels.types import IndexArray, StageKey, frozen
 from piper_ray.engine.lattice.contraction import without_contraction
 from piper_ray.engine.lattice.downsets import build_lattice, chain_lattice
@@ -198,6 +198,7 @@ def states_within(one: Searched, limits: IndexArray) -> TailArrays:
         NO_LEVELS,
         NO_GRID,
         NO_BOUNDS,
+        NO_FREE_STAGES,
         10**6,
         True,
         control,

@@ -30,7 +30,15 @@ from piper_ray.engine.kernels.flush_paths import (
 )
 from piper_ray.engine.kernels.flush_stages import NO_ROW, front_rows, in_flight, least_figures, quickest_row
 from piper_ray.engine.kernels.flush_states import FINISHED, figures_of, tails
-from piper_ray.engine.kernels.flush_types import FIGURES, GPIPE, ONE_F_ONE_B, ORIGIN, FlushTask, TailArrays
+from piper_ray.engine.kernels.flush_types import (
+    FIGURES,
+    GPIPE,
+    NO_FREE_STAGES,
+    ONE_F_ONE_B,
+    ORIGIN,
+    FlushTask,
+    TailArrays,
+)
 from piper_ray.engine.kernels.types import FloatArray, IndexArray, StageKey
 from piper_ray.engine.lattice.contraction import without_contraction
 from piper_ray.engine.lattice.downsets import build_lattice
@@ -343,6 +351,7 @@ def test_tails_keep_what_no_other_is_as_good_as(schedule: FlushSchedule) -> None
                 NO_LEVELS,
                 NO_GRID,
                 NO_BOUNDS,
+                NO_FREE_STAGES,
                 10**6,
                 True,
                 control,
@@ -416,6 +425,7 @@ def test_rounded_tails_are_fewer_and_bound_all_by_little(schedule: FlushSchedule
                     NO_LEVELS,
                     grid,
                     NO_BOUNDS,
+                    NO_FREE_STAGES,
                     10**6,
                     True,
                     np.array([np.inf, 0.0]),
@@ -453,7 +463,17 @@ def test_levels_raise_the_bound_and_never_above_the_best_plan() -> None:
                 control = np.array([np.inf, 0.0])
                 limits = any_tails(arrays, workload)
                 _, states = tails(
-                    workload.arrays, arrays, task.ahead, limits, levels, NO_GRID, NO_BOUNDS, 10**6, True, control
+                    workload.arrays,
+                    arrays,
+                    task.ahead,
+                    limits,
+                    levels,
+                    NO_GRID,
+                    NO_BOUNDS,
+                    NO_FREE_STAGES,
+                    10**6,
+                    True,
+                    control,
                 )
                 m = workload.arrays.bits.shape[0]
                 top = range(int(states.start[m - 1]), int(states.start[m - 1] + states.kept[m - 1]))

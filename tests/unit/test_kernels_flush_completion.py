@@ -17,7 +17,7 @@ from piper_ray.engine.flush.way_program import Tightened
 from piper_ray.engine.kernels.flush_completion import PlacedStages, cheapest_way, placed_stages
 from piper_ray.engine.kernels.flush_stages import in_flight, least_figures, least_memory_bytes, priced_time_s
 from piper_ray.engine.kernels.flush_states import least_priced_s
-from piper_ray.engine.kernels.flush_types import SUM, FlushTables, PathBounds
+from piper_ray.engine.kernels.flush_types import NO_FREE_STAGES, SUM, FlushTables, PathBounds
 from piper_ray.engine.kernels.types import FloatArray, StageKey, frozen
 from piper_ray.engine.lattice.downsets import listed_lattice
 from tests.flush_schedules import FlushSchedule
@@ -149,7 +149,7 @@ def _placed(
     tables: FlushTables, task: DegreePair, bounds: PathBounds, control: FloatArray, most: int
 ) -> tuple[bool, PlacedStages]:
     most_tails = np.full(tables.bits.shape[0], task.arrays.most_stages)
-    has_all, stages = placed_stages(tables, task.arrays, task.ahead, most_tails, bounds, most, control)
+    has_all, stages = placed_stages(tables, task.arrays, task.ahead, most_tails, bounds, NO_FREE_STAGES, most, control)
     return has_all, frozen(stages)
 
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from piper_ray.engine.backends.calls import Workers
 from piper_ray.engine.flush.space import SearchSpace
+from piper_ray.engine.flush.stand_ins import StandIns
 from piper_ray.engine.flush.tables import FlushWorkload
 from piper_ray.engine.flush.task_search import PROOFS, ChosenStages, TaskEffort, TaskMemo, TaskResult, call_of
 from piper_ray.engine.flush.tasks import DegreePair
@@ -78,6 +79,7 @@ class FlushSearch:
         self._ended_s: float | None = None
         self._bound_s = np.inf  # plans must take less
         self._bounded_s: float | None = None  # the time at which all tasks have bounds
+        self._stand_ins_of: dict[int, StandIns | None] = {}  # by variant
         self._in_order = False  # whether results count in the tasks' order
         self._cases = {
             task.order: _Case(task, max(task.lower_s, self.proved_s.get(task.degrees, 0.0))) for task in self.tasks
@@ -134,8 +136,21 @@ class FlushSearch:
             tasks = sorted(self._open_below(upper_s), key=lambda task: (task.lower_s, task.order))
             tasks = [task for task in tasks if task.lower_s < upper_s]
             known = [replace(x, borders=None if x.has_kinds else workload.borders(x.arrays.bounding)) for x in tasks]
+            if effort is TaskEffort.BOUND and upper_s < np.inf:
+                known = [replace(x, stand_ins=self._stand_ins(x)) for x in known]
             if self.ledger.stopped_by is None:
                 self._run_before(FlushSearch(self.space, known, self.workers, self._part(), effort=effort))
+
+    def _stand_ins(self, task: DegreePair) -> StandIns | None:
+        """Returns borders that stand in for others in a task; None if they are not used."""
+        variants, space = task.arrays.variants, self.space
+        if space.graph is not None or not space.has_many_layers or task.has_kinds or variants.size > 1:
+            return None
+        variant = int(variants[0])
+        if variant not in self._stand_ins_of:
+            rates = [float(x.arrays.sync_s_per_byte[variant]) for x in self.tasks if variant in x.arrays.variants]
+            self._stand_ins_of[variant] = StandIns.of_tables(space.tables, variant, max(rates))
+        return self._stand_ins_of[variant]
 
     def improve(self, space: SearchSpace, tasks: Sequence[DegreePair], origin: str, first_share: float) -> None:
         """Looks for an early plan on fewer downsets. Keeps the bounds that hold for all plans of a task."""

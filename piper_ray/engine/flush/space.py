@@ -17,7 +17,7 @@ from piper_ray.engine.flush.tasks import DegreePair
 from piper_ray.engine.kernels.downsets import member_sums
 from piper_ray.engine.kernels.flush_completion import PlacedStages, cheapest_way, placed_stages
 from piper_ray.engine.kernels.flush_stages import AheadArrays, look_ahead
-from piper_ray.engine.kernels.flush_types import FlushTables, PathBounds
+from piper_ray.engine.kernels.flush_types import NO_FREE_STAGES, FlushTables, PathBounds
 from piper_ray.engine.kernels.types import FloatArray, IndexArray, frozen
 from piper_ray.engine.lattice.downsets import listed_lattice
 from piper_ray.engine.lattice.layer_graph import LayerGraph
@@ -169,7 +169,9 @@ class SearchSpace:
         if bounds is NO_BOUNDS or not np.isfinite(control[0]):
             return None
         tables, ahead, most_tails, *_ = listed
-        has_all, stages = placed_stages(tables, task.arrays, ahead, most_tails, bounds, most_work, control)
+        has_all, stages = placed_stages(
+            tables, task.arrays, ahead, most_tails, bounds, NO_FREE_STAGES, most_work, control
+        )
         return frozen(stages) if has_all else None
 
     def tightened(

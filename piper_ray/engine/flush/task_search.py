@@ -24,6 +24,8 @@ from piper_ray.engine.flush.space import (
     SearchSpace,
     TooManyDownsets,
 )
+from piper_ray.engine.flush.stand_in_bound import StandInBound
+from piper_ray.engine.flush.stand_ins import StandIns
 from piper_ray.engine.flush.tables import FlushWorkload
 from piper_ray.engine.flush.tasks import DegreePair
 from piper_ray.engine.kernels.flush_choices import MANY, NONE_FITS, choice_front, least_time_choice, stage_items
@@ -37,11 +39,13 @@ from piper_ray.engine.kernels.flush_types import (
     FIGURES,
     GPIPE,
     LEAST_TIME,
+    NO_FREE_STAGES,
     ON_FRONT,
     ONE_F_ONE_B,
     TWO_BW,
     FlushTables,
     FlushTask,
+    FreeStages,
     TailArrays,
 )
 from piper_ray.engine.kernels.types import FloatArray, IndexArray, StageKey, frozen
@@ -169,6 +173,8 @@ _SOME_STATES, _SOME_ROUNDED_STATES = 50_000, 1_000_000
 _ROUNDED_SHARES = (0.016, 0.008)
 """How much rounding takes off each figure of a pipeline of most stages, as a share of the cutoff, at most; about half
 of that on average."""
+_SHARES_OF_TIME = (1.0, 0.99, 0.97, 0.94)
+"""Times for which a bound by stand-ins is sought, as shares of the best plan's."""
 _STATES_BYTES = 500e6
 """Memory of a worker for the states of a task's tails; few have as many."""
 
@@ -309,6 +315,9 @@ def _bounded(space: SearchSpace, task: DegreePair, control: FloatArray) -> TaskR
         if least_s == np.inf:
             return TaskResult(np.inf, prices=prices, proved_s=upper_s)
     priced = replace(task, prices=prices, lower_s=least_s)
+    if task.stand_ins is not None and (by_few_s := _least_by_stand_ins_s(space, priced, task.stand_ins, control)) > 0.0:
+        least_s = max(least_s, by_few_s)
+        return TaskResult(least_s, prices=prices, proved_s=min(least_s, upper_s))
     raised_s, prices = _raised(space, priced, least_s, control)
     is_near = upper_s <= least_s * _FAR and not space.has_many_layers
     if borders is not None and raised_s == least_s and not is_near:
@@ -331,6 +340,25 @@ def _raised(
         low_s, high_s = (middle_s, high_s) if left.is_empty else (max(low_s, left.least_s), middle_s)
         task = replace(task, prices=left.prices)
     return low_s, task.prices
+
+
+def _least_by_stand_ins_s(space: SearchSpace, task: DegreePair, stand_ins: StandIns, control: FloatArray) -> float:
+    """Returns a bound by borders that stand in for others; inf if no plan takes at most control[0], 0 if it would take
+    too long. Where plans of that time have too many tails, lower times are tried."""
+    bound = StandInBound.of(stand_ins, space.tables, task.arrays, task.ahead)
+    for share in _SHARES_OF_TIME:
+        most_s = share * float(control[0])
+        found = bound.within(task.prices, most_s, MUCH_WORK, control)
+        if found is None:
+            return 0.0
+        listed, free = found
+        least_s = np.inf
+        if not listed.is_empty:
+            within = np.array([most_s, control[1]])
+            least_s, _ = _least_rounded_s(listed, replace(task, arrays=bound.task, lower_s=0.0), within, free)
+        if least_s > 0.0:
+            return min(least_s, most_s) if share < 1.0 else least_s
+    return 0.0
 
 
 def _quickly_bounded(space: SearchSpace, task: DegreePair, control: FloatArray) -> TaskResult:
@@ -408,15 +436,17 @@ def _run_priced(space: SearchSpace, task: DegreePair, control: FloatArray, effor
     return replace(_completed(listed, task, status, states, control, proves), prices=listed.prices)
 
 
-def _least_rounded_s(listed: ListedTables, task: DegreePair, control: FloatArray) -> tuple[float, int]:
+def _least_rounded_s(
+    listed: ListedTables, task: DegreePair, control: FloatArray, free: FreeStages = NO_FREE_STAGES
+) -> tuple[float, int]:
     """Returns a bound on plans that take less than control[0], by tails whose figures are rounded down, on ever finer
-    grids; inf: there is no such plan. Also returns the number of their states."""
+    grids; inf: there is no such plan. Also returns the number of their states. free: as in ``tails``."""
     arrays, least_s, kept = task.arrays, task.lower_s, 0
     often = [times_in_batch(arrays.schedule, arrays.microbatches, figure) for figure in range(FIGURES)]
     counted = arrays.most_stages * np.array([*often, 1.0])
     for share in _ROUNDED_SHARES:
         grid_s = share * float(control[0]) / counted
-        status, states = _tails(listed, task, _NO_LEVELS, _SOME_ROUNDED_STATES, control, grid_s=grid_s)
+        status, states = _tails(listed, task, _NO_LEVELS, _SOME_ROUNDED_STATES, control, grid_s=grid_s, free=free)
         kept += len(states.origin)
         if status != FINISHED:
             break
@@ -482,10 +512,11 @@ def _tails(
     *,
     follows_all: bool = True,
     grid_s: FloatArray = _UNROUNDED,
+    free: FreeStages = NO_FREE_STAGES,
 ) -> tuple[int, TailArrays]:
     tables, ahead, most_tails, bounds, _ = listed
     found: tuple[int, TailArrays] = tails(
-        tables, task.arrays, ahead, most_tails, levels, grid_s, bounds, most_states, follows_all, control
+        tables, task.arrays, ahead, most_tails, levels, grid_s, bounds, free, most_states, follows_all, control
     )
     return found
 
@@ -509,7 +540,7 @@ def call_of(
     return Call(
         task,
         _run_sent,
-        (space, task.ahead, task.borders),
+        (space, task.ahead, task.borders, task.stand_ins),
         (
             _Sent(task.order, task.tensor_parallel_degrees, task.mixes, task.arrays, task.lower_s, task.prices),
             effort,
@@ -536,6 +567,7 @@ def _run_sent(
     space: SearchSpace,
     ahead: AheadArrays,
     borders: BorderBound | None,
+    stand_ins: StandIns | None,
     sent: _Sent,
     effort: TaskEffort,
     known_s: float,
@@ -543,7 +575,7 @@ def _run_sent(
 ) -> TaskResult:
     """Calls ``run_task`` with a task put together from its shared and its own fields."""
     task = DegreePair(
-        sent.order, sent.degrees, sent.mixes, frozen(sent.arrays), ahead, sent.lower_s, sent.prices, borders
+        sent.order, sent.degrees, sent.mixes, frozen(sent.arrays), ahead, sent.lower_s, sent.prices, borders, stand_ins
     )
     return run_task(space, task, control, effort, known_s)
 

@@ -14,6 +14,7 @@ from piper_ray.engine.flush.border_bound import BorderBound
 from piper_ray.engine.flush.mixes import MixLimits, moves_between, share_within, with_mixes
 from piper_ray.engine.flush.path_prices import PathPrices
 from piper_ray.engine.flush.paths import room
+from piper_ray.engine.flush.stand_ins import StandIns
 from piper_ray.engine.flush.tables import FlushWorkload
 from piper_ray.engine.kernels.flush_paths import empty_tail, least_batch_s
 from piper_ray.engine.kernels.flush_stages import AheadArrays, in_flight, look_ahead
@@ -35,7 +36,8 @@ class DegreePair:
 
     order: its place among all pairs, by rising ``lower_s``: no batch of its plans takes less. mixes: limits on the
     mixes, which ``arrays`` lists once the pair is searched. prices: if they were computed. borders: given while it is
-    bounded, on graphs with many downsets or layers and one kind of devices.
+    bounded, on graphs with many downsets or layers and one kind of devices. stand_ins: given then too, on graphs of
+    many layers whose downsets are listed, if they pay.
     """
 
     order: int
@@ -46,6 +48,7 @@ class DegreePair:
     lower_s: float
     prices: PathPrices | None = None
     borders: BorderBound | None = None
+    stand_ins: StandIns | None = None
 
     def with_mixes(self) -> DegreePair:
         """Returns the pair with its mixes, ready to be searched. With several kinds of devices there are many."""

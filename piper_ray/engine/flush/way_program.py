@@ -63,14 +63,24 @@ class Tightened:
     """
 
     def __init__(
-        self, tables: FlushTables, task: FlushTask, prices: PathPrices, stages: PlacedStages, cutoff_s: float
+        self,
+        tables: FlushTables,
+        task: FlushTask,
+        prices: PathPrices,
+        stages: PlacedStages,
+        cutoff_s: float,
+        *,
+        has_first_sync: bool = True,
+        free: frozenset[tuple[int, int]] = frozenset(),
     ) -> None:
-        """stages: at least those of all such plans."""
+        """stages: at least those of all such plans. has_first_sync: whether the synchronisation of a first stage counts
+        at the empty positions in front of it too."""
         self.tables, self.stages, self.prices = tables, stages, prices
         self.rows = np.arange(tables.bits.shape[0])
         self.ahead_s: FloatArray = np.zeros((self.rows.size, task.most_stages + 1))
         self._task, self._cutoff_s, self._choices = task, cutoff_s, LayerChoices.of(tables, task)
-        self._work, self._listed = 0, stages.stage.size
+        self._free = free
+        self._work, self._listed, self._has_first_sync = 0, stages.stage.size, has_first_sync
 
     def tighten(self) -> None:
         """Seeks the best prices, then looks at each position more closely, for as long as this leaves stages out. Few
@@ -98,7 +108,7 @@ class Tightened:
             if ahead_s[0, 0] > best_s:
                 best_s, self.prices = float(ahead_s[0, 0]), prices
             program.keep(self.stages, self.rows)
-            program.add_way(self.tables, self.rows, way, prices)
+            program.add_way(self.tables, self.rows, way, prices, self._free)
             if self._work > _MOST_WORK or not program.solve() or program.batch_s <= best_s * (1.0 + _NEAR):
                 return
             prices = program.prices
@@ -119,6 +129,8 @@ class Tightened:
         ``ahead_s`` of the downsets left, and the cheapest way through them."""
         self._work += self.stages.stage.size
         bounds = path_bounds(self.tables, self._task, prices, self._choices)
+        if not self._has_first_sync:
+            bounds = frozen(bounds._replace(first_sync=np.zeros_like(bounds.first_sync)))
         ahead_s, way, rest = cheapest_way(self.stages, bounds, self._cutoff_s)
         self.stages = frozen(rest)
         if 0 < rest.stage.size > _HALF * self._listed:
@@ -172,15 +184,26 @@ class WayProgram:
         even = np.full(positions, 1.0 / positions)
         self._add_paths(longest_paths(task.schedule, task.microbatches, even, even, np.zeros(positions)))
 
-    def add_way(self, tables: FlushTables, rows: IndexArray, way: IndexArray, prices: PathPrices) -> None:
+    def add_way(
+        self,
+        tables: FlushTables,
+        rows: IndexArray,
+        way: IndexArray,
+        prices: PathPrices,
+        free: frozenset[tuple[int, int]] = frozenset(),
+    ) -> None:
         """Adds the stages of a way. way: int64[..], downsets of the tables, from the empty one on; rows: int64[m],
-        their numbers in the program."""
+        their numbers in the program. free: the numbers of outer and inner ones between which a stage takes no
+        time."""
         copies_of = self._choices.copies.size
         for q, (inner, outer) in enumerate(pairwise(way.tolist())):
+            border = int(rows[outer]), outer == rows.size - 1
+            if (int(rows[outer]), int(rows[inner])) in free:
+                self.add_stage(int(rows[inner]), *border, q, np.zeros(copies_of), (0.0, 0.0), prices)
+                continue
             vertices = self._choices.of_vertex[members(tables.bits[outer] & ~tables.bits[inner])]
             least = least_figures(StageKey(outer, inner, int(self._task.bounding[0])), tables, self._task)
             paid_s = least.crossing_s + least.tensor_forward_s, least.crossing_s + least.tensor_backward_s
-            border = int(rows[outer]), outer == rows.size - 1
             self.add_stage(int(rows[inner]), *border, q, np.bincount(vertices, minlength=copies_of), paid_s, prices)
 
     def add_stage(

@@ -28,7 +28,7 @@ from piper_ray.engine.kernels.flush_stages import (
     priced_time_s,
 )
 from piper_ray.engine.kernels.flush_states import least_priced_s, next_alive, ranks_within, set_alive, tail_limits_at
-from piper_ray.engine.kernels.flush_types import SLACK, SUM, FlushTables, FlushTask, PathBounds
+from piper_ray.engine.kernels.flush_types import SLACK, SUM, FlushTables, FlushTask, FreeStages, PathBounds
 from piper_ray.engine.kernels.types import FloatArray, IndexArray, StageKey
 
 _TOO_MUCH = 1e-9
@@ -43,6 +43,10 @@ _PRICING = 8
 """How many times as long as testing a pair of downsets it takes to price a stage at a position."""
 
 
+_FREE_S = -1.0
+"""Marks free stages, where the least time of a stage would stand."""
+
+
 class PlacedStages(NamedTuple):
     """Stages that plans below a cutoff may have, each at each position where it may be. Sizes: p such pairs, by outer
     downset; s stages."""
@@ -50,7 +54,7 @@ class PlacedStages(NamedTuple):
     start: IndexArray  # int64[m + 1]: the first pair of an outer downset
     stage: npt.NDArray[np.int32]  # int32[p], ascending
     behind: npt.NDArray[np.int16]  # int16[p]
-    time_s: FloatArray  # float64[p]: the least of both passes that fits
+    time_s: FloatArray  # float64[p]: the least of both passes that fits; -1 if the stage is free
     inner: npt.NDArray[np.int32]  # int32[s]
     figures: FloatArray  # float64[s, 7]: ``LeastFigures``
 
@@ -62,12 +66,13 @@ def placed_stages(
     ahead: AheadArrays,
     most_tails: IndexArray,
     bounds: PathBounds,
+    free: FreeStages,
     most_work: int,
     control: FloatArray,
 ) -> tuple[bool, PlacedStages]:
     """Returns the stages of plans whose batch takes at most control[0]; and False if they are not all, because
     control[1] is not zero, there is no room for them, or it takes more than ``most_work``, which counts pairs of
-    downsets, and ``_PRICING`` for each price of a stage.
+    downsets, and ``_PRICING`` for each price of a stage. free: further stages, which cost nothing.
     """
     m, positions = tables.bits.shape[0], task.most_stages
     limit = control[0] * (1.0 + SLACK)
@@ -146,6 +151,24 @@ def placed_stages(
                     for column in range(7):
                         figures[stages, column] = least[column]
                     stages += 1
+        first_free, end_free = (free.start[i], free.start[i + 1]) if free.start.size > 1 else (0, 0)
+        for at in range(first_free, end_free):
+            j, is_kept = free.inner[at], False
+            for behind in range(there.fewest - 1, there.most):
+                behind_s = least_s[j, behind]
+                if behind_s + bounds.ahead_s[i, behind + 1] > limit * (1.0 + _TOO_MUCH) or behind_s == np.inf:
+                    continue
+                least_s[i, behind + 1] = min(least_s[i, behind + 1], behind_s)
+                if used == time_of.size:
+                    stage_of, behind_of, time_of = twice(stage_of), twice(behind_of), twice(time_of)
+                stage_of[used], behind_of[used], time_of[used] = stages, behind, _FREE_S
+                used += 1
+                is_kept = True
+            if is_kept:
+                if stages == inner_of.size:
+                    inner_of, figures = twice(inner_of), twice_rows(figures)
+                inner_of[stages], figures[stages] = j, 0.0
+                stages += 1
         fewest = positions
         for count in range(positions, 0, -1):
             if least_s[i, count] < np.inf:
@@ -187,7 +210,13 @@ def cheapest_way(stages: PlacedStages, bounds: PathBounds, limit: float) -> tupl
             behind_s[i, behind + 1] = min(behind_s[i, behind + 1], behind_s[j, behind] + cost_of[at])
     following = np.zeros((m, positions + 1), np.int64)
     for i in range(m - 1, 0, -1):
-        for at in range(stages.start[i], stages.start[i + 1]):
+        # Stages without layers, which come last, lead to the same downset.
+        begin, end = stages.start[i], stages.start[i + 1]
+        alone = end
+        while alone > begin and stages.inner[stages.stage[alone - 1]] == i:
+            alone -= 1
+        for number in range(end - begin):
+            at = end - 1 - number if number < end - alone else begin + number - (end - alone)
             j, behind = int(stages.inner[stages.stage[at]]), int(stages.behind[at])
             whole_s = cost_of[at] + ahead_s[i, behind + 1]
             if whole_s < ahead_s[j, behind]:
@@ -217,5 +246,7 @@ def _cost_s(
     stage: StageKey, is_first: bool, behind: int, time_s: float, least: LeastFigures, bounds: PathBounds
 ) -> float:
     """Returns the least cost of a stage at the prices of its position. is_first: whether none is in front of it."""
+    if time_s == _FREE_S:
+        return 0.0
     cost_s = least_priced_s(stage, behind, time_s, least, bounds)
     return cost_s + bounds.first_sync[behind] * least.sync_s if is_first else cost_s

@@ -43,6 +43,7 @@ from piper_ray.engine.kernels.flush_types import (
     TWO_BW,
     FlushTables,
     FlushTask,
+    FreeStages,
     PathBounds,
     TailArrays,
 )
@@ -62,6 +63,7 @@ def tails(
     levels: FloatArray,
     grid_s: FloatArray,
     bounds: PathBounds,
+    free: FreeStages,
     most_states: int,
     follows_all: bool,
     control: FloatArray,
@@ -287,6 +289,53 @@ def tails(
                                 link[new] = first[level, mix]
                                 first[level, mix] = new
                                 new += 1
+        first_free, end_free = (free.start[i], free.start[i + 1]) if free.start.size > 1 else (0, 0)
+        for at in range(first_free, end_free):
+            j, r = free.inner[at], task.variants[0]
+            # Those of the same downset are among the candidates, which grow in number.
+            s = 0 if j == i else start[j]
+            while s < (new if j == i else start[j] + kept[j]):
+                tail = figures_of(new_figures if j == i else figures, s)
+                priced_s = new_figures[s, PRICED] if j == i else figures[s, PRICED]
+                behind = new_origin[s, ORIGIN.stages] if j == i else origin[s, ORIGIN.stages]
+                mix_behind = new_origin[s, ORIGIN.mix] if j == i else origin[s, ORIGIN.mix]
+                s += 1
+                if behind >= most_tail or behind + 1 < fewest_tail:
+                    continue
+                next_cell = task.next_cell[max(0, mix_behind - task.ends_behind[r] * of_one), task.move[r]]
+                if next_cell < 0:
+                    continue
+                mix = task.ends_ahead[r] * of_one + next_cell
+                if is_priced and priced_s + bounds.ahead_s[i, behind + 1] > limit * (1.0 + 1e-9):
+                    continue
+                grown = with_stage(schedule, microbatches, behind, StageSeconds(0.0, 0.0, 0.0, 0.0, 0.0, 0.0), tail)
+                bound = least_batch_s(schedule, microbatches, behind + 1, most_stages, ahead_s, ahead_forward_s, grown)
+                if bound > limit:
+                    continue
+                if grid_s.size > 0:
+                    grown = _rounded_down(grown, grid_s)
+                    priced_s = _multiple_below(priced_s, grid_s[PRICED])
+                if _is_beaten(grown, priced_s, new_figures, first[0], mix, link):
+                    continue
+                if new == new_room:
+                    new_figures, new_stage = twice_rows(new_figures), twice_rows(new_stage)
+                    new_origin, link = twice_rows(new_origin), twice(link)
+                    new_room *= 2
+                for column in range(FIGURES):
+                    new_figures[new, column] = grown[column]
+                new_figures[new, PRICED] = priced_s
+                new_stage[new] = 0.0
+                new_origin[new, ORIGIN.stages], new_origin[new, ORIGIN.downset] = behind + 1, i
+                new_origin[new, ORIGIN.below], new_origin[new, ORIGIN.variant] = 0, r
+                new_origin[new, ORIGIN.choice], new_origin[new, ORIGIN.mix] = NO_CHOICE, mix
+                if first[0, mix] < 0:
+                    if touched_count == touched.size:
+                        touched = twice(touched)
+                    touched[touched_count] = mix
+                    touched_count += 1
+                link[new] = first[0, mix]
+                first[0, mix] = new
+                new += 1
         if new == 0:
             continue
         fewest = most_stages

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
 from piper_ray.engine.kernels.types import BitArray, FloatArray, IndexArray
 
 GPIPE = 0
@@ -147,6 +149,17 @@ class PathBounds(NamedTuple):
     room_s: FloatArray
     of_stage_s: FloatArray  # float64[m, most_stages]: least cost of all layers of a downset with q stages behind
     ahead_s: FloatArray  # float64[m, most_stages + 1]: of all in front of a tail of that many stages, less its room
+
+
+class FreeStages(NamedTuple):
+    """Stages that cost nothing. start: int64[m + 1], the first one of an outer downset; int64[1] if there are none.
+    inner: int64[..], ascending for each outer downset, which may be the last of its own."""
+
+    start: IndexArray
+    inner: IndexArray
+
+
+NO_FREE_STAGES = FreeStages(np.zeros(1, np.int64), np.zeros(0, np.int64))
 
 
 class TailArrays(NamedTuple):
