@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from fractions import Fraction
 
 import numpy as np
 import pytest
 
 import piper_ray
+from piper_ray.engine.backends.local import LocalBackend
 from piper_ray.engine.evaluation import cell_cover
 from piper_ray.engine.evaluation.cell_cover import CellCover
 from piper_ray.engine.evaluation.dual_prices import StageCover, kept_s
+from piper_ray.engine.evaluation.threshold import evaluate_threshold
 from piper_ray.engine.kernels.cell_stages import KindFigures, KindLimits, cheapest_in_front, cheapest_with_each_kind
 from piper_ray.engine.lattice.cells import cells_along
 from piper_ray.engine.lattice.contraction import without_contraction
@@ -32,6 +35,31 @@ def cells_of(problem: Problem, most_s: float, grids: tuple[int, ...]) -> CellCov
         found = CellCover.of(cover, grid, 0.25, most_s, found, lambda: None)
     assert found is not None
     return found
+
+
+@pytest.mark.parametrize("bucket", long_after(1, range(4)))
+def test_no_smaller_plan_is_denied(bucket: int) -> None:
+    """The whole lattice has the plan of fewest devices, then of fewest stages."""
+    shown = seen = 0
+    for seed in range(40 * bucket, 40 * (bucket + 1)):
+        instance = random_instance(seed, most_layers=6, most_devices=10, most_tmpcs=3)
+        best = piper_ray.solve(instance, options=ONE_THREAD)
+        if best.plan is None or not best.time_per_sample_s:
+            continue
+        problem = tables(instance, contraction=without_contraction()).problem
+        for factor in (1.0, 1.3, 2.0):
+            threshold_s = best.time_per_sample_s * factor
+            with closing(LocalBackend(1)) as backend:
+                smallest = evaluate_threshold(problem, backend, threshold_s, fewest_stages=True)
+            devices, stages = smallest.devices, len(smallest.stages)
+            for grids in ((3,), (5, 40)):
+                found = cells_of(problem, threshold_s, grids)
+                assert not found.shows_smallest(devices, stages + 1), (seed, factor)
+                assert not found.shows_smallest(devices + 1, 1), (seed, factor)
+                shown += found.shows_smallest(devices, stages)
+                seen += stages > 1 and found.shows_smallest(devices, stages)
+    assert shown >= 40
+    assert seen >= 8
 
 
 @pytest.mark.parametrize("by_lines", [False, True])

@@ -248,3 +248,29 @@ def test_orders_with_runs_elsewhere_give_a_faster_plan(monkeypatch: pytest.Monke
     assert alone.time_per_sample_s is not None
     assert best.time_per_sample_s <= varied.time_per_sample_s < alone.time_per_sample_s
     assert_plan_is_worth_its_value(instance, varied)
+
+
+@pytest.mark.parametrize("seed", [164, 184])
+def test_a_smaller_plan_is_sought_on_chains(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The proved plan of the first chains has more devices, and dual prices are not tried."""
+    instance = random_instance(seed, most_layers=8, most_devices=12, most_tmpcs=3)
+    whole = piper_ray.solve(instance, options=ONE_THREAD).plan
+    monkeypatch.setattr(wide, "_PREFERRED_S", 0.0)
+    found = solved_wide(instance, monkeypatch).plan
+    monkeypatch.setattr(wide, "_SMALLER", 0)
+    alone = solved_wide(instance, monkeypatch).plan
+    assert whole is not None
+    assert found is not None
+    assert alone is not None
+    assert (found.devices, len(found.stages)) == (whole.devices, len(whole.stages))
+    assert found.devices < alone.devices
+
+
+@pytest.mark.parametrize("seed", [164, 184])
+def test_none_is_sought_once_cells_show_that_there_is_none(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    instance = random_instance(seed, most_layers=8, most_devices=12, most_tmpcs=3)
+    monkeypatch.setattr(wide, "_PREFERRED_S", 0.0)
+    monkeypatch.setattr(wide, "is_smallest", lambda *_: True)
+    found = solved_wide(instance, monkeypatch).plan
+    monkeypatch.setattr(wide, "_SMALLER", 0)
+    assert found == solved_wide(instance, monkeypatch).plan

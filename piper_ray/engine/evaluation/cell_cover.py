@@ -50,6 +50,10 @@ _PART = 1e-6
 """A part of a device, larger than rounding errors of sums of devices."""
 
 
+_MARGIN = 0.1
+"""A part of what a stage counts beside its devices, larger than rounding errors of sums of devices."""
+
+
 @dataclass(frozen=True)
 class CellCover:
     """Stages between two cells, for thresholds of at most ``most_s``.
@@ -141,11 +145,12 @@ class CellCover:
         work_s = float(self.work_s.sum())
         return tuple(share * devices / work_s for share in _PRICES) if work_s > 0.0 else (0.0,)
 
-    def fewest(self, threshold_s: float, price: float = 0.0) -> FloatArray:
+    def fewest(self, threshold_s: float, price: float = 0.0, a_stage: float = 0.0) -> FloatArray:
         """Returns float64[cells + 1]: the fewest devices of stages in front of a border, by the cells in front of it,
         if all keep the threshold; inf if they cannot. price: of a second of work; what stages have beyond the work of
-        their cells is subtracted."""
-        found: FloatArray = cheapest_in_front(self._figures, self._limits(threshold_s, price), self._size)
+        their cells is subtracted. a_stage: what each stage counts beside its devices."""
+        figures = frozen(self._figures._replace(devices=self._figures.devices + a_stage))
+        found: FloatArray = cheapest_in_front(figures, self._limits(threshold_s, price), self._size)
         return found
 
     @property
@@ -172,6 +177,12 @@ class CellCover:
     def needs_more_than(self, devices: int, threshold_s: float) -> bool:
         """Whether no plan that keeps the threshold has so few devices."""
         return any(self.fewest(threshold_s, price)[-1] > devices + _PART for price in self.prices(devices))
+
+    def shows_smallest(self, devices: int, stages: int) -> bool:
+        """Whether no plan that keeps ``most_s`` has fewer devices, or as many and fewer stages."""
+        a_stage = 0.5 / max(1, devices)  # all stages of a plan together count less than a device
+        most = devices + (stages - 1 + _MARGIN) * a_stage
+        return any(self.fewest(self.most_s, price, a_stage)[-1] > most for price in self.prices(devices))
 
     def useful_kinds(self, devices: int) -> list[bool]:
         """Whether plans of at most so many devices may have stages of each kind."""

@@ -58,3 +58,16 @@ def _raise(bracket: Bracket, known: CellCover, devices: int) -> None:
         else:
             high_s = middle_s
     bracket.record_bound(low_s)
+
+
+def is_smallest(
+    cover: StageCover, most_s: float, devices: int, stages: int, most_steps: float, check: Callable[[], None]
+) -> bool:
+    """Whether cells show that no plan that keeps ``most_s`` has fewer devices, or as many and fewer stages. Grids are
+    tried as long as the next one takes no longer than ``most_steps``."""
+    known: CellCover | None = None
+    for cells in _GRIDS:
+        if known is not None and (_FINER * known.steps > most_steps or known.shows_smallest(devices, stages)):
+            break
+        known = CellCover.of(cover, cells, _READS, most_s, known, check)
+    return known is not None and known.shows_smallest(devices, stages)

@@ -17,11 +17,11 @@ from piper_ray.engine.evaluation.outcome import Outcome, TracedStage
 from piper_ray.engine.evaluation.reach import Beam, Reach, Room
 from piper_ray.engine.evaluation.threshold import evaluate_threshold
 from piper_ray.engine.kernels.types import BitArray
-from piper_ray.engine.lattice.downsets import listed_lattice
+from piper_ray.engine.lattice.downsets import chain_lattice, listed_lattice
 from piper_ray.engine.lattice.layer_graph import LayerGraph
 from piper_ray.engine.ledger import Ledger, keeping_known
 from piper_ray.engine.search.bracket import Bracket
-from piper_ray.engine.search.cells import MOST_STEPS, bound_by_cells
+from piper_ray.engine.search.cells import MOST_STEPS, bound_by_cells, is_smallest
 from piper_ray.engine.search.neighbourhood import moved_run, order_through, prompt_order, search_chain
 from piper_ray.engine.search.planning import Planning, ValuedPlan
 from piper_ray.engine.search.pricing import bound_by_cover
@@ -32,8 +32,9 @@ from piper_ray.model.stop import StoppedBy
 CELLS, _ROUNDS = 1024, 100
 """Cells of the grid of times, and rounds for dual prices: more than elsewhere, because the prices matter most here."""
 
-_PREFERRED_S = 5.0
-"""Of a proved plan the equally fast ones are not sought if the dual prices for it may take longer than this."""
+_PREFERRED_S, _PREFERRED_STEPS, _SMALLER = 5.0, 1_000_000_000, 50
+"""Of a proved plan not all equally fast ones are sought if the dual prices for it may take longer than this. Smaller
+ones are then sought on chains, if cells do not show that there is none: steps of one grid, and the number of chains."""
 
 _ABOVE_BOUND = (0.002, 0.008, 0.032, 0.128)
 """Thresholds for a beam, as relative distances above the lower bound."""
@@ -42,9 +43,10 @@ _BEAMS_BETWEEN, _NEAR = 4, 5e-4
 """The number of further beams, and the relative distance between plan and infeasible threshold that makes them
 needless."""
 
-_IN_VAIN, _MOVES, _FASTER = 200, 2, 1e-5
-"""How many orders are drawn in a row without a faster plan, by how many moves at most each differs from the best plan's
-order, and the relative time by which a plan must be faster. A chain of 850 operators takes some 50 ms."""
+_IN_VAIN, _TOGETHER, _MOVES, _FASTER = 400, 10, 2, 1e-5
+"""How many orders are drawn in a row without a faster plan, how many are searched together, by how many moves at most
+each differs from the best plan's order, and the relative time by which a plan must be faster. Ten chains of 850
+operators take some 0.3 s."""
 
 _BEAM = Beam(width=30, early=0.02)
 _BEAM_DOWNSETS, _BEAM_STEPS = 1_000_000, 100_000_000
@@ -104,6 +106,7 @@ class WideSearch:
     def _live(self, cover: StageCover) -> LatticeTables | None:
         reach, found, most = Reach(cover), None, self.most
         if self.bracket.closed and _ROUNDS * cover.round_s > _PREFERRED_S:
+            self._prefer_smaller(cover)
             return None
         if not self.bracket.is_done(self._gap):
             lower_s, record = self.bracket.lower, self.bracket.record_bound
@@ -115,26 +118,51 @@ class WideSearch:
             found = found or self._as_good(cover, reach, most, _FEW_STEPS)
         return found
 
+    def _prefer_smaller(self, cover: StageCover) -> None:
+        """Of plans as fast as the best, which is proved, takes one of fewer devices, or of as many and fewer stages, if
+        chains near its order have one and cells do not show that none is."""
+        upper_s, best, draws = self.bracket.upper, self.ledger.best, Random(0)
+        assert upper_s is not None
+        assert best is not None
+        if is_smallest(cover, upper_s, best.devices, best.stages, _PREFERRED_STEPS, self.ledger.check):
+            return
+        for _ in range(_SMALLER):
+            chain = self._on_chain(self._varied(draws))
+            outcome = evaluate_threshold(
+                chain, self.backend, upper_s, fewest_stages=True, on_progress=self.ledger.check
+            )
+            if outcome.feasible:
+                found = self.planning.valued(chain, outcome.stages)
+                best = min(best, found, key=lambda plan: (plan.devices, plan.stages))
+        self.bracket.settle(best.value_s)
+        self.ledger.settle(best)
+
     @property
     def _gap(self) -> float:
         return self.ledger.limits.gap
 
     def _vary_order(self) -> Generator[None, None, None]:
-        """Searches chains of orders that differ from the best plan's by some runs of vertices, where there is a faster
-        plan. A stage that has parts of two branches fills its time better than one that ends with a layer of one."""
+        """Searches some chains together, of orders that differ from the best plan's by some runs of vertices, where
+        there is a faster plan. A stage that has parts of two branches fills its time better than one that ends with a
+        layer of one. A plan may have borders of several chains."""
         draws, in_vain = Random(0), 0
         while in_vain < _IN_VAIN and self.bracket.upper is not None and not self.bracket.is_done(self._gap):
-            in_vain, order = in_vain + 1, self._order
-            for _ in range(draws.randint(1, _MOVES)):
-                order = moved_run(self.graph, order, draws)
-            if order == self._order:
-                continue
-            threshold_s = self.bracket.upper * (1.0 - _FASTER)
-            chain = self._on_chain(order)
-            if evaluate_threshold(chain, self.backend, threshold_s, on_progress=self.ledger.check).feasible:
-                self._search_order(order, chain)
-                in_vain = 0
+            in_vain += _TOGETHER
+            orders = [self._order, *(self._varied(draws) for _ in range(_TOGETHER))]
+            borders = np.concatenate([chain_lattice(self.graph, order).arrays.bits for order in orders])
+            problem, outcome = self._evaluate(np.unique(borders, axis=0), self.bracket.upper * (1.0 - _FASTER))
+            if outcome.feasible:
+                self.take(problem, outcome.stages, origin="chain")
+                self._order, in_vain = order_through(problem, outcome.stages), 0
+                self._search_chain(self._on_chain(self._order))
                 yield
+
+    def _varied(self, draws: Random) -> Sequence[int]:
+        """Returns an order in which some runs of the best plan's stand elsewhere."""
+        order = self._order
+        for _ in range(draws.randint(1, _MOVES)):
+            order = moved_run(self.graph, order, draws)
+        return order
 
     def _search_order(self, order: Sequence[int], chain: Problem) -> None:
         """chain: of this order."""
