@@ -125,6 +125,7 @@ _STEPS_OF_PATTERNS, _STEPS_BY_HUB = (1_000_000, 10_000_000, 40_000_000), (0, 1_0
 """The steps that may list patterns in each of the first efforts and from then on: where there is no hub, and where its
 chunk is given, because most of its chunks are ruled out without patterns. A million steps take some 0.05 s."""
 
+_STEPS_OF_COUNTS = 1_000_000
 _ROUNDS_OF_COUNTS = 40
 """The rounds of an effort that divides plans by counts of layers."""
 
@@ -285,6 +286,9 @@ class Node:
         if (proved_s := self._try_all(number, divides, control)) is not None:
             assert self.candidates is not None
             return TurnOutcome(max(self.lower_s, proved_s), self.candidates.best)
+        if number == 1 and relaxation.may_divide_counts and relaxation.divide_counts(_STEPS_OF_COUNTS, _ROUNDS_OF_COUNTS):
+            self.passes += _PASSES_OF_AN_ITERATION * (relaxation.worked - before)
+            return TurnOutcome(max(self.lower_s, relaxation.lower_s))
         steps = _STEPS_BY_HUB if relaxation.hub_chunks() else _STEPS_OF_PATTERNS
         relaxation.list_patterns(steps[min(number, len(EFFORTS))])
         if number == 1 and relaxation.may_count:

@@ -189,7 +189,7 @@ class ChunkSearch:
         """Raises all bounds by the means of ranks: in a millisecond each, before the bounds that take longer."""
         for node in self._nodes.values():
             before_s = node.lower_s
-            node.lower_s = max(before_s, min(mean_of_ranks_s(node.task, self._target_s), self._target_s))
+            node.lower_s = max(before_s, min(mean_of_ranks_s(node.task, self._goal_s), self._goal_s))
             self._bounds.replace(before_s, [node])
 
     def _plans(self, ranked: Sequence[int]) -> Generator[None, None, None]:
@@ -245,6 +245,11 @@ class ChunkSearch:
         """Plans that take longer are of no interest. It is at most the time that is asked for."""
         return min(self.ledger.upper_s, self.ledger.within_s * (1.0 + TIE))
 
+    @property
+    def _goal_s(self) -> float:
+        """Bounds need not be higher."""
+        return self._target_s * (1.0 - self.ledger.limits.gap)
+
     def _promising(self, within: float) -> list[int]:
         """Nodes by the times of their plans, which take at most a multiple of the best plan's time, or of the time
         asked for."""
@@ -258,7 +263,7 @@ class ChunkSearch:
 
         efforts: the most for each node, for any gap that is good enough; None: as many as it takes.
         """
-        waiting = sorted((node.lower_s, index, self._target_s) for index, node in self._nodes.items())
+        waiting = sorted((node.lower_s, index, self._goal_s) for index, node in self._nodes.items())
         phase = _Phase(TurnKind.BOUND, 0, self._next_round(len(waiting)))
         while waiting and (efforts is not None or not self._is_near()):
             node = self._nodes[waiting[0][1]]
@@ -271,7 +276,7 @@ class ChunkSearch:
             node.done += 1
             for entry in self._take(index, outcome):
                 if efforts is None or self._nodes[entry].done < efforts:
-                    insort(waiting, (self._nodes[entry].lower_s, entry, self._target_s))
+                    insort(waiting, (self._nodes[entry].lower_s, entry, self._goal_s))
             over = self._bounds.reached(self.ledger.beaten_from_s, self.ledger.within_s)
             replace(phase.turns, count=len(self._nodes)).tell_of_progress(over, len(self._given))
             yield
