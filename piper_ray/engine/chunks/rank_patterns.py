@@ -743,13 +743,15 @@ def _contents(
         for _ in range(int(kinds.layers[kind] if alone[kind] else min(kinds.layers[kind], most))):
             more = (each[-1][:, None] + ones).reshape(-1, found.shape[1])
             more = more[(_seconds(more, kinds.figures) <= room_s) & (more.sum(axis=1) <= most)]
-            of_kinds = np.add.reduceat(more, kinds.option_start[:-1], axis=1)
-            every = [more @ kinds.figures, _least_further(more, further_s)[:, None]]
-            best = _undominated(np.hstack(every), of_kinds, _MOST_CONTENTS)
-            if best is None:
-                return None
-            each.append(more[best])
-            if not best.size:
+            if more.shape[1] > kinds.layers.size:  # else no two have the same numbers of layers
+                of_kinds = np.add.reduceat(more, kinds.option_start[:-1], axis=1)
+                every = [more @ kinds.figures, _least_further(more, further_s)[:, None]]
+                best = _undominated(np.hstack(every), of_kinds, _MOST_CONTENTS)
+                if best is None:
+                    return None
+                more = more[best]
+            each.append(more)
+            if not more.size:
                 break
         found = each[-1] if alone[kind] else np.concatenate(each)
         if in_runs is not None:
