@@ -286,7 +286,11 @@ class Node:
         if (proved_s := self._try_all(number, divides, control)) is not None:
             assert self.candidates is not None
             return TurnOutcome(max(self.lower_s, proved_s), self.candidates.best)
-        if number == 1 and relaxation.may_divide_counts and relaxation.divide_counts(_STEPS_OF_COUNTS, _ROUNDS_OF_COUNTS):
+        if (
+            number == 1
+            and relaxation.may_divide_counts
+            and relaxation.divide_counts(_STEPS_OF_COUNTS, _ROUNDS_OF_COUNTS)
+        ):
             self.passes += _PASSES_OF_AN_ITERATION * (relaxation.worked - before)
             return TurnOutcome(max(self.lower_s, relaxation.lower_s))
         steps = _STEPS_BY_HUB if relaxation.hub_chunks() else _STEPS_OF_PATTERNS

@@ -221,7 +221,7 @@ class RankPatterns:
             for stage, left in zip(stages, left_s, strict=True):
                 in_runs = None if runs is None else runs.of_chunk(stage, program.rank_of.size)
                 large = of_rank if options is None else of_rank._replace(layers=least_layers)
-                contents = _contents(large, limits, stage, further_s[:, stage], left, in_runs, chunk_most)
+                contents = _contents(large, stage, further_s[:, stage], left, in_runs, chunk_most)
                 if contents is not None and options is not None:
                     contents = np.concatenate([contents, _small_alone(kinds, stage)])
                 if contents is None:
@@ -409,9 +409,7 @@ class _PatternPart:
         if not patterns.spread_in.size or 2 * np.count_nonzero(which) > which.size or not patterns.by_rank(which).all():
             return self
         rows = Rows(self.rows.added_s[:, which], self.rows.fixed_s, self.rows.often)
-        return replace(
-            self, patterns=patterns.only(which), allowed=which[which], rows=rows, shares=self.shares[which]
-        )
+        return replace(self, patterns=patterns.only(which), allowed=which[which], rows=rows, shares=self.shares[which])
 
 
 @dataclass
@@ -468,9 +466,9 @@ class PatternSearch:
                 self.parts[index : index + 1] = self._told_apart(part)
             else:
                 most = _ROUNDS_BEFORE_CHUNKS if part.rounds < _ROUNDS_BEFORE_CHUNKS else most
-                count = np.count_nonzero(part.allowed)
+                count = int(np.count_nonzero(part.allowed))
                 if part.patterns.spread_in.size:
-                    count = min(count, _AS_LONG)
+                    count = min(count, _AS_LONG)  # the program has a few of them
                 often = min(_OFTEN, _AS_LONG / count)
                 solved = self._solved(part, min(often * (rounds - used), most - part.rounds), enough_s)
                 self.parts[index] = solved.compact()
@@ -498,7 +496,7 @@ class PatternSearch:
                 is_best = True
                 break
             shares, batch_s = solution.shares, solution.batch_s
-            if (lacks_some := some is not part.allowed):
+            if lacks_some := some is not part.allowed:
                 assert program.prices is not None
                 with_s = patterns.bounds_s(program.prices, rows, allowed)
                 lower_s = max(lower_s, float(np.minimum.reduceat(with_s, patterns.first).max()))
@@ -717,7 +715,6 @@ def _layer_seconds(kinds: LayerKinds) -> FloatArray:
 
 def _contents(
     kinds: LayerKinds,
-    limits: ShapeLimits,
     stage: int,
     further_s: FloatArray,
     room_s: float,

@@ -252,8 +252,8 @@ class Relaxation:
         by_rank = None if self.by_rank is None else self.by_rank.copy()
         parts = None if self.parts is None else [*self.parts]
         by_counts = None if self.by_counts is None else self.by_counts.copy()
-        own = {"limits": limits, "counts": [*self.counts], "rank": [*self.rank]}
-        found = replace(self, **own, by_rank=by_rank, parts=parts, by_counts=by_counts)
+        found = replace(self, limits=limits, counts=[*self.counts], rank=[*self.rank], by_rank=by_rank, parts=parts)
+        found.by_counts = by_counts
         found.target_s = self.target_s
         return found
 
