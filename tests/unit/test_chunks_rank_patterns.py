@@ -107,7 +107,8 @@ def test_patterns_of_numbers_of_layers_hold_every_plan_and_their_bound_is_not_ab
     monkeypatch.setattr(rank_patterns, "_FEW_COLUMNS", few)
     monkeypatch.setattr(rank_patterns, "_MORE_COLUMNS", more)
     rng, seen, spread, raised, divided = Random(3), 0, 0, 0, 0
-    for _, task in tasks_with_hubs(range(8), SCHEDULES):
+    chains = tasks_with_hubs(range(0, 20, 5), SCHEDULES, small_first=True)
+    for _, task in (*tasks_with_hubs(range(6), SCHEDULES), *chains):
         program = task.shape.program()
         assert program is not None
         model = model_of(task, task.tables, program)

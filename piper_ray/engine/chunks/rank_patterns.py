@@ -219,7 +219,7 @@ class RankPatterns:
             left_s = [microbatch_s - _least_in(kinds, chunk_s, own[own != stage]) for stage in stages]
             listed = list[IndexArray]()
             for stage, left in zip(stages, left_s, strict=True):
-                in_runs = None if runs is None else runs.of_chunk(stage, program.rank_of.size)
+                in_runs = None if runs is None else runs.of_chunk(stage, program.rank_of.size) * (least_layers > 0)
                 large = of_rank if options is None else of_rank._replace(layers=least_layers)
                 contents = _contents(large, stage, further_s[:, stage], left, in_runs, chunk_most)
                 if contents is not None and options is not None:
