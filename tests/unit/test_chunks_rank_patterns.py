@@ -181,6 +181,7 @@ def test_a_program_in_which_no_path_takes_time_has_no_prices() -> None:
         least_layers=kinds.layers,
         crossing_s=np.zeros(2),
         spread_in=np.zeros(0, np.int64),
+        only_counts=False,
     )
     rows = Rows(np.array([[0.0, 5.0, 0.0, 5.0]]), np.zeros(1), np.zeros((1, 2, 3)))
     free = PatternProgram(patterns, np.ones(4, np.bool_), rows)

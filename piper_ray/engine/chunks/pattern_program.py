@@ -48,7 +48,7 @@ class PatternProgram:
         stages, spread = patterns.crossing_s.size, patterns.spread_in
         self._stages, self._spread_in = stages, spread
         self._end = self._ranks + kinds  # of the rows of layers
-        self._fixed_rows = self._end + (self._ranks if spread.size else 0)
+        self._fixed_rows = self._end + (self._ranks if patterns.only_counts else 0)
         self._highs = highspy.Highs()  # type: ignore[no-untyped-call]
         self._highs.silent()
         for name, value in _OPTIONS.items():
@@ -56,7 +56,7 @@ class PatternProgram:
         self.worked = 0
         self.prices: PatternPrices | None = None
         size, spread_size = self._columns.size, stages * spread.size
-        lacking = 2 * kinds if spread.size else 0
+        lacking = 2 * kinds if patterns.only_counts else 0
         lp = highspy.HighsLp()
         lp.num_col_, lp.num_row_ = size + spread_size + 1 + lacking, self._fixed_rows
         lp.col_cost_ = np.concatenate([np.zeros(size + spread_size), [1.0], np.full(lacking, _PENALTY)])
@@ -66,7 +66,7 @@ class PatternProgram:
         lp.row_upper_ = np.concatenate([ones, patterns.kinds.layers, np.full(rest, np.inf)])
         self._scale_s = float(rows.added_s.max())
         entries = self._entries(self._columns)
-        if spread.size:
+        if patterns.only_counts:
             in_chunks = np.repeat(patterns.program.rank_of, spread.size)[:, None] == np.arange(self._ranks)
             entries = np.concatenate([entries, np.column_stack([np.zeros((spread_size, self._end)), in_chunks])])
             amiss = np.zeros((1 + lacking, self._fixed_rows))
@@ -85,7 +85,7 @@ class PatternProgram:
         patterns = self._patterns
         is_of_rank = patterns.rank[columns, None] == np.arange(self._ranks)
         found = [is_of_rank, patterns.of_kinds[columns]]
-        if self._spread_in.size:
+        if patterns.only_counts:
             found.append(is_of_rank * patterns.spread_s[columns, None] / -self._scale_s)
         return np.column_stack(found).astype(np.float64)
 

@@ -7,6 +7,10 @@ layers and choices are whole, while the program of shares of layers splits them.
 have small layers alone, then on how many layers a rank has. Once that is whole or gains little, it branches on a turn:
 either none of its chunks takes longer than some time, or rank r is the first one whose chunk does. That raises bounds,
 because a turn takes as long as its slowest chunk.
+
+Where options make patterns too many, patterns may state numbers of layers alone. What the rank's memory costs then is
+known only in all (``memory_seconds``), and the program spreads it over the rank's chunks. Such patterns are many, so a
+program begins with some of them and gets those that may make its batch shorter.
 """
 
 from __future__ import annotations
@@ -158,10 +162,10 @@ class RankPatterns:
     float64[patterns], the synchronisation, and what layers make the hub's chunk take in either direction. target_s:
     plans that take at least this long may be left out.
 
-    Patterns may state numbers of layers alone (``count_patterns``). Then each layer has one option here, at least as
-    fast in each kind of pass as any of its own. spread_s: float64[patterns], what a microbatch takes besides, because
-    the rank's memory is limited, in any chunks of the rank and in passes of these kinds, spread_in. Otherwise no kind
-    of pass is among them. least_layers: int64[kinds], how many layers of each kind have to be in a pattern.
+    only_counts: whether patterns state numbers of layers alone. Then each layer has one option here, at least as fast
+    in each kind of pass as any of its own, and small layers are only where they fill a chunk by themselves. spread_s:
+    float64[patterns], what a microbatch takes besides, because the rank's memory is limited: in any of its chunks, in
+    passes of the kinds ``spread_in``. least_layers: int64[kinds], how many layers of each kind all ranks have at least.
     """
 
     program: ChunkProgram
@@ -179,6 +183,7 @@ class RankPatterns:
     spread_s: FloatArray
     spread_in: IndexArray
     least_layers: IndexArray
+    only_counts: bool
 
     @classmethod
     def of(
@@ -209,7 +214,7 @@ class RankPatterns:
         least_layers, spread_in = kinds.layers, np.zeros(0, np.int64)
         if options is not None:
             needed, least_layers = (np.where(is_small(kinds), 0, x) for x in (needed, kinds.layers))
-            spread_in = passes_that_differ(options)
+            spread_in, further_s = passes_that_differ(options), _least_of_small(kinds, further_s)
             most = each_most = _MOST_COUNTS
         found: list[tuple[IndexArray, FloatArray, FloatArray]] = []
         for rank, stages in enumerate(program.stage_of.tolist()):
@@ -287,6 +292,7 @@ class RankPatterns:
             spread_s,
             spread_in,
             least_layers,
+            options is not None,
         )
 
     def only(self, which: BoolArray) -> RankPatterns:
@@ -406,7 +412,7 @@ class _PatternPart:
     def compact(self) -> _PatternPart:
         """Returns the same part without patterns that are not allowed, if they are many and no plan is read off."""
         which, patterns = self.allowed, self.patterns
-        if not patterns.spread_in.size or 2 * np.count_nonzero(which) > which.size or not patterns.by_rank(which).all():
+        if not patterns.only_counts or 2 * np.count_nonzero(which) > which.size or not patterns.by_rank(which).all():
             return self
         rows = Rows(self.rows.added_s[:, which], self.rows.fixed_s, self.rows.often)
         return replace(self, patterns=patterns.only(which), allowed=which[which], rows=rows, shares=self.shares[which])
@@ -467,7 +473,7 @@ class PatternSearch:
             else:
                 most = _ROUNDS_BEFORE_CHUNKS if part.rounds < _ROUNDS_BEFORE_CHUNKS else most
                 count = int(np.count_nonzero(part.allowed))
-                if part.patterns.spread_in.size:
+                if part.patterns.only_counts:
                     count = min(count, _AS_LONG)  # the program has a few of them
                 often = min(_OFTEN, _AS_LONG / count)
                 solved = self._solved(part, min(often * (rounds - used), most - part.rounds), enough_s)
@@ -484,7 +490,7 @@ class PatternSearch:
 
         patterns, rows, shares, is_best, used = part.patterns, part.rows, part.shares, False, 0
         lower_s, allowed, some = part.lower_s, part.allowed, part.allowed
-        if patterns.spread_in.size and np.count_nonzero(allowed) > _FEW_COLUMNS:
+        if patterns.only_counts and np.count_nonzero(allowed) > _FEW_COLUMNS:
             some = _sample(part)
         program = PatternProgram(patterns, some, rows)
         core_s: Seconds | None = None
@@ -614,7 +620,7 @@ class PatternSearch:
     def _keep(self, shares: FloatArray) -> None:
         """Tries the plan in which each rank has the pattern of its largest share."""
         patterns = self.patterns
-        if patterns.spread_in.size:
+        if patterns.only_counts:
             return  # options are open
         largest = np.flatnonzero(shares == np.maximum.reduceat(shares, patterns.first)[patterns.rank])
         chosen = largest[np.searchsorted(patterns.rank[largest], np.arange(patterns.first.size))]
@@ -757,6 +763,15 @@ def _contents(
             return None
     fitting: IndexArray = found[found.any(axis=1)]
     return fitting
+
+
+def _least_of_small(kinds: LayerKinds, further_s: FloatArray) -> FloatArray:
+    """The same where each chunk may have any small layers besides. further_s: float64[2, s, kinds]."""
+    chunk = np.arange(further_s.shape[1])[:, None]
+    may = is_small(kinds) & (kinds.first_chunk <= chunk) & (chunk <= kinds.last_chunk)
+    least = np.where(may, further_s, np.inf).min(axis=2, initial=np.inf)
+    found: FloatArray = np.minimum(further_s, least[..., None])
+    return found
 
 
 def _small_alone(kinds: LayerKinds, stage: int) -> IndexArray:

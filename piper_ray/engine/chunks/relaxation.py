@@ -150,8 +150,9 @@ class Relaxation:
     each kind each chunk has, float64[kinds, s], and units of time of each rank, in the last fractional plan, which
     keeps the limits only roughly. is_best: whether no other prices are better for the target. worked: iterations of its
     linear programs so far, times their rows. basis: the start of the next program. by_rank: the search that replaces
-    them where ranks have few patterns. tried: the most steps in which patterns were sought in vain. priced: the last
-    prices that were sought.
+    them where ranks have few patterns. by_counts: the search by patterns of numbers of layers, while it goes on;
+    may_list_counts: whether it may begin or go on. tried: the most steps in which patterns were sought in vain. priced:
+    the last prices that were sought.
     """
 
     task: Task
@@ -252,8 +253,15 @@ class Relaxation:
         by_rank = None if self.by_rank is None else self.by_rank.copy()
         parts = None if self.parts is None else [*self.parts]
         by_counts = None if self.by_counts is None else self.by_counts.copy()
-        found = replace(self, limits=limits, counts=[*self.counts], rank=[*self.rank], by_rank=by_rank, parts=parts)
-        found.by_counts = by_counts
+        found = replace(
+            self,
+            limits=limits,
+            counts=[*self.counts],
+            rank=[*self.rank],
+            by_rank=by_rank,
+            parts=parts,
+            by_counts=by_counts,
+        )
         found.target_s = self.target_s
         return found
 
@@ -432,8 +440,10 @@ class Relaxation:
         return self._hub >= 0 and self.may_list and self.by_rank is None
 
     def divide_counts(self, steps: int, rounds: int) -> bool:
-        """Improves the bound of plans by patterns of numbers of layers, which are listed first. Returns whether that
-        takes no more than these steps."""
+        """Improves the bound by patterns of numbers of layers, which are listed first. Returns False without an effort
+        if that does not help, or takes more than these steps."""
+        if not self.may_divide_counts:
+            return False
         if self.by_counts is None:
             patterns = self._patterns(steps, only_counts=True)
             self.by_counts = None if patterns is None else PatternSearch.of(patterns, self.paths)
@@ -446,14 +456,17 @@ class Relaxation:
         self.worked += search.worked - before
         self.lower_s = max(before_s, search.lower_s)
         self.counted += 1
-        if search.is_over or self.lower_s - before_s < _STALLED * (self.target_s - before_s):
+        stalled = self.lower_s - before_s < _STALLED * (self.target_s - before_s)
+        if search.is_over or stalled or not search.parts:
             self.by_counts, self.may_list_counts = None, False
+        else:
+            search.patterns = search.parts[0].patterns  # all of them are many
         return True
 
     @property
     def may_count(self) -> bool:
         """Whether its plans may be divided by counts of layers: where the hub's chunk is given and that helps."""
-        if self.are_best or self.counted == _MOST_COUNTED or self._is_over or not np.isfinite(self.target_s):
+        if self.are_best or self.counted >= _MOST_COUNTED or self._is_over or not np.isfinite(self.target_s):
             return False
         has_shares = self.may_list and self.by_rank is None and self.layers_in is not None
         return self._hub >= 0 and has_shares and counted_kinds(self.kinds).size > 0
