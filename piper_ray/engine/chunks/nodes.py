@@ -263,7 +263,7 @@ class Node:
         return TurnOutcome(self.lower_s, self.candidates.best)
 
     def _bound(self, number: int, control: FloatArray) -> TurnOutcome:
-        target_s = control[0]
+        target_s = float(control[0])
         if self.part is not None:
             return self._divide(self.part, target_s)
         if self.relaxation is None:
