@@ -766,11 +766,12 @@ def _contents(
 
 
 def _least_of_small(kinds: LayerKinds, further_s: FloatArray) -> FloatArray:
-    """The same where each chunk may have any small layers besides. further_s: float64[2, s, kinds]."""
+    """The same where each chunk may have any small layers besides. Kinds that pay nothing by themselves still do not.
+    further_s: float64[2, s, kinds], inf for such kinds."""
     chunk = np.arange(further_s.shape[1])[:, None]
     may = is_small(kinds) & (kinds.first_chunk <= chunk) & (chunk <= kinds.last_chunk)
     least = np.where(may, further_s, np.inf).min(axis=2, initial=np.inf)
-    found: FloatArray = np.minimum(further_s, least[..., None])
+    found: FloatArray = np.where(np.isfinite(further_s), np.minimum(further_s, least[..., None]), np.inf)
     return found
 
 
