@@ -289,9 +289,12 @@ def kept_and_recomputed(time_s: float, weights: float, activation: float, fixed:
     ]
 
 
-def encoder_decoder(seed: int, encoder: int, decoder: int, *, embedding: bool = True) -> Instance:
+def encoder_decoder(
+    seed: int, encoder: int, decoder: int, *, embedding: bool = True, small_first: bool = False
+) -> Instance:
     """An encoder of equal layers, the last of which all layers of a decoder read: it is the hub. embedding: whether the
-    decoder begins with a small layer, which may come before all else. The decoder has at least three other layers."""
+    decoder begins with a small layer, which may come before all else. The decoder has at least three other layers.
+    small_first: whether the encoder's first layer is small."""
     rng = random.Random(seed)
     sizes = [[rng.choice((1, 2, 3, 5)) for _ in range(2)] for _ in range(2)]
 
@@ -303,6 +306,8 @@ def encoder_decoder(seed: int, encoder: int, decoder: int, *, embedding: bool = 
     rows = {v: layer(v >= encoder) for v in range(count)}
     if embedding:
         rows[encoder] = {1: [tmpc(0.125, 1, 1, 1)]}
+    if small_first:
+        rows[0] = {1: [tmpc(0.125, 1, 1, 1)]}
     along = {v: rng.choice((1.0, 2.0, 3.0)) for v in range(2)}
     edges = {(v, v + 1): along[v >= encoder] for v in range(count - 1) if v != encoder - 1}
     edges |= {(encoder - 1, v): rng.choice((0.5, 1.0)) for v in range(encoder + embedding, count)}

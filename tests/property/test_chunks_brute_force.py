@@ -13,8 +13,9 @@ from piper_ray.model.constraints import Restrictions
 from piper_ray.model.instance import Instance
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.solution import Solution, Status
+from piper_ray.model.stop import StoppedBy
 from tests.chunks_brute_force import least_step_s
-from tests.instances import equal_chain, random_instance
+from tests.instances import encoder_decoder, equal_chain, random_instance
 from tests.lengths import long_after
 from tests.solver_support import ONE_THREAD
 
@@ -118,3 +119,29 @@ def test_no_bound_of_a_search_within_a_time_is_above_the_best_plan(
             assert found.plan is not None or share < 1.0, (seed, share)
             proved += found.lower_bound_s >= min(1.0, share) * best_s * (1.0 - 1e-6)
     assert proved >= 4
+
+
+@pytest.mark.parametrize("schedule", long_after(1, SCHEDULES[1::2]), ids=str)
+def test_a_search_for_a_gap_ends_within_it_by_a_right_bound_whoever_takes_its_turns(
+    schedule: Schedule, monkeypatch: pytest.MonkeyPatch, few: bool
+) -> None:
+    """Random graphs, and encoders with decoders; without the walk over all plans."""
+    monkeypatch.setattr(nodes, "_FEW_LAYERS", 0)
+    ended = 0
+    for seed in range(5 if few else 10):
+        for instance in (small(seed), encoder_decoder(seed, 2, 3, embedding=seed % 2 > 0)):
+            least_s = least_step_s(instance, schedule)
+            for gap in () if least_s is None else (0.1,) if few else (0.02, 0.1, 0.3):
+                assert least_s is not None
+                best_s = least_s / instance.microbatches
+                options = replace(ONE_THREAD, gap=gap, passes_limit=3_000_000)
+                found = solve(instance, schedule=schedule, options=options)
+                assert found.lower_bound_s <= best_s * (1.0 + 1e-9), (instance.name, gap)
+                assert found.time_per_sample_s is None or found.time_per_sample_s >= best_s * (1.0 - 1e-9)
+                if found.stopped_by is StoppedBy.GAP:
+                    assert found.time_per_sample_s is not None
+                    assert found.lower_bound_s >= found.time_per_sample_s * (1.0 - gap) * (1.0 - 1e-12)
+                    ended += 1
+                several = solve(instance, schedule=schedule, options=replace(options, threads=3))
+                assert (several.plan, several.lower_bound_s) == (found.plan, found.lower_bound_s)
+    assert ended >= 2

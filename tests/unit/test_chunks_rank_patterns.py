@@ -18,6 +18,7 @@ from piper_ray.engine.chunks import nodes, rank_patterns
 from piper_ray.engine.chunks.candidates import model_of
 from piper_ray.engine.chunks.nodes import Node, Turn, TurnOutcome
 from piper_ray.engine.chunks.pattern_program import PatternProgram
+from piper_ray.engine.chunks.rank_cover import is_small
 from piper_ray.engine.chunks.rank_patterns import LayerRuns, PatternSearch, Rows
 from piper_ray.engine.chunks.relaxation import Case, Relaxation
 from piper_ray.engine.chunks.share_program import ShareProgram
@@ -98,13 +99,91 @@ def test_each_rank_of_a_plan_has_a_pattern_that_is_no_worse_and_the_bound_is_not
     assert divided >= 3
 
 
+@pytest.mark.parametrize(("few", "more"), long_after(1, [(4, 2), (500, 50)]))
+def test_patterns_of_numbers_of_layers_hold_every_plan_and_their_bound_is_not_above_it(
+    few: int, more: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """few: the patterns of a program that need not be added. more: how many are added for a rank."""
+    monkeypatch.setattr(rank_patterns, "_FEW_COLUMNS", few)
+    monkeypatch.setattr(rank_patterns, "_MORE_COLUMNS", more)
+    rng, seen, spread, raised, divided = Random(3), 0, 0, 0, 0
+    chains = tasks_with_hubs(range(0, 20, 5), SCHEDULES, small_first=True)
+    for _, task in (*tasks_with_hubs(range(6), SCHEDULES), *chains):
+        program = task.shape.program()
+        assert program is not None
+        model = model_of(task, task.tables, program)
+        plans = []
+        for _ in range(30):
+            chunk_of, choice = random_chunks(task, rng), random_choice(task, rng)
+            if fit_all(model, chunk_of, choice):
+                value_s = batch_seconds(model, chunk_of, choice, np.empty(program.kind.size + 1))
+                plans.append((float(value_s), chunk_of, choice))
+        if not plans:
+            continue
+        value_s, chunk_of, choice = min(plans, key=lambda plan: plan[0])
+        relaxation = Relaxation.of(task, program, 1.001 * value_s)
+        assert relaxation is not None
+        position = task.tables.order.position[task.tables.order.hub or 0]
+        of_plan = relaxation.with_case(Case(hub=int(chunk_of[position])))
+        if not of_plan.may_divide_counts:
+            continue
+        before_s = of_plan.lower_s
+        assert of_plan.divide_counts(1_000_000, 20)
+        search = of_plan.by_counts
+        assert of_plan.lower_s <= value_s * (1.0 + 1e-9)
+        raised += of_plan.lower_s > before_s * (1.0 + 1e-6)
+        patterns = of_plan._patterns(1_000_000, only_counts=True)
+        assert patterns is not None
+        large = ~is_small(patterns.kinds)
+        takes = chunk_figures(model.layers, program.rank_of, chunk_of, choice)[:, PASSES]
+        takes[:, :2] -= relaxation.limits.crossing_s[:, None]
+        alike = list[set[tuple[int, ...]]]()
+        for rank, stages in enumerate(program.stage_of):
+            layers = np.array([[(chunk_of[x] == k).sum() for x in of_plan.members] for k in stages])
+            has = (patterns.layers[..., large] == layers[:, large]).all(axis=(1, 2))
+            no_worse = (patterns.rank == rank) & has & (patterns.passes_s <= takes[stages] + 1e-9).all(axis=(1, 2))
+            whole_s = patterns.passes_s.sum(axis=(1, 2)) + patterns.spread_s
+            no_worse &= whole_s <= takes[stages].sum() + 1e-9
+            no_worse &= (patterns.of_kinds <= np.array(layers).sum(axis=0)).all(axis=1)
+            assert no_worse.any()
+            alike.append({tuple(x.ravel()) for x in patterns.layers[no_worse]})
+            seen, spread = seen + 1, spread + bool((patterns.spread_s[no_worse] > 0.0).any())
+        for _ in range(6):
+            if search is None or search.is_over:
+                break
+            search.improve(1, 1.001 * value_s)
+            assert search.lower_s <= value_s * (1.0 + 1e-9)
+            assert any(
+                all(
+                    any(
+                        tuple(x.ravel()) in own
+                        for x in part.patterns.layers[part.allowed & (part.patterns.rank == rank)]
+                    )
+                    for rank, own in enumerate(alike)
+                )
+                for part in search.parts
+            )
+            divided += len(search.parts) > 1
+    assert seen > 20
+    assert spread > 3
+    assert raised > 3
+    assert divided > 1
+
+
 def test_a_program_in_which_no_path_takes_time_has_no_prices() -> None:
     """Two ranks of one layer each. A pattern of a rank takes no time, the other one takes 5 s."""
     kinds = SimpleNamespace(layers=np.array([2]))
     patterns: Any = SimpleNamespace(
-        rank=np.array([0, 0, 1, 1]), first=np.array([0, 2]), of_kinds=np.ones((4, 1), np.int64), kinds=kinds
+        rank=np.array([0, 0, 1, 1]),
+        first=np.array([0, 2]),
+        of_kinds=np.ones((4, 1), np.int64),
+        kinds=kinds,
+        least_layers=kinds.layers,
+        crossing_s=np.zeros(2),
+        spread_in=np.zeros(0, np.int64),
+        only_counts=False,
     )
-    rows = Rows(np.array([[0.0, 5.0, 0.0, 5.0]]), np.zeros(1))
+    rows = Rows(np.array([[0.0, 5.0, 0.0, 5.0]]), np.zeros(1), np.zeros((1, 2, 3)))
     free = PatternProgram(patterns, np.ones(4, np.bool_), rows)
     assert free.solve() is None
     assert free.prices is None
@@ -134,8 +213,8 @@ def test_parts_of_plans_end_in_the_best_plan_whoever_takes_their_turns(
     monkeypatch.setattr(Node, "take", noted)
     by_pace, paces = PatternSearch._by_pace, list[int]()
 
-    def counted(search: PatternSearch, shares: FloatArray) -> list[npt.NDArray[np.bool_]]:
-        found = by_pace(search, shares)
+    def counted(search: PatternSearch, *asked: Any) -> list[npt.NDArray[np.bool_]]:
+        found = by_pace(search, *asked)
         paces.append(len(found))
         return found
 

@@ -126,10 +126,13 @@ def some_tasks(seeds: range, schedules: list[Schedule] = SCHEDULES) -> Iterator[
         yield from ((instance, task) for task in Random(seed).sample(tasks, min(3, len(tasks))))
 
 
-def tasks_with_hubs(seeds: range, schedules: list[Schedule]) -> Iterator[tuple[Instance, Task]]:
-    """Of encoders and decoders, on several ranks."""
+def tasks_with_hubs(
+    seeds: range, schedules: list[Schedule], *, small_first: bool = False
+) -> Iterator[tuple[Instance, Task]]:
+    """Of encoders and decoders, on several ranks. small_first: as in ``encoder_decoder``."""
     for seed in seeds:
-        instance = piper_ray.with_passes(encoder_decoder(seed, 3 + seed % 4, 3 + seed % 3, embedding=seed % 5 > 0))
+        made = encoder_decoder(seed, 3 + seed % 4, 3 + seed % 3, embedding=seed % 5 > 0, small_first=small_first)
+        instance = piper_ray.with_passes(made)
         tasks = [
             task
             for task in ChunkProblem.of(instance, Restrictions(), schedules).tasks(instance)

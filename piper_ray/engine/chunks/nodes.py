@@ -125,8 +125,9 @@ _STEPS_OF_PATTERNS, _STEPS_BY_HUB = (1_000_000, 10_000_000, 40_000_000), (0, 1_0
 """The steps that may list patterns in each of the first efforts and from then on: where there is no hub, and where its
 chunk is given, because most of its chunks are ruled out without patterns. A million steps take some 0.05 s."""
 
-_ROUNDS_OF_COUNTS = 40
-"""The rounds of an effort that divides plans by counts of layers."""
+_STEPS_OF_COUNTS, _ROUNDS_OF_COUNTS = 1_000_000, 40
+"""The steps that may list patterns of numbers of layers, and the rounds of an effort that divides plans by such
+patterns or by counts of layers in chunks."""
 
 _FEW_LAYERS = 24
 _STEPS = 20_000, 1_000_000
@@ -262,7 +263,7 @@ class Node:
         return TurnOutcome(self.lower_s, self.candidates.best)
 
     def _bound(self, number: int, control: FloatArray) -> TurnOutcome:
-        target_s = control[0]
+        target_s = float(control[0])
         if self.part is not None:
             return self._divide(self.part, target_s)
         if self.relaxation is None:
@@ -285,6 +286,9 @@ class Node:
         if (proved_s := self._try_all(number, divides, control)) is not None:
             assert self.candidates is not None
             return TurnOutcome(max(self.lower_s, proved_s), self.candidates.best)
+        if number == 1 and relaxation.divide_counts(_STEPS_OF_COUNTS, _ROUNDS_OF_COUNTS):
+            self.passes += _PASSES_OF_AN_ITERATION * (relaxation.worked - before)
+            return TurnOutcome(max(self.lower_s, relaxation.lower_s))
         steps = _STEPS_BY_HUB if relaxation.hub_chunks() else _STEPS_OF_PATTERNS
         relaxation.list_patterns(steps[min(number, len(EFFORTS))])
         if number == 1 and relaxation.may_count:

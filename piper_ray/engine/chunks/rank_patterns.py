@@ -7,6 +7,10 @@ layers and choices are whole, while the program of shares of layers splits them.
 have small layers alone, then on how many layers a rank has. Once that is whole or gains little, it branches on a turn:
 either none of its chunks takes longer than some time, or rank r is the first one whose chunk does. That raises bounds,
 because a turn takes as long as its slowest chunk.
+
+Where options make patterns too many, patterns may state numbers of layers alone. What the rank's memory costs then is
+known only in all (``memory_seconds``), and the program spreads it over the rank's chunks. Such patterns are many, so a
+program begins with some of them and gets those that may make its batch shorter.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from piper_ray.cost.tolerances import PROOF
+from piper_ray.engine.chunks.memory_seconds import memory_seconds, passes_that_differ
 from piper_ray.engine.chunks.rank_cover import is_small, least_in_chunks, least_together, waits_s
 from piper_ray.engine.kernels.chunk_bound import FIGURE, LayerKinds, Paths, ShapeLimits
 from piper_ray.engine.kernels.chunk_cover import (
@@ -44,6 +49,12 @@ _MOST_PATTERNS = 20_000
 
 _MOST_KEPT = 5_000
 """The most patterns that count, over all ranks."""
+
+_MOST_COUNTS = 60_000
+"""The most patterns of numbers of layers, of a rank and over all ranks."""
+
+_FEW_COLUMNS, _MORE_COLUMNS = 500, 50
+"""Of more patterns, a program has only some at first; then this many more of each rank at a time."""
 
 _OFTEN, _AS_LONG = 5.0, 1_000
 """A round of a few allowed patterns takes a fifth of the time of a round of shares (``share_program``). A round of this
@@ -86,18 +97,19 @@ class PatternPrices(NamedTuple):
 
 class Rows(NamedTuple):
     """Paths in terms of patterns. added_s: float64[paths, patterns], what each pattern adds. fixed_s: float64[paths],
-    what transfers add."""
+    what transfers add. often: float64[paths, s, PASSES], the passes on them."""
 
     added_s: FloatArray
     fixed_s: FloatArray
+    often: FloatArray
 
     def of(self, which: IndexArray | slice) -> Rows:
         """Returns some of the rows."""
-        return Rows(self.added_s[which], self.fixed_s[which])
+        return Rows(*(part[which] for part in self))
 
     def with_more(self, other: Rows) -> Rows:
         """Returns these rows followed by others."""
-        return Rows(np.concatenate([self.added_s, other.added_s]), np.concatenate([self.fixed_s, other.fixed_s]))
+        return Rows(*(np.concatenate(parts) for parts in zip(self, other, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -149,6 +161,11 @@ class RankPatterns:
     transfers of ``crossing_s``, which is as in ``ShapeLimits``. hub: its chunk, -1 if there is none. sync_s, to_hub_s:
     float64[patterns], the synchronisation, and what layers make the hub's chunk take in either direction. target_s:
     plans that take at least this long may be left out.
+
+    only_counts: whether patterns state numbers of layers alone. Then each layer has one option here, at least as fast
+    in each kind of pass as any of its own, and small layers are only where they fill a chunk by themselves. spread_s:
+    float64[patterns], what a microbatch takes besides, because the rank's memory is limited: in any of its chunks, in
+    passes of the kinds ``spread_in``. least_layers: int64[kinds], how many layers of each kind all ranks have at least.
     """
 
     program: ChunkProgram
@@ -163,6 +180,10 @@ class RankPatterns:
     sync_s: FloatArray
     to_hub_s: FloatArray
     target_s: float
+    spread_s: FloatArray
+    spread_in: IndexArray
+    least_layers: IndexArray
+    only_counts: bool
 
     @classmethod
     def of(
@@ -174,27 +195,40 @@ class RankPatterns:
         hub: int,
         target_s: float,
         most_steps: int,
+        options: LayerKinds | None = None,
     ) -> RankPatterns | None:
         """Returns the patterns of plans that take less than ``target_s``; None if there are too many, or if that takes
         ``most_steps``, each of which tries one content behind others. hub: the hub's chunk, by which the windows of
-        kinds are narrowed; -1 if there is no hub."""
+        kinds are narrowed; -1 if there is no hub. options: the kinds with their options, if patterns state numbers of
+        layers alone and ``kinds`` have a single option each. Then small layers are left out of chunks with others."""
         members, further_s, runs = positions
         least = np.minimum.reduceat(kinds.figures, kinds.option_start[:-1])
         layer = np.column_stack([_layer_seconds(kinds), least[:, [FIGURE.activation, FIGURE.fixed]]])
         m, p = program.microbatches, len(program.stage_of)
+        chunk_most = int(kinds.layers.sum()) - program.rank_of.size + 1  # a layer is left for each other chunk
         chunk_s = least_in_chunks(kinds, layer[:, 0], program.rank_of.size) * (1.0 - _ROUNDING)
         room_s = target_s * (1.0 + _ROUNDING) - waits_s(kinds, limits, program)
         room_s -= 2.0 * m * np.bincount(program.rank_of, limits.crossing_s, p)
         needed, most, steps = _needed_layers(program, kinds, room_s[1] / m), _MOST_KEPT, 0
+        each_most = _MOST_PATTERNS
+        least_layers, spread_in = kinds.layers, np.zeros(0, np.int64)
+        if options is not None:
+            needed, least_layers = (np.where(is_small(kinds), 0, x) for x in (needed, kinds.layers))
+            spread_in, further_s = passes_that_differ(options), _least_of_small(kinds, further_s)
+            most = each_most = _MOST_COUNTS
         found: list[tuple[IndexArray, FloatArray, FloatArray]] = []
         for rank, stages in enumerate(program.stage_of.tolist()):
-            of_rank = kinds._replace(figures=_at_rank(kinds.figures, hub >= 0 and rank != program.rank_of[hub]))
+            apart = hub >= 0 and rank != program.rank_of[hub]
+            of_rank = kinds._replace(figures=_at_rank(kinds.figures, apart))
             microbatch_s, own = room_s[1, rank] / m, np.array(stages)
             left_s = [microbatch_s - _least_in(kinds, chunk_s, own[own != stage]) for stage in stages]
             listed = list[IndexArray]()
             for stage, left in zip(stages, left_s, strict=True):
-                in_runs = None if runs is None else runs.of_chunk(stage, program.rank_of.size)
-                contents = _contents(of_rank, limits, stage, further_s[:, stage], left, in_runs)
+                in_runs = None if runs is None else runs.of_chunk(stage, program.rank_of.size) * (least_layers > 0)
+                large = of_rank if options is None else of_rank._replace(layers=least_layers)
+                contents = _contents(large, stage, further_s[:, stage], left, in_runs, chunk_most)
+                if contents is not None and options is not None:
+                    contents = np.concatenate([contents, _small_alone(kinds, stage)])
                 if contents is None:
                     return None
                 listed.append(contents)
@@ -214,22 +248,34 @@ class RankPatterns:
                 needed[rank],
                 layer,
             )
-            taken, chosen = fitting_patterns(figures, room, most_steps - steps, _MOST_PATTERNS)
+            taken, chosen = fitting_patterns(figures, room, most_steps - steps, each_most)
             steps += taken
-            if steps == most_steps or len(chosen) > _MOST_PATTERNS:
+            if steps == most_steps or len(chosen) > each_most:
                 return None
             seconds = figures.seconds[chosen]  # [patterns, v, PASSES + 1]
             sync_s, chunks = seconds[..., PASSES].sum(axis=1), layers[chosen]
             to_hub_s = chunks.sum(axis=1) @ of_rank.figures[:, FIGURE.to_hub_s]
             of_kinds = figures.layers[chosen].sum(axis=1)
             passes_s = seconds[..., :PASSES].reshape(len(chosen), own.size * PASSES)
+            others = np.column_stack([sync_s, np.zeros(len(chosen)), to_hub_s])
+            if options is not None:
+                at_rank = options._replace(figures=_at_rank(options.figures, apart))
+                others[:, 1], fits = memory_seconds(chunks, at_rank, held, limits.memory_bytes)
+                own_s = passes_s.sum(axis=1) + others[:, 1]
+                fits &= (own_s < microbatch_s) & (m * own_s + sync_s < room_s[0, rank])
+                chunks, seconds, others = chunks[fits], seconds[fits], others[fits]
+                found.append((chunks, seconds[..., :PASSES], others))
+                most -= len(chunks)
+                if most < 0:
+                    return None
+                continue
             best = _undominated(np.column_stack([passes_s, sync_s]), of_kinds, most)
             if best is None:
                 return None
             most -= best.size
-            found.append((chunks[best], seconds[best, :, :PASSES], np.column_stack([sync_s, to_hub_s])[best]))
+            found.append((chunks[best], seconds[best, :, :PASSES], others[best]))
         counts = [len(chunks) for chunks, *_ in found]
-        sync_s, to_hub_s = np.concatenate([one for *_, one in found]).T
+        sync_s, spread_s, to_hub_s = np.concatenate([one for *_, one in found]).T
         return cls(
             program,
             kinds,
@@ -243,7 +289,18 @@ class RankPatterns:
             sync_s,
             to_hub_s,
             target_s,
+            spread_s,
+            spread_in,
+            least_layers,
+            options is not None,
         )
+
+    def only(self, which: BoolArray) -> RankPatterns:
+        """Returns some of the patterns, at least one of each rank."""
+        of_each = ("rank", "layers", "passes_s", "sync_s", "to_hub_s", "spread_s")
+        fewer = {name: getattr(self, name)[which] for name in of_each}
+        first = np.searchsorted(fewer["rank"], np.arange(self.first.size))
+        return replace(self, first=first, **fewer)
 
     @cached_property
     def of_kinds(self) -> IndexArray:
@@ -272,7 +329,7 @@ class RankPatterns:
     def rows(self, paths: Paths) -> Rows:
         """Returns the rows of these paths."""
         added_s = times_on_paths(self._times, paths.counts, paths.rank)
-        return Rows(added_s, paths.counts[:, :, :2].sum(axis=2) @ self.crossing_s)
+        return Rows(added_s, paths.counts[:, :, :2].sum(axis=2) @ self.crossing_s, paths.counts)
 
     def seconds(self, shares: FloatArray) -> tuple[FloatArray, FloatArray]:
         """The seconds of passes, float64[s, PASSES], and of synchronisation, float64[p], if patterns have these
@@ -301,7 +358,7 @@ class RankPatterns:
                 for of, none in ((np.minimum, _MANY), (np.maximum, -_MANY))
             )
             above, below = (
-                self.kinds.layers - (most.sum(axis=0) - most),
+                self.least_layers - (most.sum(axis=0) - most),
                 self.kinds.layers - (least.sum(axis=0) - least),
             )
             fits = (above[self.rank] <= self.of_kinds) & (self.of_kinds <= below[self.rank])
@@ -316,11 +373,18 @@ class RankPatterns:
 
         A batch takes at least as long as each path, so at least as long as their mean, which is a sum over ranks. All
         layers are present. So the price of each layer may be added once for the whole plan, and subtracted from each
-        pattern that has the layer. Then each rank but that of the pattern takes its cheapest pattern.
+        pattern that has the layer. Then each rank but that of the pattern takes its cheapest pattern. What a rank's
+        memory costs is in those of its passes that are the fewest on the paths.
         """
         cost_s = prices.path @ rows.added_s - self.of_kinds @ prices.layer
+        if self.spread_in.size:
+            often = np.tensordot(prices.path, rows.often[:, :, self.spread_in], 1)
+            cost_s += self.spread_s * often[self.program.stage_of].min(axis=(1, 2))[self.rank]
         least_s = np.minimum.reduceat(np.where(allowed, cost_s, np.inf), self.first)
-        layers_s, size_s = (float(self.kinds.layers @ x) for x in (prices.layer, np.abs(prices.layer)))
+        layers_s = float(np.where(prices.layer > 0.0, self.least_layers, self.kinds.layers) @ prices.layer)
+        size_s = float(self.kinds.layers @ np.abs(prices.layer))
+        if not np.isfinite(least_s).all():
+            return np.full(self.rank.size, np.inf)  # a rank has none
         total_s = float(least_s.sum() + prices.path @ rows.fixed_s)
         found_s = total_s + layers_s + (cost_s - least_s[self.rank])
         found_s -= _ROUNDING * (np.abs(cost_s) + abs(total_s) + 2.0 * size_s)
@@ -332,8 +396,9 @@ class _PatternPart:
     """Plans of the allowed patterns. rows: the paths that its prices refer to, or its parent's. shares: the last
     fractional plan's, float64[patterns]. rounds: the number so far. is_best: whether further rounds raise its bound by
     little or nothing. is_single: whether each rank has only one pattern. begun_s: its bound at first; stalled: how
-    many of the last splits by layers gained little."""
+    many of the last splits by layers gained little. patterns: the listed ones, or some of them if options are open."""
 
+    patterns: RankPatterns
     lower_s: float
     allowed: BoolArray
     rows: Rows
@@ -343,6 +408,14 @@ class _PatternPart:
     is_single: bool = False
     begun_s: float = 0.0
     stalled: int = 0
+
+    def compact(self) -> _PatternPart:
+        """Returns the same part without patterns that are not allowed, if they are many and no plan is read off."""
+        which, patterns = self.allowed, self.patterns
+        if not patterns.only_counts or 2 * np.count_nonzero(which) > which.size or not patterns.by_rank(which).all():
+            return self
+        rows = Rows(self.rows.added_s[:, which], self.rows.fixed_s, self.rows.often)
+        return replace(self, patterns=patterns.only(which), allowed=which[which], rows=rows, shares=self.shares[which])
 
 
 @dataclass
@@ -366,7 +439,8 @@ class PatternSearch:
         count = patterns.rank.size
         if np.unique(patterns.rank).size < patterns.first.size:
             return cls(patterns, [])  # a rank has none
-        return cls(patterns, [_PatternPart(0.0, np.ones(count, np.bool_), patterns.rows(paths), np.zeros(count))])
+        part = _PatternPart(patterns, 0.0, np.ones(count, np.bool_), patterns.rows(paths), np.zeros(count))
+        return cls(patterns, [part])
 
     def copy(self) -> PatternSearch:
         """Returns a copy with a list of parts of its own."""
@@ -398,8 +472,12 @@ class PatternSearch:
                 self.parts[index : index + 1] = self._told_apart(part)
             else:
                 most = _ROUNDS_BEFORE_CHUNKS if part.rounds < _ROUNDS_BEFORE_CHUNKS else most
-                often = min(_OFTEN, _AS_LONG / np.count_nonzero(part.allowed))
-                self.parts[index] = self._solved(part, min(often * (rounds - used), most - part.rounds), enough_s)
+                count = int(np.count_nonzero(part.allowed))
+                if part.patterns.only_counts:
+                    count = min(count, _AS_LONG)  # the program has a few of them
+                often = min(_OFTEN, _AS_LONG / count)
+                solved = self._solved(part, min(often * (rounds - used), most - part.rounds), enough_s)
+                self.parts[index] = solved.compact()
                 used += (self.parts[index].rounds - part.rounds) / often
         self.enough_s = min(target_s, self.value_s)
         least_s = min((part.lower_s for part in self.parts), default=np.inf)
@@ -410,8 +488,11 @@ class PatternSearch:
         """Solves the program of a part for at most this many more rounds, and for at least one."""
         from piper_ray.engine.chunks.pattern_program import PatternProgram  # HiGHS is loaded where it is needed
 
-        patterns, rows, shares, is_best, used = self.patterns, part.rows, part.shares, False, 0
-        program = PatternProgram(patterns, part.allowed, rows)
+        patterns, rows, shares, is_best, used = part.patterns, part.rows, part.shares, False, 0
+        lower_s, allowed, some = part.lower_s, part.allowed, part.allowed
+        if patterns.only_counts and np.count_nonzero(allowed) > _FEW_COLUMNS:
+            some = _sample(part)
+        program = PatternProgram(patterns, some, rows)
         core_s: Seconds | None = None
         batches_s: list[float] = []
         while used < rounds and not is_best:
@@ -420,29 +501,44 @@ class PatternSearch:
             if solution is None:
                 is_best = True
                 break
-            shares = solution.shares
+            shares, batch_s = solution.shares, solution.batch_s
+            if lacks_some := some is not part.allowed:
+                assert program.prices is not None
+                with_s = patterns.bounds_s(program.prices, rows, allowed)
+                lower_s = max(lower_s, float(np.minimum.reduceat(with_s, patterns.first).max()))
+                allowed = allowed & (with_s < enough_s * (1.0 - PROOF))
+                if lower_s >= enough_s:
+                    break
+                more = _cheapest(patterns, np.where(some, np.inf, with_s), min(batch_s, enough_s))
+                if lacks_some := more.size > 0:
+                    program.add_patterns(more, rows)
+                    some = some.copy()
+                    some[more] = True
+                batch_s = lower_s
             if solution.batch_s >= enough_s:
+                if lacks_some:
+                    continue
                 break
             self._keep(shares)
-            now_s = patterns.seconds(shares)
+            passes_s, sync_s = patterns.seconds(shares)
+            now_s = passes_s + solution.spread_s, sync_s
             core_s = now_s if core_s is None else between(core_s, now_s, STEP)
-            longest_s, longer = self._longest(now_s)
-            is_best = longest_s <= solution.batch_s * (1.0 + _NEAR)
-            batches_s.append(solution.batch_s)
+            longest_s, longer = _longest(patterns, now_s)
+            is_best = longest_s <= solution.batch_s * (1.0 + _NEAR) and not lacks_some
+            batches_s.append(batch_s)
             if len(batches_s) > _FEW_ROUNDS:
-                gained_s = solution.batch_s - batches_s[-1 - _FEW_ROUNDS]
+                gained_s = batch_s - batches_s[-1 - _FEW_ROUNDS]
                 mixes = bool(patterns.mean_and_spread(shares, patterns.of_kinds)[1].max() > _MIXED)
-                is_best |= mixes and gained_s < _LITTLE * (enough_s - solution.batch_s)
+                is_best |= mixes and gained_s < _LITTLE * (enough_s - batch_s)
             if not is_best:
                 for step in (0.0, 0.5):
-                    longer = longer.with_more(self._longest(between(core_s, now_s, step))[1])
+                    longer = longer.with_more(_longest(patterns, between(core_s, now_s, step))[1])
                 program.add(longer)
                 rows = rows.with_more(longer)
         self.worked += program.worked
-        lower_s, allowed = part.lower_s, part.allowed
         if (prices := program.prices) is not None:
             priced, new = slice(prices.path.size), slice(prices.path.size, None)
-            with_s = patterns.bounds_s(prices, rows.of(priced), part.allowed)
+            with_s = patterns.bounds_s(prices, rows.of(priced), allowed)
             lower_s = max(lower_s, float(np.minimum.reduceat(with_s, patterns.first).max()))
             allowed = allowed & (with_s < enough_s * (1.0 - PROOF))
             rows = rows.of(np.flatnonzero(prices.path > 0.0)).with_more(rows.of(new))
@@ -451,7 +547,7 @@ class PatternSearch:
 
     def _open_chunks(self, part: _PatternPart) -> IndexArray:
         """int64[.., 2], rank and turn of the chunks that have small layers alone in a part of the fractional plan."""
-        patterns = self.patterns
+        patterns = part.patterns
         share = np.add.reduceat((part.shares * part.allowed)[:, None] * patterns.hollow, patterns.first)
         return np.argwhere(np.minimum(share, 1.0 - share) > _NEAR)
 
@@ -464,7 +560,7 @@ class PatternSearch:
         gain little. Its pace is the longest mean time of a rank's chunk: either no chunk of the turn takes longer, or
         rank r is the first one whose chunk does. In the end they differ in a rank's pattern.
         """
-        patterns, chunks, stalled = self.patterns, self._open_chunks(part), 0
+        patterns, chunks, stalled = part.patterns, self._open_chunks(part), 0
         hollow, rank, without = patterns.hollow, patterns.rank, list[BoolArray]()
         if chunks.size:
             these = [hollow[:, turn] & (rank == r) for r, turn in chunks]
@@ -475,32 +571,32 @@ class PatternSearch:
             gained_s, distance_s = part.lower_s - part.begun_s, self.enough_s - part.begun_s
             stalled = part.stalled + 1 if gained_s < _STALLED * distance_s else 0
             shares = self._allowed_shares(part)
-            if stalled >= _SPLITS and (without := self._by_pace(shares)):
+            if stalled >= _SPLITS and (without := self._by_pace(patterns, shares)):
                 stalled = 0
-            without = without or self._by_layers(shares) or self._by_pace(shares)
+            without = without or self._by_layers(patterns, shares) or self._by_pace(patterns, shares)
         if not without:
             several = patterns.by_rank(part.allowed)[rank] > 1.0
             if not several.any():
-                batch_s = self._simulated_s(part.allowed.astype(np.float64))
+                batch_s = _simulated_s(patterns, part.allowed.astype(np.float64))
                 return [replace(part, lower_s=max(part.lower_s, batch_s * (1.0 - _ROUNDING)), is_single=True)]
             apart = np.where(several & part.allowed, np.abs(part.shares - 0.5), np.inf)
             is_one = np.arange(rank.size) == int(apart.argmin())
             without = [is_one, (rank == rank[is_one]) & ~is_one]
         every = (patterns.narrowed(part.allowed & ~left_out) for left_out in without)
         told = replace(part, rounds=0, is_best=False, begun_s=part.lower_s, stalled=stalled)
-        return [replace(told, allowed=allowed) for allowed in every if allowed.any()]
+        return [replace(told, allowed=allowed).compact() for allowed in every if allowed.any()]
 
     def _allowed_shares(self, part: _PatternPart) -> FloatArray:
         """float64[patterns]: the fractional plan of the allowed patterns alone, of each rank 1 together."""
-        by_rank, rank = self.patterns.by_rank, self.patterns.rank
+        by_rank, rank = part.patterns.by_rank, part.patterns.rank
         shares: FloatArray = np.maximum(part.shares, 0.0) * part.allowed
         if by_rank(shares).min() < 0.5:  # they are of a program without a solution
             shares = part.allowed.astype(np.float64)
         return shares / by_rank(shares)[rank]
 
-    def _by_layers(self, shares: FloatArray) -> list[BoolArray]:
+    def _by_layers(self, patterns: RankPatterns, shares: FloatArray) -> list[BoolArray]:
         """Which patterns each case leaves out, by the layers of a rank; none if each rank has whole layers."""
-        patterns, rank = self.patterns, self.patterns.rank
+        rank = patterns.rank
         layers, spread = patterns.mean_and_spread(shares, patterns.of_kinds)
         if spread.max() <= _NEAR:
             return []
@@ -508,9 +604,9 @@ class PatternSearch:
         more = patterns.of_kinds[:, kind] > layers[one, kind]
         return [(rank == one) & more, (rank == one) & ~more]
 
-    def _by_pace(self, shares: FloatArray) -> list[BoolArray]:
+    def _by_pace(self, patterns: RankPatterns, shares: FloatArray) -> list[BoolArray]:
         """The same by the pace of a turn; none if no pattern with a share takes longer in a turn than its pace."""
-        patterns, rank = self.patterns, self.patterns.rank
+        rank = patterns.rank
         takes_s = patterns.passes_s.sum(axis=2)
         pace_s = patterns.mean_and_spread(shares, takes_s)[0].max(axis=0)
         longer_s = shares @ np.maximum(0.0, takes_s - pace_s)
@@ -524,25 +620,53 @@ class PatternSearch:
     def _keep(self, shares: FloatArray) -> None:
         """Tries the plan in which each rank has the pattern of its largest share."""
         patterns = self.patterns
+        if patterns.only_counts:
+            return  # options are open
         largest = np.flatnonzero(shares == np.maximum.reduceat(shares, patterns.first)[patterns.rank])
         chosen = largest[np.searchsorted(patterns.rank[largest], np.arange(patterns.first.size))]
         if (patterns.of_kinds[chosen].sum(axis=0) != patterns.kinds.layers).any():
             return
-        value_s = self._simulated_s(np.bincount(chosen, minlength=shares.size).astype(np.float64))
+        value_s = _simulated_s(patterns, np.bincount(chosen, minlength=shares.size).astype(np.float64))
         if value_s < self.value_s:
             self.value_s, self.chosen = value_s, chosen
 
-    def _longest(self, seconds: Seconds) -> tuple[float, Rows]:
-        """The time of a batch, and its longest paths: two where there are several."""
-        counts, rank = np.empty((2, *seconds[0].shape)), np.empty(2, np.int64)
-        batch_s = float(longest_paths(self.patterns.program, *seconds, counts, rank))
-        differ = rank[0] != rank[1] or bool((counts[0] != counts[1]).any())
-        return batch_s, self.patterns.rows(Paths(counts[: 1 + differ], rank[: 1 + differ]))
 
-    def _simulated_s(self, shares: FloatArray) -> float:
-        """The time of a batch if patterns have these shares."""
-        program = self.patterns.program
-        return float(simulate_chunks(program, *self.patterns.seconds(shares), np.empty(program.kind.size + 1)))
+def _longest(patterns: RankPatterns, seconds: Seconds) -> tuple[float, Rows]:
+    """The time of a batch, and its longest paths: two where there are several."""
+    counts, rank = np.empty((2, *seconds[0].shape)), np.empty(2, np.int64)
+    batch_s = float(longest_paths(patterns.program, *seconds, counts, rank))
+    differ = rank[0] != rank[1] or bool((counts[0] != counts[1]).any())
+    return batch_s, patterns.rows(Paths(counts[: 1 + differ], rank[: 1 + differ]))
+
+
+def _simulated_s(patterns: RankPatterns, shares: FloatArray) -> float:
+    """The time of a batch if patterns have these shares."""
+    program = patterns.program
+    return float(simulate_chunks(program, *patterns.seconds(shares), np.empty(program.kind.size + 1)))
+
+
+def _sample(part: _PatternPart) -> BoolArray:
+    """bool[patterns]: some of the allowed ones: those of the last fractional plan, and of each rank and each number of
+    layers the fastest."""
+    patterns = part.patterns
+    seconds = patterns.passes_s.sum(axis=(1, 2)) + patterns.spread_s
+    which = np.flatnonzero(part.allowed)
+    key = np.column_stack([patterns.rank[which], patterns.of_kinds[which]])
+    order = np.lexsort((seconds[which], *key.T[::-1]))
+    first = np.append(True, (key[order][1:] != key[order][:-1]).any(axis=1))
+    found: BoolArray = part.allowed & (part.shares > 0.0)
+    found[which[order[first]]] = True
+    return found
+
+
+def _cheapest(patterns: RankPatterns, bounds_s: FloatArray, below_s: float) -> IndexArray:
+    """int64[..]: the patterns that may make a program's batch shorter, a few of each rank. bounds_s: of each one, inf
+    if it is in the program."""
+    found = []
+    for first, end in zip(patterns.first, [*patterns.first[1:], bounds_s.size], strict=True):
+        order = first + np.argsort(bounds_s[first:end], kind="stable")[:_MORE_COLUMNS]
+        found.append(order[bounds_s[order] < below_s * (1.0 - _NEAR)])
+    return np.concatenate(found)
 
 
 def placed(in_chunks: IndexArray, kinds: LayerKinds, members: Sequence[IndexArray]) -> tuple[IndexArray, IndexArray]:
@@ -597,22 +721,21 @@ def _layer_seconds(kinds: LayerKinds) -> FloatArray:
 
 def _contents(
     kinds: LayerKinds,
-    limits: ShapeLimits,
     stage: int,
     further_s: FloatArray,
     room_s: float,
     in_runs: IndexArray | None,
+    most: int,
 ) -> IndexArray | None:
     """int64[contents, options]: the possible contents of a chunk, as numbers of layers with each option, if a
     microbatch takes at most ``room_s``. None if there are too many. further_s: float64[2, options], of this chunk.
-    in_runs: int64[runs, kinds], the numbers of layers that a chunk of a chain can have.
+    in_runs: int64[runs, kinds], the numbers of layers that a chunk of a chain can have. most: layers of a chunk.
 
     Of contents with the same numbers of layers of each kind, only those are kept that no other one beats in time and
     memory.
     """
     inside = (kinds.first_chunk <= stage) & (stage <= kinds.last_chunk)
     alone = inside & (kinds.first_chunk == kinds.last_chunk)
-    most = int(kinds.layers.sum()) - limits.rank_of.size + 1  # a layer is left for each other chunk
     room_s *= 1.0 + _ROUNDING
     found = np.zeros((1, kinds.figures.shape[0]), np.int64)
     for kind, (first, end) in enumerate(zip(*_ranges(kinds), strict=True)):
@@ -623,13 +746,15 @@ def _contents(
         for _ in range(int(kinds.layers[kind] if alone[kind] else min(kinds.layers[kind], most))):
             more = (each[-1][:, None] + ones).reshape(-1, found.shape[1])
             more = more[(_seconds(more, kinds.figures) <= room_s) & (more.sum(axis=1) <= most)]
-            of_kinds = np.add.reduceat(more, kinds.option_start[:-1], axis=1)
-            every = [more @ kinds.figures, _least_further(more, further_s)[:, None]]
-            best = _undominated(np.hstack(every), of_kinds, _MOST_CONTENTS)
-            if best is None:
-                return None
-            each.append(more[best])
-            if not best.size:
+            if more.shape[1] > kinds.layers.size:  # else no two have the same numbers of layers
+                of_kinds = np.add.reduceat(more, kinds.option_start[:-1], axis=1)
+                every = [more @ kinds.figures, _least_further(more, further_s)[:, None]]
+                best = _undominated(np.hstack(every), of_kinds, _MOST_CONTENTS)
+                if best is None:
+                    return None
+                more = more[best]
+            each.append(more)
+            if not more.size:
                 break
         found = each[-1] if alone[kind] else np.concatenate(each)
         if in_runs is not None:
@@ -638,6 +763,23 @@ def _contents(
             return None
     fitting: IndexArray = found[found.any(axis=1)]
     return fitting
+
+
+def _least_of_small(kinds: LayerKinds, further_s: FloatArray) -> FloatArray:
+    """The same where each chunk may have any small layers besides. Kinds that pay nothing by themselves still do not.
+    further_s: float64[2, s, kinds], inf for such kinds."""
+    chunk = np.arange(further_s.shape[1])[:, None]
+    may = is_small(kinds) & (kinds.first_chunk <= chunk) & (chunk <= kinds.last_chunk)
+    least = np.where(may, further_s, np.inf).min(axis=2, initial=np.inf)
+    found: FloatArray = np.where(np.isfinite(further_s), np.minimum(further_s, least[..., None]), np.inf)
+    return found
+
+
+def _small_alone(kinds: LayerKinds, stage: int) -> IndexArray:
+    """int64[.., kinds]: a chunk's contents of a single small layer. kinds: with one option each."""
+    may = is_small(kinds) & (kinds.first_chunk <= stage) & (stage <= kinds.last_chunk) & (kinds.counted > 0)
+    found: IndexArray = np.eye(may.size, dtype=np.int64)[may]
+    return found
 
 
 def _are_among(of_kinds: IndexArray, in_runs: IndexArray, first: int) -> BoolArray:

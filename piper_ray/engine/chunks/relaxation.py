@@ -26,6 +26,7 @@ from piper_ray.engine.chunks.crossings import (
     without_hub,
 )
 from piper_ray.engine.chunks.layer_counts import LayerCounts, counted_kinds
+from piper_ray.engine.chunks.memory_seconds import fastest_options
 from piper_ray.engine.chunks.rank_cover import RankCover, waits_s
 from piper_ray.engine.chunks.rank_patterns import (
     STEP,
@@ -149,8 +150,9 @@ class Relaxation:
     each kind each chunk has, float64[kinds, s], and units of time of each rank, in the last fractional plan, which
     keeps the limits only roughly. is_best: whether no other prices are better for the target. worked: iterations of its
     linear programs so far, times their rows. basis: the start of the next program. by_rank: the search that replaces
-    them where ranks have few patterns. tried: the most steps in which patterns were sought in vain. priced: the last
-    prices that were sought.
+    them where ranks have few patterns. by_counts: the search by patterns of numbers of layers, while it goes on;
+    may_list_counts: whether it may begin or go on. tried: the most steps in which patterns were sought in vain. priced:
+    the last prices that were sought.
     """
 
     task: Task
@@ -179,6 +181,8 @@ class Relaxation:
     parts: list[_CountedPart] | None = None
     are_best: bool = False
     counted: int = 0
+    by_counts: PatternSearch | None = None
+    may_list_counts: bool = True
 
     def __post_init__(self) -> None:
         self.target_s = np.inf
@@ -248,7 +252,16 @@ class Relaxation:
         limits = _own(self.limits, *_OF_A_CASE)
         by_rank = None if self.by_rank is None else self.by_rank.copy()
         parts = None if self.parts is None else [*self.parts]
-        found = replace(self, limits=limits, counts=[*self.counts], rank=[*self.rank], by_rank=by_rank, parts=parts)
+        by_counts = None if self.by_counts is None else self.by_counts.copy()
+        found = replace(
+            self,
+            limits=limits,
+            counts=[*self.counts],
+            rank=[*self.rank],
+            by_rank=by_rank,
+            parts=parts,
+            by_counts=by_counts,
+        )
         found.target_s = self.target_s
         return found
 
@@ -272,6 +285,8 @@ class Relaxation:
             parts=None,
             are_best=False,
             counted=0,
+            by_counts=None,
+            may_list_counts=not as_before,
         )
         found.aim(self.target_s)
         return found
@@ -417,9 +432,41 @@ class Relaxation:
         self._make_room(prices.path)
 
     @property
+    def may_divide_counts(self) -> bool:
+        """Whether its plans may be divided by patterns of numbers of layers (``RankPatterns``): where the hub's chunk
+        is given, as long as that helps."""
+        if self._is_over or not np.isfinite(self.target_s) or not self.may_list_counts:
+            return False
+        return self._hub >= 0 and self.may_list and self.by_rank is None
+
+    def divide_counts(self, steps: int, rounds: int) -> bool:
+        """Improves the bound by patterns of numbers of layers, which are listed first. Returns False without an effort
+        if that does not help, or takes more than these steps."""
+        if not self.may_divide_counts:
+            return False
+        if self.by_counts is None:
+            patterns = self._patterns(steps, only_counts=True)
+            self.by_counts = None if patterns is None else PatternSearch.of(patterns, self.paths)
+        search, before_s = self.by_counts, self.lower_s
+        if search is None:
+            self.may_list_counts = False
+            return False
+        before = search.worked
+        search.improve(rounds, self.target_s)
+        self.worked += search.worked - before
+        self.lower_s = max(before_s, search.lower_s)
+        self.counted += 1
+        stalled = self.lower_s - before_s < _STALLED * (self.target_s - before_s)
+        if search.is_over or stalled or not search.parts:
+            self.by_counts, self.may_list_counts = None, False
+        else:
+            search.patterns = search.parts[0].patterns  # all of them are many
+        return True
+
+    @property
     def may_count(self) -> bool:
         """Whether its plans may be divided by counts of layers: where the hub's chunk is given and that helps."""
-        if self.are_best or self.counted == _MOST_COUNTED or self._is_over or not np.isfinite(self.target_s):
+        if self.are_best or self.counted >= _MOST_COUNTED or self._is_over or not np.isfinite(self.target_s):
             return False
         has_shares = self.may_list and self.by_rank is None and self.layers_in is not None
         return self._hub >= 0 and has_shares and counted_kinds(self.kinds).size > 0
@@ -511,8 +558,9 @@ class Relaxation:
         """Whether nothing takes any time, or no plan is quick enough."""
         return self.task.lower_s <= 0.0 or self.lower_s >= self.target_s
 
-    def _patterns(self, steps: int) -> RankPatterns | None:
-        """The patterns of the ranks. None if there are too many, or if the hub's chunk is open."""
+    def _patterns(self, steps: int, *, only_counts: bool = False) -> RankPatterns | None:
+        """The patterns of the ranks, or those of numbers of layers. None if there are too many, or if the hub's chunk
+        is open."""
         if self.hub_is_open or not np.isfinite(self.target_s):
             return None
         kinds, members = with_transfers(self.kinds, []), self.members
@@ -522,8 +570,12 @@ class Relaxation:
         else:
             further_s = further_beside_hub(self.task, rank_of, kinds, members, self._hub)
         runs = LayerRuns.of(members) if self.task.tables.order.is_chain else None
+        options = None
+        if only_counts:
+            further_s = np.minimum.reduceat(further_s, kinds.option_start[:-1], axis=2)
+            kinds, options = fastest_options(kinds), kinds
         positions = LayerPositions(members, further_s, runs)
-        return RankPatterns.of(self.program, self.limits, kinds, positions, self._hub, self.target_s, steps)
+        return RankPatterns.of(self.program, self.limits, kinds, positions, self._hub, self.target_s, steps, options)
 
     def _program(self, counted: Sequence[int] = ()) -> ShareProgram:
         """counted: kinds whose layers in each chunk may be limited."""

@@ -18,6 +18,7 @@ from itertools import count, islice
 
 import numpy as np
 
+from piper_ray.cost.tolerances import PROOF
 from piper_ray.engine.backends.calls import Call, Finished, Workers
 from piper_ray.engine.chunks.candidates import Candidate
 from piper_ray.engine.chunks.crossings import mean_of_ranks_s
@@ -128,6 +129,8 @@ class ChunkSearch:
         self._given: set[int] = set()  # nodes whose turn has been given out
         self._ready: dict[int, Taken] = {}  # whose turn is over, and does not count yet
         self._rounds = 0
+        # What is known of a node holds for its last goal, which may only fall.
+        self._gap = self.ledger.limits.gap
         self._left = self._plan_and_bound()
 
     def efforts(self) -> Generator[None, None, None]:
@@ -245,6 +248,10 @@ class ChunkSearch:
         """Plans that take longer are of no interest. It is at most the time that is asked for."""
         return min(self.ledger.upper_s, self.ledger.within_s * (1.0 + TIE))
 
+    def _goal_s(self, gap: float) -> float:
+        """Bounds need not be higher: then the search ends at this gap."""
+        return self._target_s * min(1.0, (1.0 - gap) * (1.0 + 2.0 * PROOF))
+
     def _promising(self, within: float) -> list[int]:
         """Nodes by the times of their plans, which take at most a multiple of the best plan's time, or of the time
         asked for."""
@@ -254,11 +261,12 @@ class ChunkSearch:
 
     def _bound(self, efforts: int | None = None) -> Generator[None, None, None]:
         """Always gives a turn to the node of the least bound, with the best time known when the node's last turn was
-        over.
+        over, or with the bound that is near enough to it.
 
         efforts: the most for each node, for any gap that is good enough; None: as many as it takes.
         """
-        waiting = sorted((node.lower_s, index, self._target_s) for index, node in self._nodes.items())
+        gap = 0.0 if efforts is not None else self._gap
+        waiting = sorted((node.lower_s, index, self._goal_s(gap)) for index, node in self._nodes.items())
         phase = _Phase(TurnKind.BOUND, 0, self._next_round(len(waiting)))
         while waiting and (efforts is not None or not self._is_near()):
             node = self._nodes[waiting[0][1]]
@@ -271,7 +279,7 @@ class ChunkSearch:
             node.done += 1
             for entry in self._take(index, outcome):
                 if efforts is None or self._nodes[entry].done < efforts:
-                    insort(waiting, (self._nodes[entry].lower_s, entry, self._target_s))
+                    insort(waiting, (self._nodes[entry].lower_s, entry, self._goal_s(gap)))
             over = self._bounds.reached(self.ledger.beaten_from_s, self.ledger.within_s)
             replace(phase.turns, count=len(self._nodes)).tell_of_progress(over, len(self._given))
             yield

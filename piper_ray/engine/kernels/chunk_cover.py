@@ -44,6 +44,17 @@ class RankRoom(NamedTuple):
     layer: FloatArray  # float64[kinds, 3]: the least seconds for a microbatch, activation bytes and fixed bytes
 
 
+class ByteSavings(NamedTuple):
+    """What layers in a rank's chunks hold at a moment, and how they save bytes by other options, the cheapest first."""
+
+    bytes_: FloatArray  # float64[v, kinds], of a layer with its fastest option
+    seconds: FloatArray  # float64[v, kinds], of a microbatch, beyond the least of each pass
+    turn: IndexArray  # int64[savings], the turn of the chunk
+    kind: IndexArray  # int64[savings]
+    saved: FloatArray  # float64[savings], bytes of a layer
+    price: FloatArray  # float64[savings], seconds of a microbatch for each of them, ascending
+
+
 class PatternTimes(NamedTuple):
     """What the patterns of ranks take."""
 
@@ -247,3 +258,32 @@ def _is_beaten(
             if beats:
                 return True
     return False
+
+
+@kernel
+def add_memory_seconds(
+    counts: IndexArray,
+    savings: ByteSavings,
+    memory_bytes: float,
+    most_s: FloatArray,
+    fits: npt.NDArray[np.bool_],
+) -> None:
+    """Raises ``most_s``, float64[patterns], to what options take at least, beyond the least of each pass, if layers
+    hold no more than the memory at this moment; clears ``fits``, bool[patterns], where they hold more with any options.
+
+    counts: int64[patterns, v, kinds], the numbers of layers in each chunk. Layers may have parts of options.
+    """
+    for n in range(counts.shape[0]):
+        lacks, seconds = -memory_bytes, 0.0
+        for turn in range(counts.shape[1]):
+            for kind in range(counts.shape[2]):
+                lacks += counts[n, turn, kind] * savings.bytes_[turn, kind]
+                seconds += counts[n, turn, kind] * savings.seconds[turn, kind]
+        for one in range(savings.turn.size):
+            if lacks <= 0.0:
+                break
+            saved = min(lacks, counts[n, savings.turn[one], savings.kind[one]] * savings.saved[one])
+            lacks -= saved
+            seconds += saved * savings.price[one]
+        fits[n] &= lacks <= 0.0
+        most_s[n] = max(most_s[n], seconds)
