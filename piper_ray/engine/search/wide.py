@@ -17,7 +17,7 @@ from piper_ray.engine.evaluation.outcome import Outcome, TracedStage
 from piper_ray.engine.evaluation.reach import Beam, Reach, Room
 from piper_ray.engine.evaluation.threshold import evaluate_threshold
 from piper_ray.engine.kernels.types import BitArray
-from piper_ray.engine.lattice.downsets import chain_lattice, listed_lattice
+from piper_ray.engine.lattice.downsets import listed_lattice
 from piper_ray.engine.lattice.layer_graph import LayerGraph
 from piper_ray.engine.ledger import Ledger, keeping_known
 from piper_ray.engine.search.bracket import Bracket
@@ -43,10 +43,9 @@ _BEAMS_BETWEEN, _NEAR = 4, 5e-4
 """The number of further beams, and the relative distance between plan and infeasible threshold that makes them
 needless."""
 
-_IN_VAIN, _TOGETHER, _MOVES, _FASTER = 400, 10, 2, 1e-5
-"""How many orders are drawn in a row without a faster plan, how many are searched together, by how many moves at most
-each differs from the best plan's order, and the relative time by which a plan must be faster. Ten chains of 850
-operators take some 0.3 s."""
+_IN_VAIN, _MOVES, _FASTER = 200, 2, 1e-5
+"""How many orders are drawn in a row without a faster plan, by how many moves at most each differs from the best plan's
+order, and the relative time by which a plan must be faster. A chain of 850 operators takes some 50 ms."""
 
 _BEAM = Beam(width=30, early=0.02)
 _BEAM_DOWNSETS, _BEAM_STEPS = 1_000_000, 100_000_000
@@ -142,19 +141,18 @@ class WideSearch:
         return self.ledger.limits.gap
 
     def _vary_order(self) -> Generator[None, None, None]:
-        """Searches some chains together, of orders that differ from the best plan's by some runs of vertices, where
-        there is a faster plan. A stage that has parts of two branches fills its time better than one that ends with a
-        layer of one. A plan may have borders of several chains."""
+        """Searches chains of orders that differ from the best plan's by some runs of vertices, where there is a faster
+        plan. A stage that has parts of two branches fills its time better than one that ends with a layer of one."""
         draws, in_vain = Random(0), 0
         while in_vain < _IN_VAIN and self.bracket.upper is not None and not self.bracket.is_done(self._gap):
-            in_vain += _TOGETHER
-            orders = [self._order, *(self._varied(draws) for _ in range(_TOGETHER))]
-            borders = np.concatenate([chain_lattice(self.graph, order).arrays.bits for order in orders])
-            problem, outcome = self._evaluate(np.unique(borders, axis=0), self.bracket.upper * (1.0 - _FASTER))
-            if outcome.feasible:
-                self.take(problem, outcome.stages, origin="chain")
-                self._order, in_vain = order_through(problem, outcome.stages), 0
-                self._search_chain(self._on_chain(self._order))
+            in_vain, order = in_vain + 1, self._varied(draws)
+            if order == self._order:
+                continue
+            threshold_s = self.bracket.upper * (1.0 - _FASTER)
+            chain = self._on_chain(order)
+            if evaluate_threshold(chain, self.backend, threshold_s, on_progress=self.ledger.check).feasible:
+                self._search_order(order, chain)
+                in_vain = 0
                 yield
 
     def _varied(self, draws: Random) -> Sequence[int]:
