@@ -99,6 +99,32 @@ def test_each_rank_of_a_plan_has_a_pattern_that_is_no_worse_and_the_bound_is_not
     assert divided >= 3
 
 
+def test_small_layers_that_may_be_beside_others_only_lower_what_these_pay() -> None:
+    """Further transfers of a chunk are the least of its kinds; those of kinds that have none are not counted."""
+    rng, lower, none = np.random.default_rng(2), 0, 0
+    for _, task in tasks_with_hubs(range(0, 20, 5), SCHEDULES, small_first=True):
+        program = task.shape.program()
+        assert program is not None
+        relaxation = Relaxation.of(task, program, np.inf)
+        assert relaxation is not None
+        kinds = relaxation.kinds
+        further_s = rng.uniform(1.0, 2.0, (2, task.shape.stages, kinds.layers.size))
+        further_s[rng.random(further_s.shape) < 0.3] = np.inf
+        found = rank_patterns._least_of_small(kinds, further_s)
+        for row, chunk, kind in np.ndindex(found.shape):
+            may_be_there = [
+                further_s[row, chunk, x]
+                for x in np.flatnonzero(is_small(kinds)).tolist()
+                if kinds.first_chunk[x] <= chunk <= kinds.last_chunk[x]
+            ]
+            own_s = further_s[row, chunk, kind]
+            assert found[row, chunk, kind] == (own_s if own_s == np.inf else min([own_s, *may_be_there]))
+            lower += found[row, chunk, kind] < own_s
+            none += own_s == np.inf
+    assert lower > 3
+    assert none > 3
+
+
 @pytest.mark.parametrize(("few", "more"), long_after(1, [(4, 2), (500, 50)]))
 def test_patterns_of_numbers_of_layers_hold_every_plan_and_their_bound_is_not_above_it(
     few: int, more: int, monkeypatch: pytest.MonkeyPatch
