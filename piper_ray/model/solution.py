@@ -224,7 +224,7 @@ class Infeasibility:
     reason: str
     """A sentence that explains why there is no plan."""
     least_memory_bytes: float | None
-    """The least memory for which there is a plan, within 1 byte or 1e-6 relative; null if no memory suffices
+    """The least memory for which there is a plan, within 1 byte or 1e-9 relative; null if no memory suffices
     or it is not known."""
 
 

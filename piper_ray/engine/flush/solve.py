@@ -42,7 +42,7 @@ from piper_ray.model.solution import DegreeStats, Infeasibility, Solution, Solve
 _ANY_PLAN = 0.999
 """A search with this gap ends at its first plan."""
 
-_CLOSE = 1e-6
+_CLOSE = 1e-9
 """The relative error of the least memory with a plan."""
 
 _EXPLAINED_PASSES = 500_000_000
