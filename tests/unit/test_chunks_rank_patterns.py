@@ -119,8 +119,8 @@ def test_small_layers_that_may_be_beside_others_only_lower_what_these_pay() -> N
             ]
             own_s = further_s[row, chunk, kind]
             assert found[row, chunk, kind] == (own_s if own_s == np.inf else min([own_s, *may_be_there]))
-            lower += found[row, chunk, kind] < own_s
-            none += own_s == np.inf
+            lower += bool(found[row, chunk, kind] < own_s)
+            none += bool(own_s == np.inf)
     assert lower > 3
     assert none > 3
 
