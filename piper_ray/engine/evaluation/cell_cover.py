@@ -51,7 +51,7 @@ _PART = 1e-6
 
 
 _MARGIN = 0.1
-"""A part of what a stage counts beside its devices, larger than rounding errors of sums of devices."""
+"""A share of what is added for each stage. It is larger than the rounding errors of sums of devices."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class CellCover:
     def fewest(self, threshold_s: float, price: float = 0.0, a_stage: float = 0.0) -> FloatArray:
         """Returns float64[cells + 1]: the fewest devices of stages in front of a border, by the cells in front of it,
         if all keep the threshold; inf if they cannot. price: of a second of work; what stages have beyond the work of
-        their cells is subtracted. a_stage: what each stage counts beside its devices."""
+        their cells is subtracted. a_stage: is added to the devices of each stage."""
         figures = frozen(self._figures._replace(devices=self._figures.devices + a_stage))
         found: FloatArray = cheapest_in_front(figures, self._limits(threshold_s, price), self._size)
         return found

@@ -325,10 +325,11 @@ class _Problem:
             f"devices{_memory_of_each(instance.cluster)} with {instance.microbatches:,} microbatches"
         )
         if least is not None and not least.is_exact:
-            return Infeasibility(f"{reason}; {size_text(least.high_bytes)} would do, perhaps less", None)
-        return Infeasibility(reason, None if least is None else least.high_bytes)
+            return Infeasibility(f"{reason}; {size_text(least.memory_bytes)} would do, perhaps less", None)
+        return Infeasibility(reason, None if least is None else least.memory_bytes)
 
     def _least_memory(self, workers: Workers, limits: Limits) -> EnoughMemory | None:
+        """Seeks the least memory with a plan, by at most ``_EXPLAINED_PASSES`` of work in all."""
         any_plan, left = replace(limits, gap=_ANY_PLAN), _EXPLAINED_PASSES
 
         def fits(memory_bytes: float) -> bool | None:
@@ -383,7 +384,7 @@ class EnoughMemory(NamedTuple):
     """A memory of a device, in bytes, with which an infeasible instance has a plan. is_exact: whether there is none
     with less, by more than 1 byte and ``_CLOSE``."""
 
-    high_bytes: float
+    memory_bytes: float
     is_exact: bool
 
 

@@ -31,7 +31,7 @@ class StandInBound:
         return cls(stand_ins, tables, stand_ins.task(task), ahead)
 
     @property
-    def free_set(self) -> frozenset[tuple[int, int]]:
+    def _free_set(self) -> frozenset[tuple[int, int]]:
         free = self.stand_ins.free
         outer = np.repeat(np.arange(free.start.size - 1), np.diff(free.start))
         return frozenset(zip(outer.tolist(), free.inner.tolist(), strict=True))
@@ -58,7 +58,7 @@ class StandInBound:
         )
         if not has_all:
             return None
-        left = Tightened(tables, self.task, prices, frozen(stages), most_s, has_first_sync=False, free=self.free_set)
+        left = Tightened(tables, self.task, prices, frozen(stages), most_s, has_first_sync=False, free=self._free_set)
         left.tighten()
         if left.rows.size == 0:
             return ListedTables(left.tables, ahead, most_tails[:0], NO_BOUNDS, left.prices), free
