@@ -9,6 +9,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from piper_ray.cost.products import dot
 from piper_ray.model.schedule import Schedule, ScheduleName
 
 _FloatArray = npt.NDArray[np.float64]
@@ -59,8 +60,8 @@ class HeldLayers:
     @cached_property
     def _of_all(self) -> tuple[_FloatArray, _FloatArray, _FloatArray]:
         """float64[..] each: the time of all layers, and the least of both kinds of bytes."""
-        least = (x.min(axis=-1) @ self.counts for x in (self.fixed_bytes, self.activation_bytes))
-        return self.seconds @ self.counts, *least
+        least = (dot(x.min(axis=-1), self.counts) for x in (self.fixed_bytes, self.activation_bytes))
+        return dot(self.seconds, self.counts), *least
 
     def whole_s(self, ranks: int) -> _FloatArray:
         """Returns float64[..]: a lower bound on a batch on ``ranks`` ranks, since of each kind some rank has its share
@@ -89,9 +90,9 @@ class HeldLayers:
         bytes_at = (self.fixed_bytes[..., None] + flight[at] * self.activation_bytes[..., None]).min(axis=-2)
         shares = np.minimum.accumulate(bytes_at / part_bytes[..., None, at], axis=-1)  # [.., kind, at]
         capacity = np.cumsum(memory_bytes / part_bytes, axis=-1)[..., at]
-        taken = self.counts @ np.minimum(shares[..., :-1], (self.seconds / part_s[..., None])[..., None])
+        taken = dot(self.counts, np.minimum(shares[..., :-1], (self.seconds / part_s[..., None])[..., None]))
         others_s = (taken - capacity[..., :-1]) * part_s[..., None] / (ranks - 1 - at[:-1])
         found = np.maximum(every_s / ranks, others_s.max(axis=-1, initial=0.0))
-        full = (self.counts @ shares[..., -1:] > capacity[..., -1:])[..., 0]
+        full = (dot(self.counts, shares[..., -1:]) > capacity[..., -1:])[..., 0]
         full |= bytes_at[..., -1].max(axis=-1) > memory_bytes  # some layer fits on no rank
         return np.where(known, np.where(full, math.inf, found), every_s / ranks)

@@ -16,6 +16,7 @@ import numpy as np
 from piper_ray.certificate.certificate import PassPrices
 from piper_ray.certificate.flush_tables import FIGURES, MOST_PASSES, OnDegrees, StagePrices, least_priced_s
 from piper_ray.certificate.passes import KINDS, PassGraph, PathSteps
+from piper_ray.cost.products import dot
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
 from piper_ray.model.schedule import ScheduleName
 from piper_ray.simulate.actions import ActionKind
@@ -223,7 +224,7 @@ class _StageProgram:
         for rank in range(graph.ranks):
             stages = np.array(self._pair.schedule.stages_of_rank(rank, graph.ranks))
             held = graph.held[graph.start[rank] : graph.start[rank + 1]]
-            bytes_held = held @ figures[stages, 4] + figures[stages, 5].sum()
+            bytes_held = dot(held, figures[stages, 4]) + figures[stages, 5].sum()
             place = int(np.argmax(bytes_held))
             if bytes_held[place] <= least or (rank, place) in self._known:
                 continue

@@ -17,6 +17,7 @@ from itertools import product
 import numpy as np
 
 from piper_ray.cost.bounds import ceiling_s
+from piper_ray.cost.products import dot
 from piper_ray.cost.variants import by_links, layer_without_choice, usable_variants
 from piper_ray.engine.evaluation.dual_prices import kept_s
 from piper_ray.engine.evaluation.front_tails import list_tails, trace_tail
@@ -106,7 +107,7 @@ class MixedWorkload:
         kind, behind, ahead = (
             np.array([getattr(x, name) for x in self.placed], np.int64) for name in ("kind", "behind", "ahead")
         )
-        return MixArrays(counts, stride, devices, counts @ self._prices, kind, behind, ahead)
+        return MixArrays(counts, stride, devices, dot(counts, self._prices), kind, behind, ahead)
 
     @cached_property
     def _kind_work_s(self) -> FloatArray:
@@ -125,7 +126,7 @@ class MixedWorkload:
         most_s = max(float(finite.max()), _TINY)
         prices = 1.0 / np.where(finite > 0.0, np.maximum(finite, most_s * _TINY), most_s / _TINY)
         devices = [kind.cluster.devices for kind in self.instance.cluster.kinds]
-        worth: FloatArray = prices / float(prices @ devices)
+        worth: FloatArray = prices / float(dot(prices, np.array(devices)))
         return worth
 
     @cached_property

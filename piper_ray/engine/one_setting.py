@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from piper_ray.cost.products import dot
 from piper_ray.cost.schedules import choices_of_kinds, rank_counts, sync_s_per_byte
 from piper_ray.cost.shares import HeldLayers, surely_in_flight
 from piper_ray.cost.tolerances import MEMORY_TOLERANCE, PROOF
@@ -411,7 +412,7 @@ class FigureTable:
         held = self.rows[:, :, _ACTIVATION] + self.rows[:, :, _FIXED]
         plain = self.rows[:, :, [_TIME, _ACTIVATION, _WEIGHTS]]
         every = np.concatenate([plain, held[:, :, None], (held + self.rows[:, :, _SHARED])[:, :, None]], axis=2)
-        found: FloatArray = self.counts @ every.min(axis=1)
+        found: FloatArray = dot(self.counts, every.min(axis=1))
         return found
 
 
@@ -569,7 +570,7 @@ class _OnKinds(NamedTuple):
         seconds = np.stack([one.least[0, :, _TIME] for one in self.alone])
         counts, of_second = self.alone[0].counts, self.of_second[0]
         shares = np.where(np.isfinite(seconds), seconds * of_second[:, None], math.inf).min(axis=0)
-        whole, in_flight = shares @ counts, surely_in_flight(schedule, self.ranks, self.m)[::-1]
+        whole, in_flight = dot(shares, counts), surely_in_flight(schedule, self.ranks, self.m)[::-1]
         caps = np.stack(
             [
                 np.minimum(_most_shares(shares, one, in_flight, own.memory_bytes), batch_s / self.m * share)
@@ -580,13 +581,13 @@ class _OnKinds(NamedTuple):
         for _ in range(_PRICE_STEPS):
             worth = caps - prices[:, None]
             kind, above = worth.argmax(axis=0), np.maximum(worth.max(axis=0), 0.0)
-            excess = above.sum() + prices @ most - whole * (1.0 - PROOF)
+            excess = above.sum() + dot(prices, most) - whole * (1.0 - PROOF)
             if excess < 0.0:
                 return False
             slope = most - np.bincount(kind[above > 0.0], minlength=most.size)
             if not slope.any():
                 break
-            prices = np.maximum(0.0, prices - (excess + _BELOW * whole) / (slope @ slope) * slope)
+            prices = np.maximum(0.0, prices - (excess + _BELOW * whole) / dot(slope, slope) * slope)
         return True
 
 
@@ -627,16 +628,16 @@ def _least_on_kinds(
     shares, of_second = np.full(of_kinds[0].shape, math.inf), np.zeros((len(of_kinds[0]), len(of_kinds)))
     for kind, seconds in enumerate(of_kinds):
         can = np.isfinite(seconds)
-        whole_s = np.maximum(np.where(can, seconds, 0.0) @ counts, np.finfo(float).tiny)
+        whole_s = np.maximum(dot(np.where(can, seconds, 0.0), counts), np.finfo(float).tiny)
         shares = np.minimum(shares, seconds / whole_s[:, None])
         of_second[:, kind] = np.where(can.any(axis=1), 1.0 / whole_s, 0.0)
     rooms = share_rooms(TASK_CODES[schedule.name], m, ranks, np.array(most), of_second)
-    return shares @ counts / rooms, of_second
+    return dot(shares, counts) / rooms, of_second
 
 
 def _have_room(one: _OnKinds) -> npt.NDArray[np.bool_]:
     """Returns bool[setting]: whether stages that take equally long have room, with the largest memory in front."""
-    all_share, in_flight = one.of_second @ np.array(one.most, float), min(one.m, one.ranks)
+    all_share, in_flight = dot(one.of_second, np.array(one.most, float)), min(one.m, one.ranks)
     share = one.of_second / np.maximum(all_share, np.finfo(float).tiny)[:, None]
     found = np.ones(len(share), np.bool_)
     for kind in sorted(range(len(one.alone)), key=lambda kind: -one.clusters[kind].memory_bytes):
@@ -689,7 +690,7 @@ class _OfReplicas:
 
     def total(self, figure: int) -> FloatArray:
         """Returns float64[setting]: the sum over all layers."""
-        found: FloatArray = self.least[..., figure] @ self.counts
+        found: FloatArray = dot(self.least[..., figure], self.counts)
         return found
 
     @property
@@ -706,7 +707,7 @@ class _OfReplicas:
         """Returns float64[setting]: a lower bound on a batch of m microbatches on at most ``most`` ranks, where memory
         is no limit. Each of its terms is least with the most ranks."""
         held = self._held(m, sum_s)
-        found: FloatArray = np.maximum(held.seconds @ held.counts / most, held.whole_s(most))
+        found: FloatArray = np.maximum(dot(held.seconds, held.counts) / most, held.whole_s(most))
         return np.maximum(found, _filled_s(self.total(_TIME), most, m, schedule))
 
     def least_batch_s(self, counts: range, m: int, schedule: Schedule, sum_s: float, memory_bytes: float) -> FloatArray:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from piper_ray.cost.plan import places, stage_of
+from piper_ray.cost.products import dot
 from piper_ray.cost.tolerances import PROOF
 from piper_ray.engine.chunks.rank_patterns import PatternSearch
 from piper_ray.engine.chunks.relaxation import Relaxation
@@ -211,7 +212,7 @@ class Candidates:
         activation = np.bincount(plan.chunk_of, own[:, FIGURE.activation], program.rank_of.size)
         fixed = np.bincount(program.rank_of[plan.chunk_of], own[:, FIGURE.fixed], program.last.size)
         moments = zip(program.stage_of, pairwise(program.held_start), fixed, strict=True)
-        held = [(program.held[first:end] @ activation[stages]).max() + more for stages, (first, end), more in moments]
+        held = [dot(program.held[first:end], activation[stages]).max() + more for stages, (first, end), more in moments]
         return bool(max(held) <= model.memory_bytes)
 
     def _of_options(self, plan: tuple[IndexArray, IndexArray] | None) -> dict[int, Candidate]:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from piper_ray.cost.products import dot
 from piper_ray.engine.kernels.chunk_bound import FIGURE, LayerKinds, ShapeLimits
 from piper_ray.engine.kernels.chunk_cover import most_of_main
 from piper_ray.engine.kernels.chunk_program import BACKWARD, ChunkProgram
@@ -41,7 +42,7 @@ def is_small(kinds: LayerKinds) -> BoolArray:
     """bool[kinds]: the kinds whose layers take much less time than the mean layer."""
     passes = kinds.figures[:, FIGURE.forward_s : FIGURE.weight_s + 1].sum(axis=1)
     seconds = np.minimum.reduceat(passes, kinds.option_start[:-1])
-    found: BoolArray = seconds * kinds.layers.sum() < _SMALL * (seconds @ kinds.layers)
+    found: BoolArray = seconds * kinds.layers.sum() < _SMALL * dot(seconds, kinds.layers)
     return found
 
 
@@ -53,7 +54,7 @@ def least_in_chunks(kinds: LayerKinds, seconds: FloatArray, chunks: int) -> Floa
     """
     chunk = np.arange(chunks)[:, None]
     inside = (kinds.first_chunk <= chunk) & (chunk <= kinds.last_chunk)
-    there = (inside & (kinds.first_chunk == kinds.last_chunk)) * kinds.layers @ seconds
+    there = dot((inside & (kinds.first_chunk == kinds.last_chunk)) * kinds.layers, seconds)
     some = [np.where(x, seconds, np.inf).min(axis=1) for x in (inside & ~is_small(kinds), inside)]
     found: FloatArray = np.maximum(there, some)
     return found
@@ -143,7 +144,7 @@ class RankCover:
         # The kinds that take the largest share of time or memory come first.
         weight = np.maximum(
             *(
-                counts * part.max(axis=1) / max(float((counts @ part).max()), 1e-300)
+                counts * part.max(axis=1) / max(float(dot(counts, part).max()), 1e-300)
                 for part in (finite[:, timed], finite[:, ~timed])
             )
         )

@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from piper_ray.cost.products import dot
 from piper_ray.cost.tolerances import PROOF
 from piper_ray.engine.chunks.memory_seconds import memory_seconds, passes_that_differ
 from piper_ray.engine.chunks.rank_cover import is_small, least_in_chunks, least_together, waits_s
@@ -254,7 +255,7 @@ class RankPatterns:
                 return None
             seconds = figures.seconds[chosen]  # [patterns, v, PASSES + 1]
             sync_s, chunks = seconds[..., PASSES].sum(axis=1), layers[chosen]
-            to_hub_s = chunks.sum(axis=1) @ of_rank.figures[:, FIGURE.to_hub_s]
+            to_hub_s = dot(chunks.sum(axis=1), of_rank.figures[:, FIGURE.to_hub_s])
             of_kinds = figures.layers[chosen].sum(axis=1)
             passes_s = seconds[..., :PASSES].reshape(len(chosen), own.size * PASSES)
             others = np.column_stack([sync_s, np.zeros(len(chosen)), to_hub_s])
@@ -329,7 +330,7 @@ class RankPatterns:
     def rows(self, paths: Paths) -> Rows:
         """Returns the rows of these paths."""
         added_s = times_on_paths(self._times, paths.counts, paths.rank)
-        return Rows(added_s, paths.counts[:, :, :2].sum(axis=2) @ self.crossing_s, paths.counts)
+        return Rows(added_s, dot(paths.counts[:, :, :2].sum(axis=2), self.crossing_s), paths.counts)
 
     def seconds(self, shares: FloatArray) -> tuple[FloatArray, FloatArray]:
         """The seconds of passes, float64[s, PASSES], and of synchronisation, float64[p], if patterns have these
@@ -376,16 +377,16 @@ class RankPatterns:
         pattern that has the layer. Then each rank but that of the pattern takes its cheapest pattern. What a rank's
         memory costs is in those of its passes that are the fewest on the paths.
         """
-        cost_s = prices.path @ rows.added_s - self.of_kinds @ prices.layer
+        cost_s = dot(prices.path, rows.added_s) - dot(self.of_kinds, prices.layer)
         if self.spread_in.size:
-            often = np.tensordot(prices.path, rows.often[:, :, self.spread_in], 1)
+            often = np.einsum("i,isk->sk", prices.path, rows.often[:, :, self.spread_in])
             cost_s += self.spread_s * often[self.program.stage_of].min(axis=(1, 2))[self.rank]
         least_s = np.minimum.reduceat(np.where(allowed, cost_s, np.inf), self.first)
-        layers_s = float(np.where(prices.layer > 0.0, self.least_layers, self.kinds.layers) @ prices.layer)
-        size_s = float(self.kinds.layers @ np.abs(prices.layer))
+        layers_s = float(dot(np.where(prices.layer > 0.0, self.least_layers, self.kinds.layers), prices.layer))
+        size_s = float(dot(self.kinds.layers, np.abs(prices.layer)))
         if not np.isfinite(least_s).all():
             return np.full(self.rank.size, np.inf)  # a rank has none
-        total_s = float(least_s.sum() + prices.path @ rows.fixed_s)
+        total_s = float(least_s.sum() + dot(prices.path, rows.fixed_s))
         found_s = total_s + layers_s + (cost_s - least_s[self.rank])
         found_s -= _ROUNDING * (np.abs(cost_s) + abs(total_s) + 2.0 * size_s)
         return np.where(allowed, found_s, np.inf)
@@ -609,7 +610,7 @@ class PatternSearch:
         rank = patterns.rank
         takes_s = patterns.passes_s.sum(axis=2)
         pace_s = patterns.mean_and_spread(shares, takes_s)[0].max(axis=0)
-        longer_s = shares @ np.maximum(0.0, takes_s - pace_s)
+        longer_s = dot(shares, np.maximum(0.0, takes_s - pace_s))
         if longer_s.max() <= _NEAR * pace_s.max():
             return []
         turn = int(longer_s.argmax())
@@ -705,7 +706,7 @@ def _needed_layers(program: ChunkProgram, kinds: LayerKinds, room_s: FloatArray)
     layer_s, stages = _layer_seconds(kinds), program.stage_of[..., None]
     may_have = np.any((kinds.first_chunk <= stages) & (stages <= kinds.last_chunk), axis=1)
     alone = kinds.first_chunk == kinds.last_chunk
-    left_s = room_s - may_have @ (alone * kinds.layers * layer_s)
+    left_s = room_s - dot(may_have, alone * kinds.layers * layer_s)
     most = np.floor(np.maximum(left_s, 0.0)[:, None] / layer_s * (1.0 + _ROUNDING))
     most = may_have * np.where(alone, kinds.layers, np.minimum(most, kinds.layers))
     found: FloatArray = kinds.layers - (most.sum(axis=0) - most)
@@ -748,7 +749,7 @@ def _contents(
             more = more[(_seconds(more, kinds.figures) <= room_s) & (more.sum(axis=1) <= most)]
             if more.shape[1] > kinds.layers.size:  # else no two have the same numbers of layers
                 of_kinds = np.add.reduceat(more, kinds.option_start[:-1], axis=1)
-                every = [more @ kinds.figures, _least_further(more, further_s)[:, None]]
+                every = [dot(more, kinds.figures), _least_further(more, further_s)[:, None]]
                 best = _undominated(np.hstack(every), of_kinds, _MOST_CONTENTS)
                 if best is None:
                     return None
@@ -806,7 +807,7 @@ def _together(
     float64[2, v, options]."""
     layers, alike, seconds = list[IndexArray](), list[IndexArray](), list[FloatArray]()
     for turn, contents in enumerate(listed):
-        takes = contents @ kinds.figures[:, [FIGURE.forward_s, FIGURE.input_s, FIGURE.weight_s, FIGURE.weights]]
+        takes = dot(contents, kinds.figures[:, [FIGURE.forward_s, FIGURE.input_s, FIGURE.weight_s, FIGURE.weights]])
         takes[:, :2] += _least_further(contents, further_s[:, turn])[:, None]
         takes[:, 3] *= sync_s_per_byte
         of_kinds = np.add.reduceat(contents, kinds.option_start[:-1], axis=1)
@@ -817,7 +818,7 @@ def _together(
         alike.append(np.searchsorted(of.reshape(-1)[order], of.reshape(-1)[order]))
     start = np.cumsum([0, *map(len, listed)])
     found = np.concatenate(layers)
-    bytes_ = found @ kinds.figures[:, [FIGURE.activation, FIGURE.fixed]]
+    bytes_ = dot(found, kinds.figures[:, [FIGURE.activation, FIGURE.fixed]])
     return found, ChunkContents(
         start,
         np.concatenate([first + one for first, one in zip(start, alike, strict=False)]),
@@ -838,7 +839,7 @@ def _least_further(contents: IndexArray, further_s: FloatArray) -> FloatArray:
 
 def _seconds(contents: IndexArray, figures: FloatArray) -> FloatArray:
     """float64[contents], seconds of a microbatch."""
-    found: FloatArray = contents @ figures[:, FIGURE.forward_s : FIGURE.weight_s + 1].sum(axis=1)
+    found: FloatArray = dot(contents, figures[:, FIGURE.forward_s : FIGURE.weight_s + 1].sum(axis=1))
     return found
 
 

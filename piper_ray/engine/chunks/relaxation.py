@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
+from piper_ray.cost.products import dot
 from piper_ray.engine.chunks.crossings import (
     ChunkTransfers,
     TowerPieces,
@@ -386,7 +387,7 @@ class Relaxation:
         """The least number of units of the rank that has the most, in any plan."""
         kinds = self.exact_kinds
         least = np.minimum.reduceat(kinds.units, kinds.option_start[:-1])
-        return float(np.ceil(kinds.layers @ least / self.task.shape.ranks))
+        return float(np.ceil(dot(kinds.layers, least) / self.task.shape.ranks))
 
     def list_patterns(self, steps: int) -> None:
         """Lists the patterns of the ranks if that takes fewer than these steps. They replace the shares of layers."""
@@ -666,10 +667,10 @@ class Relaxation:
         there_s = costs.passes[:, :2].sum(axis=1)
         most_units = np.where(prices.units > 0.0, limits.most_units, limits.least_units)
         of_units = np.where(prices.units != 0.0, prices.units * most_units, 0.0).sum()
-        fixed_s = there_s @ limits.crossing_s + prices.filled.sum() - of_units
+        fixed_s = dot(there_s, limits.crossing_s) + prices.filled.sum() - of_units
         fixed_s += sum(x.seconds * there_s[x.first_chunk : x.last_chunk + 1].min() for x in self._transfers)
         held_s = self.task.memory_bytes * prices.memory.sum()
-        each_s = figures[:, FIGURE.forward_s : FIGURE.weight_s + 1] @ costs.passes.T - prices.filled
+        each_s = dot(figures[:, FIGURE.forward_s : FIGURE.weight_s + 1], costs.passes.T) - prices.filled
         for column, price in (("weights", costs.sync), ("activation", costs.activation), ("fixed", costs.fixed)):
             each_s += np.outer(figures[:, getattr(FIGURE, column)], price)
         each_s += np.outer(units, prices.units[limits.rank_of])
@@ -730,7 +731,7 @@ class Relaxation:
         """For each rank the path that is the longest if this rank has more to do and all else is even."""
         s, kinds = self.task.shape.stages, self.kinds
         fastest_s = kinds.figures[kinds.option_start[:-1], FIGURE.forward_s : FIGURE.weight_s + 1]
-        even = np.broadcast_to(kinds.layers @ fastest_s / s, (s, PASSES))
+        even = np.broadcast_to(dot(kinds.layers, fastest_s) / s, (s, PASSES))
         for rank in range(min(self.task.shape.ranks, _MOST_PATHS // 2)):
             slower = even.copy()
             slower[self.program.stage_of[rank]] *= 1.0 + _SLOWER

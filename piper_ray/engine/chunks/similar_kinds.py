@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from piper_ray.cost.products import dot
 from piper_ray.engine.kernels.chunk_bound import LayerKinds
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
 
@@ -21,7 +22,7 @@ def similar(kinds: LayerKinds, members: Sequence[IndexArray], most: int) -> tupl
     of all layers.
     """
     starts = kinds.option_start
-    mean = np.maximum(kinds.layers @ _mean_options(kinds) / kinds.layers.sum(), 1e-300)
+    mean = np.maximum(dot(kinds.layers, _mean_options(kinds)) / kinds.layers.sum(), 1e-300)
     by_form: dict[tuple[int, int], list[int]] = {}
     for kind, (start, end) in enumerate(pairwise(starts.tolist())):
         by_form.setdefault((int(kinds.side[kind]), end - start), []).append(kind)

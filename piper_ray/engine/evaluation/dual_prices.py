@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from piper_ray.cost.products import dot
 from piper_ray.cost.tolerances import RESOLUTION, THRESHOLD_TOLERANCE
 from piper_ray.engine.kernels.cover import (
     CoverBasis,
@@ -455,4 +456,4 @@ class _BoxProgram:
         for k, column in enumerate(self._basis):
             matrix[self._members[column], k] = -1.0 if n <= column < 2 * n else 1.0
         self._inverse[:] = np.linalg.inv(matrix)
-        self._share[:] = np.maximum(0.0, self._inverse @ self._demand)
+        self._share[:] = np.maximum(0.0, dot(self._inverse, self._demand))

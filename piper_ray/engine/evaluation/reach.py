@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from piper_ray.cost.products import dot
 from piper_ray.engine.evaluation.dual_prices import Cover, DualPrices
 from piper_ray.engine.kernels.reach import Reached, ReachKinds, ReachLimits, empty_path, file_reached, reach_from
 from piper_ray.engine.kernels.types import BitArray, IndexArray
@@ -125,7 +126,7 @@ def _least_waste(reached: Reached, sources: IndexArray, dual_prices: DualPrices)
     """Returns the order of downsets by waste: devices beyond their price."""
     rows = np.ascontiguousarray(reached.bits[sources].astype("<u8")).view(np.uint8)
     inside = np.unpackbits(rows, axis=1, bitorder="little")[:, : dual_prices.of_vertex.size]
-    return np.argsort(reached.devices[sources] - inside @ dual_prices.of_vertex, kind="stable")
+    return np.argsort(reached.devices[sources] - dot(inside, dual_prices.of_vertex), kind="stable")
 
 
 def _empty_set_alone(room: int, words: int) -> Reached:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from piper_ray.cost.products import dot
 from piper_ray.engine.evaluation.dual_prices import work_behind_s
 from piper_ray.engine.flush.cell_bound import CellBound
 from piper_ray.engine.flush.cell_figures import StageCosts
@@ -237,7 +238,7 @@ class BorderBound:
         to_s = cells.from_s[front] if front >= 0 else -np.inf
         middle_s = 0.5 * (work.up_s + work.apart_s)
         share = ((to_s < middle_s) & (middle_s <= from_s)).astype(np.float64)
-        taken_s = float(share @ work.own_s)
+        taken_s = float(dot(share, work.own_s))
         whole_s = from_s - max(to_s, 0.0)
         share = share * (whole_s / taken_s) if taken_s > 0.0 else np.full(share.size, whole_s / work.own_s.sum())
         copies: FloatArray = np.bincount(choices.of_vertex, share, choices.copies.size).astype(np.float64)

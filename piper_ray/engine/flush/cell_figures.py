@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from piper_ray.cost.products import dot
 from piper_ray.engine.flush.path_prices import LayerChoices, in_flight_at
 from piper_ray.engine.kernels.cell_stages import (
     NO_BORDER,
@@ -293,7 +294,7 @@ class _LeastTimes(NamedTuple):
         price_s = np.append(0.0, np.quantile(worth_s, np.linspace(0.0, 1.0, _QUANTILES)) if saves.any() else ())
         if held.any():
             price_s = np.append(price_s, _HIGH * max(price_s[-1], time_s.sum() / held.sum()))
-        return cls(price_s, choices.least(time_s + price_s[:, None] * held) @ choices.copies)
+        return cls(price_s, dot(choices.least(time_s + price_s[:, None] * held), choices.copies))
 
     def dearest(self, window: StageWindow, cells: int, memory_bytes: float, more: int) -> list[float]:
         """Returns the prices other than zero at which a stage that holds ``memory_bytes`` takes longest, for each share

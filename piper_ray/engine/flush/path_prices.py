@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from piper_ray.cost.products import dot
 from piper_ray.engine.flush.paths import longest_paths
 from piper_ray.engine.kernels.downsets import member_sums
 from piper_ray.engine.kernels.flush_stages import in_flight
@@ -163,7 +164,7 @@ def _rows(tables: FlushTables, task: FlushTask) -> list[FloatArray]:
 
 def bounded(choices: LayerChoices, task: FlushTask, prices: PathPrices) -> PathPrices:
     """Returns the prices with the bound that they give."""
-    of_layers = float(choices.copies @ choices.least_s(prices, in_flight_at(task)).min(axis=0))
+    of_layers = float(dot(choices.copies, choices.least_s(prices, in_flight_at(task)).min(axis=0)))
     room_s = float(prices.memory_s.sum()) * task.most_memory_bytes
     return frozen(prices._replace(bound_s=of_layers - room_s - _ROUNDING * (of_layers + room_s)))
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import highspy
 import numpy as np
 
+from piper_ray.cost.products import dot
 from piper_ray.engine.flush.paths import PassPath, longest_paths, paths_past
 from piper_ray.engine.kernels.flush_types import FlushTask
 from piper_ray.engine.kernels.types import FloatArray
@@ -65,7 +66,7 @@ class PathProgram:
             if self._highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
                 return False
             batch, *values = self._highs.getSolution().col_value
-            mixture = np.tensordot(np.array(values[self._passes :]), np.stack(self._ways), axes=1)
+            mixture = np.einsum("w,wkq->kq", np.array(values[self._passes :]), np.stack(self._ways))
             mixture[:2] += np.reshape(values[: self._passes], (2, -1))
             paths = longest_paths(self._task.schedule, self._task.microbatches, *mixture)
             most_s = batch * (1.0 + _LONGER)
@@ -86,7 +87,7 @@ class PathProgram:
     def prices(self) -> LevelPrices:
         """What seconds cost by the last solution: as on the mean of its paths."""
         weights, every = self._weights, zip(*self._paths, strict=True)
-        path = PassPath(*(weights @ np.stack(often) / weights.sum() for often in every))
+        path = PassPath(*(dot(weights, np.stack(often)) / weights.sum() for often in every))
         return LevelPrices.of(path, self._highs.getSolution().row_dual[1] / weights.sum())
 
     @property

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from piper_ray.cost.products import dot
 from piper_ray.engine.kernels.flush_critical import paths_of_1f1b, paths_of_gpipe
 from piper_ray.engine.kernels.flush_types import GPIPE, TWO_BW
 from piper_ray.engine.kernels.types import FloatArray, IndexArray, frozen
@@ -29,7 +30,7 @@ class PassPath(NamedTuple):
 
     def seconds(self, forward_s: FloatArray, backward_s: FloatArray, sync_s: FloatArray) -> float:
         """Returns the length of the path for the given seconds of each position."""
-        return float(self.forward @ forward_s + self.backward @ backward_s + self.sync @ sync_s)
+        return float(dot(self.forward, forward_s) + dot(self.backward, backward_s) + dot(self.sync, sync_s))
 
 
 def longest_paths(
@@ -41,7 +42,7 @@ def longest_paths(
         often = paths_of_gpipe(microbatches, seconds[0], seconds[1])
     else:
         often = paths_of_1f1b(microbatches, seconds[0], seconds[1], _ends(sync_s))
-    lengths_s = often.reshape(often.shape[0], -1) @ seconds.ravel()
+    lengths_s = dot(often.reshape(often.shape[0], -1), seconds.ravel())
     # Copies, so that a path that is kept does not keep them all.
     return [PassPath(*often[k].copy()) for k in np.argsort(-lengths_s, kind="stable").tolist()]
 

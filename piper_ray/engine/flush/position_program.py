@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import highspy
 import numpy as np
 
+from piper_ray.cost.products import dot
 from piper_ray.engine.flush.path_prices import LayerChoices, PathPrices, bounded, in_flight_at
 from piper_ray.engine.flush.paths import PassPath, longest_paths, paths_past
 from piper_ray.engine.kernels.flush_types import TWO_BW, FlushTables, FlushTask
@@ -142,6 +143,6 @@ class PositionProgram:
         memory = np.maximum(0.0, -duals[first : first + self._positions])
         weight = np.maximum(0.0, duals[first + self._positions :])
         of_paths = zip(*self._paths, strict=True)
-        forward, backward, sync = (weight @ np.stack(often) / weight.sum() for often in of_paths)
+        forward, backward, sync = (dot(weight, np.stack(often)) / weight.sum() for often in of_paths)
         memory_s = memory * (self._unit_s / self._task.most_memory_bytes)
         return PathPrices(forward, backward, sync, memory_s, 0.0)

@@ -17,6 +17,7 @@ from itertools import pairwise
 import highspy
 import numpy as np
 
+from piper_ray.cost.products import dot
 from piper_ray.engine.flush.path_prices import LayerChoices, PathPrices, bounded, in_flight_at, path_bounds
 from piper_ray.engine.flush.paths import PassPath, longest_paths, path_past
 from piper_ray.engine.flush.tables import tables_of_rows
@@ -226,7 +227,7 @@ class WayProgram:
         order = np.lexsort((priced_s + choices.sync_s * sync + held * prices.memory_s[q], choices.layer))
         chosen = order[np.searchsorted(choices.layer[order], np.arange(choices.copies.size))]
         columns = (choices.forward_s, choices.backward_s, choices.sync_s)
-        forward_s, backward_s, sync_s = (float(copies @ column[chosen]) / self._unit_s for column in columns)
+        forward_s, backward_s, sync_s = (float(dot(copies, column[chosen])) / self._unit_s for column in columns)
         forward_s, backward_s = forward_s + paid_s[0] / self._unit_s, backward_s + paid_s[1] / self._unit_s
         index, values = [self._node(inner, q), q, positions + q], [1.0, forward_s, backward_s]
         if not is_first:
@@ -234,7 +235,7 @@ class WayProgram:
         # The first stage's synchronisation counts at the empty positions in front of it too.
         synced = range(q, positions if is_first else q + 1)
         index += [*(2 * positions + k for k in synced), 3 * positions + q]
-        values += [*(sync_s for _ in synced), float(copies @ held[chosen]) / task.most_memory_bytes - 1.0]
+        values += [*(sync_s for _ in synced), float(dot(copies, held[chosen])) / task.most_memory_bytes - 1.0]
         self._stages.setdefault((inner, outer, q), []).append(self._highs.getNumCol())
         self._highs.addCol(0.0, 0.0, np.inf, len(index), np.array(index, np.int32), np.array(values))
 
@@ -278,7 +279,7 @@ class WayProgram:
         memory = np.maximum(0.0, -duals[3 * self._positions : 4 * self._positions])
         weight = np.maximum(0.0, duals[[row for _, row in self._paths]])
         of_paths = zip(*(path for path, _ in self._paths), strict=True)
-        forward, backward, sync = (weight @ np.stack(often) / weight.sum() for often in of_paths)
+        forward, backward, sync = (dot(weight, np.stack(often)) / weight.sum() for often in of_paths)
         return PathPrices(forward, backward, sync, memory * (self._unit_s / self._task.most_memory_bytes), 0.0)
 
     def _add_paths(self, paths: list[PassPath]) -> None:
