@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from itertools import count
@@ -13,7 +14,9 @@ import pytest
 
 import piper_ray
 from piper_ray.cost.schedules import chunk_schedules
+from piper_ray.cost.tolerances import PROOF
 from piper_ray.engine.chunks.nodes import Node, Turn, TurnOutcome
+from piper_ray.engine.chunks.search import ChunkSearch
 from piper_ray.engine.kernels.types import FloatArray
 from piper_ray.engine.request import KeptSearches
 from piper_ray.model.constraints import AllDevices, Restrictions, SameDegrees, StageCount, TensorParallelDegrees
@@ -26,7 +29,7 @@ from piper_ray.model.solution import Solution, Status
 from piper_ray.model.stop import Stop, StoppedBy
 from piper_ray.workloads.formats.load import to_toml
 from tests.flush_instances import uneven_layers
-from tests.instances import build, equal_chain, random_instance, tmpc, two_towers
+from tests.instances import build, encoder_decoder, equal_chain, random_instance, tmpc, two_towers
 from tests.lengths import long_after
 from tests.solver_support import ONE_THREAD
 
@@ -318,3 +321,32 @@ def test_a_checkpoint_is_of_its_numbers_of_chunks(tmp_path: Path) -> None:
     piper_ray.solve(uneven_layers(1), schedule=Schedule(ScheduleName.INTERLEAVED, 2), options=kept)
     with pytest.raises(CheckpointRefused, match="interleaved with 2 chunks there, interleaved with 1 or 2 or 3"):
         piper_ray.solve(uneven_layers(1), schedule="interleaved", options=kept)
+
+
+@pytest.mark.parametrize("seeds", long_after(1, [range(2), range(2, 8)]), ids=str)
+def test_bounds_for_larger_gaps_come_first(monkeypatch: pytest.MonkeyPatch, seeds: range) -> None:
+    """What holds for one of these does not hold for the next, and no bound is above the best of all plans."""
+    instances = [encoder_decoder(seed, 3, 3) for seed in seeds]
+    every = [piper_ray.solve(instance, schedule="interleaved", options=ONE_THREAD) for instance in instances]
+    assert all(whole.status is Status.OPTIMAL for whole in every)
+    returned = list[bool]()
+    real = ChunkSearch._return_to
+
+    def told(search: ChunkSearch, kept: Mapping[int, Node]) -> None:
+        before = {index: node.lower_s for index, node in kept.items()}
+        real(search, kept)
+        assert all(node.lower_s >= before[index] for index, node in search._nodes.items())
+        assert all(node.done == kept[index].done for index, node in search._nodes.items())
+        returned.append(search._bounds.lower_s < search._target_s * (1.0 - PROOF))
+
+    monkeypatch.setattr(ChunkSearch, "_return_to", told)
+    monkeypatch.setattr("piper_ray.engine.chunks.search._GOALS", (0.5, 0.3, 0.1, 0.02))
+    monkeypatch.setattr("piper_ray.engine.chunks.nodes._FEW_LAYERS", 0)  # plans are not enumerated
+    for instance, whole in zip(instances, every, strict=True):
+        one, other = (piper_ray.solve(instance, schedule="interleaved", threads=threads) for threads in (1, 2))
+        assert one.time_per_sample_s is not None
+        assert whole.time_per_sample_s is not None
+        assert one.lower_bound_s <= whole.time_per_sample_s * (1.0 + 1e-9)
+        assert one.time_per_sample_s >= whole.time_per_sample_s * (1.0 - 1e-9)
+        assert (one.plan, one.lower_bound_s, one.stopped_by) == (other.plan, other.lower_bound_s, other.stopped_by)
+    assert any(returned)

@@ -61,6 +61,9 @@ nodes."""
 _FIRST_PLANS = 64
 """The number of promising nodes that get a plan before the first bound of each node."""
 
+_GOALS = (0.02,)
+"""Where layers have several orders, the gaps that bounds are sought for before the one that is asked for."""
+
 _MOST_CASES = 5_000
 """The most cases into which plans are divided."""
 
@@ -126,6 +129,7 @@ class ChunkSearch:
         self._found: dict[int, Candidate] = {}  # by node
         self._shared = {task.key: task for task in self.tasks}
         self._rounds_of: dict[str, float] = defaultdict(float)  # the parts of a case, by its name
+        self._kept_of: dict[int, int] = {}  # of cases since then: the index of the node that was kept
         self._given: set[int] = set()  # nodes whose turn has been given out
         self._ready: dict[int, Taken] = {}  # whose turn is over, and does not count yet
         self._rounds = 0
@@ -186,7 +190,10 @@ class ChunkSearch:
             yield from self._bound(1)
         if self.seeks is not Sought.BOUND:
             yield from self._plans(ranked)
-        yield from self._bound(len(EFFORTS) if self.seeks is Sought.PLAN else None)
+        if self.seeks is Sought.PLAN:
+            yield from self._bound(len(EFFORTS))
+        else:
+            yield from self._bounds_by_goals()
 
     def _bound_by_means(self) -> None:
         """Raises all bounds by the means of ranks: in a millisecond each, before the bounds that take longer."""
@@ -259,16 +266,43 @@ class ChunkSearch:
         found = sorted((best.value_s, index) for index, best in self._found.items())
         return [index for value_s, index in found if value_s <= most_s]
 
-    def _bound(self, efforts: int | None = None) -> Generator[None, None, None]:
+    def _bounds_by_goals(self) -> Generator[None, None, None]:
+        """Seeks bounds for the gap that is asked for. Where layers have several orders, a larger one comes first, as
+        bounds that are not to be as high take less work. What is known of a node holds for its last goal alone, so
+        after that nodes become what they were before, with the bounds since."""
+        for gap in () if self._is_chain else _GOALS:
+            if gap > self._gap and self._bounds.lower_s < (1.0 - gap) * self._target_s < np.inf:
+                kept, cases = {index: node.copy() for index, node in self._nodes.items()}, self.cases
+                self._kept_of = {index: index for index in kept}
+                yield from self._bound(gap=gap)
+                self._return_to(kept)
+                self.cases = cases
+        yield from self._bound(gap=self._gap)
+
+    def _return_to(self, kept: Mapping[int, Node]) -> None:
+        """Continues with these nodes, with the bounds that their cases have. Their turns for another goal are not those
+        on record."""
+        least_s: dict[int, float] = defaultdict(lambda: np.inf)
+        for index, node in self._nodes.items():
+            of = self._kept_of[index]
+            least_s[of] = min(least_s[of], node.lower_s)
+        self._nodes = {
+            index: replace(node, lower_s=least_s[index], name=f"{node.name}+") for index, node in kept.items()
+        }
+        self._bounds = _Bounds(self._nodes.values())
+        self.ledger.cases = {0: self._bounds}
+
+    def _bound(self, efforts: int | None = None, gap: float = 0.0) -> Generator[None, None, None]:
         """Always gives a turn to the node of the least bound, with the best time known when the node's last turn was
         over, or with the bound that is near enough to it.
 
-        efforts: the most for each node, for any gap that is good enough; None: as many as it takes.
+        efforts: the most for each node, whatever the gap; None: as many as it takes for this gap.
         """
-        gap = 0.0 if efforts is not None else self._gap
         waiting = sorted((node.lower_s, index, self._goal_s(gap)) for index, node in self._nodes.items())
         phase = _Phase(TurnKind.BOUND, 0, self._next_round(len(waiting)))
         while waiting and (efforts is not None or not self._is_near()):
+            if efforts is None and self._bounds.lower_s >= (1.0 - gap) * self._target_s:
+                break
             node = self._nodes[waiting[0][1]]
             if self._is_left(node) or self._is_done(node) or self.cases > _MOST_CASES:
                 break  # no other effort raises the least bound
@@ -280,7 +314,8 @@ class ChunkSearch:
             for entry in self._take(index, outcome):
                 if efforts is None or self._nodes[entry].done < efforts:
                     insort(waiting, (self._nodes[entry].lower_s, entry, self._goal_s(gap)))
-            over = self._bounds.reached(self.ledger.beaten_from_s, self.ledger.within_s)
+            enough_s = min(self.ledger.beaten_from_s, (1.0 - gap) * self._target_s)
+            over = self._bounds.reached(enough_s, self.ledger.within_s)
             replace(phase.turns, count=len(self._nodes)).tell_of_progress(over, len(self._given))
             yield
         self._recall()
@@ -390,6 +425,7 @@ class ChunkSearch:
         self.cases += sum(not child.origin for child in outcome.children)
         added = {next(self._indices): child for child in outcome.children}
         self._nodes.update(added)
+        self._kept_of.update(dict.fromkeys(added, self._kept_of.get(index, index)))
         del self._nodes[index]
         return list(added)
 
