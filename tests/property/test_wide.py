@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -11,6 +12,7 @@ import pytest
 
 import piper_ray
 from piper_ray.engine import preparation
+from piper_ray.engine.evaluation.cell_cover import CellCover
 from piper_ray.engine.ledger import Ledger
 from piper_ray.engine.preparation import Outline
 from piper_ray.engine.search import wide
@@ -238,7 +240,7 @@ def test_orders_with_runs_elsewhere_give_a_faster_plan(monkeypatch: pytest.Monke
     """Without bounds and lists, only chains are searched."""
     instance = traced_towers(2, 3, 2, devices=12)
     best = piper_ray.solve(instance, options=ONE_THREAD)
-    monkeypatch.setattr(wide, "bound_by_cells", lambda *_: None)
+    monkeypatch.setattr(wide, "bound_by_cells", lambda *_: ())
     monkeypatch.setattr(wide.WideSearch, "_live", lambda *_: None)
     varied = solved_wide(instance, monkeypatch)
     monkeypatch.setattr(wide, "_IN_VAIN", 0)
@@ -248,6 +250,36 @@ def test_orders_with_runs_elsewhere_give_a_faster_plan(monkeypatch: pytest.Monke
     assert alone.time_per_sample_s is not None
     assert best.time_per_sample_s <= varied.time_per_sample_s < alone.time_per_sample_s
     assert_plan_is_worth_its_value(instance, varied)
+
+
+@pytest.mark.parametrize(("most_steps", "orders_are_last"), [(0, False), (10**12, True)])
+def test_further_orders_come_once_and_before_long_grids(
+    most_steps: int, orders_are_last: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The grids after them go on from those before, and bound the better plan."""
+    instance, events = traced_towers(2, 3, 2, devices=12), list[str]()
+    grids, orders = wide.bound_by_cells, wide.WideSearch._vary_order
+
+    def watched_grids(*given: Any) -> Iterator[CellCover]:
+        for known in grids(*given):
+            events.append("grid")
+            yield known
+
+    def watched_orders(search: wide.WideSearch) -> Generator[None, None, None]:
+        events.append("orders")
+        return orders(search)
+
+    monkeypatch.setattr(wide, "bound_by_cells", watched_grids)
+    monkeypatch.setattr(wide.WideSearch, "_vary_order", watched_orders)
+    monkeypatch.setattr(wide.WideSearch, "_live", lambda *_: None)
+    monkeypatch.setattr(wide, "_LONG", most_steps)
+    found, best = solved_wide(instance, monkeypatch), piper_ray.solve(instance, options=ONE_THREAD)
+    assert events.count("orders") == 1
+    assert events.count("grid") > 1
+    assert events.index("orders") == (len(events) - 1 if orders_are_last else 1)
+    assert best.time_per_sample_s is not None
+    assert found.time_per_sample_s is not None
+    assert found.lower_bound_s <= best.time_per_sample_s <= found.time_per_sample_s
 
 
 @pytest.mark.parametrize("seed", [164, 184])

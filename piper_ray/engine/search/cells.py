@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from piper_ray.cost.tolerances import PROOF
 from piper_ray.engine.evaluation.cell_cover import CellCover
@@ -28,21 +28,23 @@ _CLOSE = 1e-4
 
 def bound_by_cells(
     cover: StageCover, devices: int, bracket: Bracket, gap: float, most_steps: float, check: Callable[[], None]
-) -> CellCover | None:
+) -> Iterator[CellCover]:
     """Raises the bound of a bracket that has a plan, until it is as narrow as the gap or the next grid would take
-    longer than ``most_steps``. Returns the finest cells."""
+    longer than ``most_steps``. Yields the cells of each grid, once they have raised the bound; the plan may become
+    better in between."""
     known: CellCover | None = None
     for cells in (x for x in _GRIDS if x == _GRIDS[0] or x <= _CELLS_OF_A_VERTEX * cover.graph.size):
         if bracket.upper is None or bracket.is_done(gap) or (known is not None and _FINER * known.steps > most_steps):
             break
         known = CellCover.of(cover, cells, _READS, bracket.upper, known, check)
         _raise(bracket, known, devices)
+        yield known
     for reads in _OTHER_READS if most_steps == MOST_STEPS else ():
         if known is None or known.steps > _SMALL * most_steps or bracket.upper is None or bracket.is_done(gap):
             break
         other = CellCover.of(cover, int(known.cells_of.sum()), reads, bracket.upper, known, check)
         _raise(bracket, other, devices)
-    return known
+        yield known
 
 
 def _raise(bracket: Bracket, known: CellCover, devices: int) -> None:

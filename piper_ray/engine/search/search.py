@@ -138,7 +138,8 @@ class Search:
             cover = self._pricing.cover()
         if cover is not None:
             devices, check = self.problem.cluster.devices, self.ledger.check
-            self._cells = bound_by_cells(cover, devices, self.bracket, self._gap, most_steps, check)
+            for known in bound_by_cells(cover, devices, self.bracket, self._gap, most_steps, check):
+                self._cells = known
 
     def _try(self, threshold_s: float) -> None:
         bound_s = self._pricing.lower_bound_s(threshold_s)

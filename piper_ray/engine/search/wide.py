@@ -47,6 +47,9 @@ _IN_VAIN, _MOVES, _FASTER = 200, 2, 1e-5
 """How many orders are drawn in a row without a faster plan, by how many moves at most each differs from the best plan's
 order, and the relative time by which a plan must be faster. A chain of 850 operators takes some 50 ms."""
 
+_LONG = 1_000_000_000
+"""Steps of a grid of cells after which the next one takes some ten seconds, as long as orders in vain do."""
+
 _BEAM = Beam(width=30, early=0.02)
 _BEAM_DOWNSETS, _BEAM_STEPS = 1_000_000, 100_000_000
 _FIRST_STEP, _LEAST_STEP = 1e-3, 1e-4
@@ -92,10 +95,19 @@ class WideSearch:
             self._search_order(prompt, self._on_chain(prompt))
             yield
             if self.cover is not None:
-                bound_by_cells(self.cover, self._devices, self.bracket, self._gap, MOST_STEPS, self.ledger.check)
-                yield
-                yield from self._vary_order()
+                yield from self._bound_by_cells(self.cover)
                 self.workload = self._live(self.cover)
+
+    def _bound_by_cells(self, cover: StageCover) -> Generator[None, None, None]:
+        """Searches chains of further orders before the first grid that takes as long as they do."""
+        is_varied, check = False, self.ledger.check
+        for known in bound_by_cells(cover, self._devices, self.bracket, self._gap, MOST_STEPS, check):
+            yield
+            if known.steps > _LONG and not is_varied:
+                is_varied = True
+                yield from self._vary_order()
+        if not is_varied:
+            yield from self._vary_order()
 
     @property
     def left_open(self) -> StoppedBy:
