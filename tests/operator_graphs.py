@@ -93,6 +93,12 @@ class _Branches:
         widened = self(0.2, 0.0, 16.0, self(1.5, 24.0, 16.0, self(0.05, 0.0, 4.0, x)))
         return self(0.05, 0.0, 4.0, self(1.5, 24.0, 4.0, widened), x)
 
+    def convolutions(self, x: int, time: int, level: int) -> int:
+        mib, weights = 16.0 / 2**level, 4.0 * 2**level
+        first = self(1.0, weights, mib, self(0.05, 0.0, mib, x))
+        shifted = self(0.05, 0.0, mib, first, self(0.02, 0.1, 0.01, time))
+        return self(0.05, 0.0, mib, self(1.0, weights, mib, self(0.05, 0.0, mib, shifted)), x)
+
     def experts(self, x: int, count: int) -> int:
         normed = self(0.05, 0.0, 4.0, x)
         router = self(0.1, 0.2, 1.0, normed)
@@ -146,4 +152,29 @@ def traced_towers(count: int, blocks: int, seed: int, devices: int = 64, memory_
             x = op.mlp(op.attention(x))
         outputs.append(x)
     op(1.0, 10.0, 4.0, *outputs)
+    return op.instance(devices, memory_gib)
+
+
+def traced_u_net(levels: int, blocks: int, seed: int, devices: int = 64, memory_gib: float = 8.0) -> Instance:
+    """All blocks read the embedding of a time step, and those below the first level a text. Each block on the way up
+    reads one on the way down."""
+    op = _Branches(seed)
+    time, text = op(0.05, 1.0, 0.01, op(0.05, 1.0, 0.01)), op(0.05, 0.0, 0.25)
+    x = op(0.5, 1.0, 16.0)
+    ways = [x]
+    for level in range(levels):
+        for _ in range(blocks):
+            x = op.convolutions(x, time, level)
+            x = op.attention(op.attention(x), text) if level else x
+            ways.append(x)
+        if level < levels - 1:
+            x = op(0.3, 4.0 * 2**level, 8.0 / 2**level, x)
+            ways.append(x)
+    for level in reversed(range(levels)):
+        for _ in range(blocks + 1):
+            joined = op(0.05, 0.0, 32.0 / 2**level, x, ways.pop())
+            x = op.convolutions(joined, time, level)
+            x = op.attention(op.attention(x), text) if level else x
+        x = op(0.3, 4.0 * 2**level, 32.0 / 2**level, x) if level else x
+    op(0.5, 1.0, 16.0, x)
     return op.instance(devices, memory_gib)

@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 
 from piper_ray.engine.lattice import labelling
+from piper_ray.engine.lattice.contraction import without_contraction
 from piper_ray.engine.lattice.labelling import Labelling, _order_from
+from piper_ray.engine.lattice.layer_graph import build_graph
 from tests.instances import random_instance, two_towers
 from tests.kernel_support import case
 from tests.lengths import long_after
+from tests.operator_graphs import traced_u_net
 from tests.solver_support import tables
 
 
@@ -93,3 +96,19 @@ def test_two_towers_have_few_states_however_high() -> None:
 def test_what_is_too_entangled_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(labelling, "_MOST_MOVES", 10)
     assert Labelling.of(tables(two_towers(3)).graph) is None
+
+
+@pytest.mark.parametrize("labels", [labelling.BORDER_LABELS, labelling.STAGE_LABELS, labelling.SET_LABELS])
+def test_u_nets_have_few_states(labels: tuple[int, ...]) -> None:
+    """Their long edges, and those of the embedding that all blocks read, are open side by side."""
+    graph = build_graph(traced_u_net(4, 2, 1), without_contraction())
+    found = Labelling.of(graph, labels)
+    assert found is not None
+    assert found.label.size < 300 * graph.size
+
+
+def test_steps_go_around_hubs() -> None:
+    """A row of vertices, all of which read one more."""
+    row = [[v - 1, v + 1] for v in range(12)]
+    near = [[w for w in beside if 0 <= w < 12] + [12] for beside in row] + [[*range(12)]]
+    assert labelling._steps_from(0, near) == [*range(12), 1]

@@ -181,6 +181,8 @@ _STATES_BYTES = 500e6
 _BY_LEVELS = {GPIPE: False, ONE_F_ONE_B: True, TWO_BW: False}
 """Whether slower stages in front lengthen a tail's warm-up: then tails are found for several levels of their time."""
 
+_NO_TIE = 4.0 * TIE
+"""Relative. A plan that takes longer by this is no tie of the best one."""
 _NO_LEVELS: FloatArray = np.zeros((1, 2))
 _UNROUNDED: FloatArray = np.zeros(0)
 _FAR = 1.08
@@ -313,7 +315,7 @@ def _bounded(space: SearchSpace, task: DegreePair, control: FloatArray) -> TaskR
     if borders is not None:
         least_s = max(least_s, borders.quick_s(space.tables, task.arrays, prices, least_s, upper_s))
         if least_s == np.inf:
-            return TaskResult(np.inf, prices=prices, proved_s=upper_s)
+            return TaskResult(np.inf, prices=prices, proved_s=_proved_s(np.inf, upper_s))
     priced = replace(task, prices=prices, lower_s=least_s)
     if task.stand_ins is not None and (by_few_s := _least_by_stand_ins_s(space, priced, task.stand_ins, control)) > 0.0:
         least_s = max(least_s, by_few_s)
@@ -367,7 +369,13 @@ def _quickly_bounded(space: SearchSpace, task: DegreePair, control: FloatArray) 
     if borders is None or even is None:
         return TaskResult(task.lower_s)
     least_s = borders.quick_s(space.tables, task.arrays, even, task.lower_s, upper_s)
-    return TaskResult(least_s, proved_s=min(least_s, upper_s))
+    return TaskResult(least_s, proved_s=_proved_s(least_s, upper_s))
+
+
+def _proved_s(least_s: float, upper_s: float) -> float:
+    """Returns the bound that is proved for all plans of a task. least_s: one for plans of at most ``upper_s``, by more
+    than rounding; above that, the task has no plan as fast as the best one, either."""
+    return least_s if least_s <= upper_s else upper_s * (1.0 + _NO_TIE)
 
 
 def _bounded_by_borders(space: SearchSpace, task: DegreePair, borders: BorderBound, control: FloatArray) -> TaskResult:
@@ -384,8 +392,8 @@ def _bounded_by_borders(space: SearchSpace, task: DegreePair, borders: BorderBou
                 space.tables, task.arrays, prices, task.lower_s, upper_s, partial(_is_asked_to_stop, control)
             ),
         )
-    proved_s = min(least_s, upper_s)
-    return TaskResult(np.inf if least_s > upper_s else least_s, prices=prices, proved_s=proved_s)
+    lower_s = np.inf if least_s > upper_s else least_s
+    return TaskResult(lower_s, prices=prices, proved_s=_proved_s(least_s, upper_s))
 
 
 def _least_by_even_s(space: SearchSpace, task: DegreePair, control: FloatArray) -> float:

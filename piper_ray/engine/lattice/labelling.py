@@ -11,6 +11,7 @@ Sets of vertices that need not be stages, as a rank with several chunks has them
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,10 +21,9 @@ from typing import NamedTuple
 import numpy as np
 
 from piper_ray.engine.kernels.cover import LabelMoves
+from piper_ray.engine.kernels.labels import BEHIND, IN_FRONT, INSIDE, OUTSIDE, Neighbours, label_vertices
 from piper_ray.engine.kernels.types import FloatArray, IndexArray, frozen
 from piper_ray.engine.lattice.layer_graph import LayerGraph, offsets
-
-BEHIND, INSIDE, IN_FRONT, OUTSIDE = 0, 1, 2, 3
 
 STAGE_LABELS, BORDER_LABELS, SET_LABELS = (BEHIND, INSIDE, IN_FRONT), (BEHIND, IN_FRONT), (INSIDE, OUTSIDE)
 """With the second a labelling is a single border, and its paths are all downsets; with the third, any vertices."""
@@ -31,8 +31,11 @@ STAGE_LABELS, BORDER_LABELS, SET_LABELS = (BEHIND, INSIDE, IN_FRONT), (BEHIND, I
 _MUCH, _SOME, _LITTLE = 1_000_000, 64, 4
 """Weights of the frontier's growth in the choice of an order."""
 
-_MOST_MOVES, _MOST_COST = 100_000, 100_000_000
-"""With more moves, a labelling takes longer than it saves. An order of a larger cost has too many in any case."""
+_MANY_NEIGHBOURS = 8
+"""A vertex with more is a hub, such as the embedding of a time step that each block reads."""
+
+_MOST_MOVES = 500_000
+"""With more moves, a labelling takes longer than it saves."""
 
 
 class MoveCharges(NamedTuple):
@@ -49,11 +52,6 @@ class MoveCharges(NamedTuple):
         charges_s = np.zeros(moves)
         np.add.at(charges_s, np.repeat(np.arange(moves), np.diff(self.start)), of_charge[self.charge])
         return charges_s
-
-    @classmethod
-    def of(cls, charges: Sequence[Sequence[int]]) -> MoveCharges:
-        """charges: a sequence for each move."""
-        return cls(offsets(map(len, charges)), np.array([charge for paid in charges for charge in paid], np.int64))
 
 
 @dataclass(frozen=True)
@@ -86,15 +84,30 @@ class Labelling:
         ahead = [0] * graph.size  # on the longest path
         for v, heads in enumerate(graph.successors):
             ahead[v] = 1 + max((ahead[w] for w in heads), default=0)
-        ways = ((from_front, _SOME), (ahead, _LITTLE))
+        last, near_back = graph.size - 1, [-steps for steps in _steps_from(0, neighbours)]
+        ways = ((last, from_front, _SOME), (last, ahead, _LITTLE), (0, near_back, _SOME))
         found = [min(_order_from(start, neighbours, from_back, _MUCH) for start in starts)]
-        found += [_order_from(graph.size - 1, neighbours, priority, weight) for priority, weight in ways]
+        found += [_order_from(start, neighbours, priority, weight) for start, priority, weight in ways]
+        near = _near(graph, neighbours)
         best: Labelling | None = None
-        for cost, order in sorted(found):
-            if cost <= _MOST_COST:
-                most = (most_moves or _MOST_MOVES) if best is None else best.label.size
-                best = _moves(graph, order, neighbours, labels, most) or best
+        for _, order in sorted(found):
+            most = (most_moves or _MOST_MOVES) if best is None else best.label.size
+            best = _moves(order, near, labels, most) or best
         return best
+
+
+def _steps_from(start: int, neighbours: Sequence[Sequence[int]]) -> list[int]:
+    """Returns how many edges, in any direction, are between ``start`` and each vertex, on ways around hubs. So the two
+    ends of a U-Net's long edges are about as far away."""
+    steps, near = [len(neighbours)] * len(neighbours), deque([start])
+    steps[start] = 0
+    while near:
+        v = near.popleft()
+        for w in neighbours[v] if v == start or len(neighbours[v]) <= _MANY_NEIGHBOURS else ():
+            if steps[w] == len(neighbours):
+                steps[w] = steps[v] + 1
+                near.append(w)
+    return steps
 
 
 def _order_from(
@@ -143,75 +156,28 @@ def _order_from(
     return cost, order
 
 
-def _moves(
-    graph: LayerGraph, order: Sequence[int], neighbours: Sequence[Sequence[int]], possible: Sequence[int], most: int
-) -> Labelling | None:
-    """Returns the labelling in this order; None if it has more than ``most`` moves."""
+def _moves(order: Sequence[int], near: Neighbours, labels: Sequence[int], most: int) -> Labelling | None:
+    """Returns the labelling in this order; None if it has more than ``most`` moves, or too wide a frontier."""
+    of_order = np.array(order, np.int64)
+    found = label_vertices(of_order, near, np.array(labels, np.int64), most)
+    if found.states.size == 0:
+        return None
+    states, move_start, source, target, label, *charges = found
+    inside = (label == INSIDE).astype(np.int64)
+    moves = LabelMoves(of_order, states, move_start, source, target, inside)
+    return Labelling(frozen(moves), label, MoveCharges(*charges[:2]), MoveCharges(*charges[2:]))
+
+
+def _near(graph: LayerGraph, neighbours: Sequence[Sequence[int]]) -> Neighbours:
     edge_of = {(tail, head): e for e, (tail, head, _) in enumerate(graph.edges)}
-    left = [len(of_vertex) for of_vertex in neighbours]
-    frontier: list[int] = []
-    states: list[tuple[int, ...]] = [()]
-    counts, lengths = [1], []
-    moves: list[tuple[int, int, int, list[int], list[int]]] = []  # target, source, label, charges
-    labelled: set[int] = set()
-    for v in order:
-        ends = [(w, frontier.index(w)) for w in neighbours[v] if w in labelled]
-        labelled.add(v)
-        for w, _ in ends:
-            left[w] -= 1
-            left[v] -= 1
-        stays = [k for k, w in enumerate(frontier) if left[w] > 0]
-        number: dict[tuple[int, ...], int] = {}
-        found: list[tuple[int, int, int, list[int], list[int]]] = []
-        for source, labels in enumerate(states):
-            for label in possible:
-                paid = _paid(v, label, [(w, labels[at]) for w, at in ends], edge_of)
-                if paid is None:
-                    continue
-                after = tuple(labels[k] for k in stays) + ((label,) if left[v] > 0 else ())
-                target = number.setdefault(after, len(number))
-                found.append((target, source, label, *paid))
-        moves += sorted(found)
-        if len(moves) > most:
-            return None
-        frontier = [frontier[k] for k in stays] + ([v] if left[v] > 0 else [])
-        states = list(number)
-        counts.append(len(states))
-        lengths.append(len(found))
-    return Labelling(
-        frozen(
-            LabelMoves(
-                order=np.array(order, np.int64),
-                states=np.array(counts, np.int64),
-                move_start=offsets(lengths),
-                source=np.array([move[1] for move in moves], np.int64),
-                target=np.array([move[0] for move in moves], np.int64),
-                inside=np.array([int(move[2] == INSIDE) for move in moves], np.int64),
-            )
-        ),
-        np.array([move[2] for move in moves], np.int64),
-        MoveCharges.of([move[3] for move in moves]),
-        MoveCharges.of([move[4] for move in moves]),
+    pairs = [(v, w) for v, near in enumerate(neighbours) for w in near]
+    is_head = [pair in edge_of for pair in pairs]
+    edges = [edge_of[(v, w) if out else (w, v)] for (v, w), out in zip(pairs, is_head, strict=True)]
+    return frozen(
+        Neighbours(
+            offsets(map(len, neighbours)),
+            np.array([w for _, w in pairs], np.int64),
+            np.array(edges, np.int64),
+            np.array(is_head, np.int64),
+        )
     )
-
-
-def _paid(
-    v: int, label: int, ends: Sequence[tuple[int, int]], edge_of: dict[tuple[int, int], int]
-) -> tuple[list[int], list[int]] | None:
-    """Returns what the stage and those in front of it pay for the edges between v and ``ends`` (vertex, label); None if
-    a label rises along one of them."""
-    paid, front = [], []
-    for w, other in ends:
-        if (v, w) in edge_of:
-            edge, tail, head = edge_of[v, w], label, other
-        else:
-            edge, tail, head = edge_of[w, v], other, label
-        if tail < head != OUTSIDE:
-            return None
-        if tail == INSIDE and head in (BEHIND, OUTSIDE):
-            paid.append(2 * edge + 1)
-        elif tail in (IN_FRONT, OUTSIDE) and head == INSIDE:
-            paid.append(2 * edge)
-        if tail == IN_FRONT and head != IN_FRONT:
-            front.append(2 * edge + 1)
-    return paid, front
