@@ -14,6 +14,7 @@ from piper_ray.engine.flush.border_bound import BorderBound, border_labelling
 from piper_ray.engine.flush.cell_bound import CellBound, _CellWays
 from piper_ray.engine.flush.cell_figures import GridFigures, PassShares, StageWindow
 from piper_ray.engine.flush.path_prices import LayerChoices, in_flight_at
+from piper_ray.engine.flush.space import SearchSpace
 from piper_ray.engine.flush.tables import FlushWorkload
 from piper_ray.engine.flush.task_search import of_batch_s
 from piper_ray.engine.flush.tasks import DegreePair
@@ -29,10 +30,11 @@ from piper_ray.engine.lattice.cells import every_stage, work_with_edges
 from piper_ray.engine.lattice.labelling import Labelling
 from piper_ray.engine.lattice.layer_graph import members
 from piper_ray.model.instance import Instance
+from piper_ray.model.solution import Status
 from tests.flush_schedules import FlushSchedule
 from tests.flush_support import solve_flush
 from tests.lengths import long_after
-from tests.operator_graphs import traced_encoder_decoder, traced_mixture, traced_towers
+from tests.operator_graphs import traced_encoder_decoder, traced_mixture, traced_towers, traced_u_net
 from tests.unit.test_flush_border_bound import never
 from tests.unit.test_flush_limits import searched
 
@@ -467,3 +469,11 @@ def test_a_solve_of_traced_operators_has_the_plan_of_all_downsets(
     assert whole.time_per_sample_s is not None
     assert listed.time_per_sample_s == pytest.approx(whole.time_per_sample_s, rel=1e-9)
     assert listed.lower_bound_s <= whole.time_per_sample_s * (1.0 + 1e-9)
+
+
+def test_nothing_is_listed_where_bounds_prove_that_no_plan_is_as_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither for a faster plan nor for an equally fast one on fewer devices."""
+    monkeypatch.setattr(SearchSpace, "_listed", lambda *_: pytest.fail("the bounds prove the plan"))
+    found = solve_flush(traced_u_net(2, 2, 1), FlushSchedule.ONE_F_ONE_B)
+    assert found.status is Status.OPTIMAL
+    assert found.stats.downsets > 10**6

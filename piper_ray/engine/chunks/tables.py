@@ -110,7 +110,7 @@ _MOST_DOWNSETS = 100_000
 """Larger lattices are not searched for borders; transfers across their borders count as nothing in bounds."""
 
 _MOST_MOVES_OF_SETS = 500_000
-"""Limit on the moves of labels of sets, which take about three seconds to list."""
+"""Limit on the moves of labels of sets, over which sums are taken for each d."""
 
 _MOST_ORDERS = 64
 
