@@ -16,6 +16,7 @@ from piper_ray.engine.evaluation.cell_cover import CellCover
 from piper_ray.engine.ledger import Ledger
 from piper_ray.engine.preparation import Outline
 from piper_ray.engine.search import wide
+from piper_ray.engine.search.cells import bound_by_cells
 from piper_ray.model.constraints import Restrictions
 from piper_ray.model.errors import LimitError
 from piper_ray.model.events import Event, Listener, Note, silent
@@ -258,7 +259,7 @@ def test_further_orders_come_once_and_before_long_grids(
 ) -> None:
     """The grids after them go on from those before, and bound the better plan."""
     instance, events = traced_towers(2, 3, 2, devices=12), list[str]()
-    grids, orders = wide.bound_by_cells, wide.WideSearch._vary_order
+    grids, orders = bound_by_cells, wide.WideSearch._vary_order
 
     def watched_grids(*given: Any) -> Iterator[CellCover]:
         for known in grids(*given):
