@@ -13,8 +13,8 @@ from piper_ray.engine.kernels.labels import (
     INSIDE,
     OUTSIDE,
     WIDEST,
-    Labelled,
-    Neighbours,
+    EdgesOfVertices,
+    LabelledMoves,
     label_vertices,
 )
 from piper_ray.engine.lattice.labelling import BORDER_LABELS, SET_LABELS, STAGE_LABELS
@@ -54,14 +54,14 @@ def test_a_frontier_may_have_as_many_vertices_as_a_word_has_labels(ends: int, fi
         assert found.states.max() == ends + 1
 
 
-def _near(size: int, edges: list[Edge]) -> Neighbours:
+def _near(size: int, edges: list[Edge]) -> EdgesOfVertices:
     pairs = sorted([(v, w, e, 1) for e, (v, w) in enumerate(edges)] + [(w, v, e, 0) for e, (v, w) in enumerate(edges)])
     counts = np.bincount([v for v, *_ in pairs], minlength=size)
     columns = np.array([pair[1:] for pair in pairs], np.int64).reshape(-1, 3).T
-    return Neighbours(offsets(counts.tolist()), *(column.copy() for column in columns))
+    return EdgesOfVertices(offsets(counts.tolist()), *(column.copy() for column in columns))
 
 
-def _charges(found: Labelled) -> tuple[list[list[int]], list[list[int]]]:
+def _charges(found: LabelledMoves) -> tuple[list[list[int]], list[list[int]]]:
     ways = ((found.charge_start, found.charge), (found.front_start, found.front))
     of_moves, of_front = ([part.tolist() for part in np.split(values, start[1:-1])] for start, values in ways)
     return of_moves, of_front

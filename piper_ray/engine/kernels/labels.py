@@ -19,7 +19,7 @@ _FIRST = 1024
 _SCATTER = 0x2545F4914F6CDD1D
 
 
-class Neighbours(NamedTuple):
+class EdgesOfVertices(NamedTuple):
     """Of each vertex. start: int64[n + 1], into the other arrays. vertex: int64[..], neighbours. edge: int64[..], the
     edge to each. is_head: int64[..], 1 if the neighbour is its head."""
 
@@ -29,7 +29,7 @@ class Neighbours(NamedTuple):
     is_head: IndexArray
 
 
-class Labelled(NamedTuple):
+class LabelledMoves(NamedTuple):
     """states, move_start, source, target: as in ``LabelMoves``. label: int64[moves], of the vertex. charge_start:
     int64[moves + 1], into ``charge``; front_start, front: likewise. All are empty if there are too many moves."""
 
@@ -45,7 +45,7 @@ class Labelled(NamedTuple):
 
 
 @kernel
-def label_vertices(order: IndexArray, near: Neighbours, labels: IndexArray, most_moves: int) -> Labelled:
+def label_vertices(order: IndexArray, near: EdgesOfVertices, labels: IndexArray, most_moves: int) -> LabelledMoves:
     """Labels the vertices in ``order`` in all ways in which no label rises along an edge. The states of a vertex are
     numbered as its moves reach them first, by source and then by label. labels: int64[..], the possible ones,
     ascending."""
@@ -57,7 +57,7 @@ def label_vertices(order: IndexArray, near: Neighbours, labels: IndexArray, most
     charge_start, front_start = np.zeros(_FIRST, np.int64), np.zeros(_FIRST, np.int64)
     charge, front = np.empty(_FIRST, np.int64), np.empty(_FIRST, np.int64)
     none = np.empty(0, np.int64)
-    too_many = Labelled(none, none, none, none, none, none, none, none, none)
+    too_many = LabelledMoves(none, none, none, none, none, none, none, none, none)
     for k in range(n):
         v = order[k]
         closed = 0  # the bits of vertices that leave the frontier
@@ -133,7 +133,7 @@ def label_vertices(order: IndexArray, near: Neighbours, labels: IndexArray, most
         codes = reached[:count].copy()
         states[k + 1], move_start[k + 1] = count, at_move
     moves = move_start[n]
-    return Labelled(
+    return LabelledMoves(
         states,
         move_start,
         source[:moves].copy(),
@@ -147,7 +147,7 @@ def label_vertices(order: IndexArray, near: Neighbours, labels: IndexArray, most
 
 
 @inner_kernel
-def _may_follow(v: int, label: int, code: int, near: Neighbours, slot: IndexArray) -> bool:
+def _may_follow(v: int, label: int, code: int, near: EdgesOfVertices, slot: IndexArray) -> bool:
     """Whether v may have the label in this state."""
     for at in range(near.start[v], near.start[v + 1]):
         w = near.vertex[at]

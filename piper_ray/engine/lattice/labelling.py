@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from piper_ray.engine.kernels.cover import LabelMoves
-from piper_ray.engine.kernels.labels import BEHIND, IN_FRONT, INSIDE, OUTSIDE, Neighbours, label_vertices
+from piper_ray.engine.kernels.labels import BEHIND, IN_FRONT, INSIDE, OUTSIDE, EdgesOfVertices, label_vertices
 from piper_ray.engine.kernels.types import FloatArray, IndexArray, frozen
 from piper_ray.engine.lattice.layer_graph import LayerGraph, offsets
 
@@ -156,7 +156,7 @@ def _order_from(
     return cost, order
 
 
-def _moves(order: Sequence[int], near: Neighbours, labels: Sequence[int], most: int) -> Labelling | None:
+def _moves(order: Sequence[int], near: EdgesOfVertices, labels: Sequence[int], most: int) -> Labelling | None:
     """Returns the labelling in this order; None if it has more than ``most`` moves, or too wide a frontier."""
     of_order = np.array(order, np.int64)
     found = label_vertices(of_order, near, np.array(labels, np.int64), most)
@@ -168,13 +168,13 @@ def _moves(order: Sequence[int], near: Neighbours, labels: Sequence[int], most: 
     return Labelling(frozen(moves), label, MoveCharges(*charges[:2]), MoveCharges(*charges[2:]))
 
 
-def _near(graph: LayerGraph, neighbours: Sequence[Sequence[int]]) -> Neighbours:
+def _near(graph: LayerGraph, neighbours: Sequence[Sequence[int]]) -> EdgesOfVertices:
     edge_of = {(tail, head): e for e, (tail, head, _) in enumerate(graph.edges)}
     pairs = [(v, w) for v, near in enumerate(neighbours) for w in near]
     is_head = [pair in edge_of for pair in pairs]
     edges = [edge_of[(v, w) if out else (w, v)] for (v, w), out in zip(pairs, is_head, strict=True)]
     return frozen(
-        Neighbours(
+        EdgesOfVertices(
             offsets(map(len, neighbours)),
             np.array([w for _, w in pairs], np.int64),
             np.array(edges, np.int64),
