@@ -45,8 +45,8 @@ def test_moves_are_those_of_lists(seed: int, labels: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize(("ends", "fits"), [(WIDEST, True), (WIDEST + 1, False)])
 def test_a_frontier_may_have_as_many_vertices_as_a_word_has_labels(ends: int, fits: bool) -> None:
-    """The ends of a row all have one more neighbour at last; each has the label of the one before, or one label
-    follows for all others: few states."""
+    """All vertices of a row read the last vertex of the order, so all stay open. Along the row the label changes once
+    at most, so there are few states."""
     edges = [(v + 1, v) for v in range(ends - 1)] + [(ends, v) for v in range(ends)]
     found = label_vertices(np.arange(ends + 1), _near(ends + 1, edges), np.array(BORDER_LABELS), 10**6)
     assert (found.states.size > 0) == fits

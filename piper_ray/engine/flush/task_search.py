@@ -373,9 +373,9 @@ def _quickly_bounded(space: SearchSpace, task: DegreePair, control: FloatArray) 
 
 
 def _proved_s(least_s: float, upper_s: float) -> float:
-    """Returns the bound that is proved for all plans of a task. least_s: one for plans of at most ``upper_s``, by more
-    than rounding; above that, the task has no plan as fast as the best one, either."""
-    return least_s if least_s <= upper_s else upper_s * (1.0 + _NO_TIE)
+    """Returns the bound that is proved for all plans of a task. least_s: one for plans of at most ``upper_s``. If it is
+    above that by more than rounding, the task has no plan as fast as the best one, either."""
+    return upper_s * (1.0 + _NO_TIE) if least_s > upper_s * (1.0 + PROOF) else min(least_s, upper_s)
 
 
 def _bounded_by_borders(space: SearchSpace, task: DegreePair, borders: BorderBound, control: FloatArray) -> TaskResult:

@@ -88,7 +88,7 @@ class Labelling:
         ways = ((last, from_front, _SOME), (last, ahead, _LITTLE), (0, near_back, _SOME))
         found = [min(_order_from(start, neighbours, from_back, _MUCH) for start in starts)]
         found += [_order_from(start, neighbours, priority, weight) for start, priority, weight in ways]
-        near = _near(graph, neighbours)
+        near = _edges_of(graph, neighbours)
         best: Labelling | None = None
         for _, order in sorted(found):
             most = (most_moves or _MOST_MOVES) if best is None else best.label.size
@@ -168,7 +168,7 @@ def _moves(order: Sequence[int], near: EdgesOfVertices, labels: Sequence[int], m
     return Labelling(frozen(moves), label, MoveCharges(*charges[:2]), MoveCharges(*charges[2:]))
 
 
-def _near(graph: LayerGraph, neighbours: Sequence[Sequence[int]]) -> EdgesOfVertices:
+def _edges_of(graph: LayerGraph, neighbours: Sequence[Sequence[int]]) -> EdgesOfVertices:
     edge_of = {(tail, head): e for e, (tail, head, _) in enumerate(graph.edges)}
     pairs = [(v, w) for v, near in enumerate(neighbours) for w in near]
     is_head = [pair in edge_of for pair in pairs]
